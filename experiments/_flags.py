@@ -1,0 +1,34 @@
+"""Flags and manners that every binary shares; defined here once."""
+
+import os
+import sys
+from collections.abc import Callable
+
+from absl import app, flags
+
+from fedjax_graph.errors import InputError
+
+DATASET = flags.DEFINE_string(
+    "dataset", None, "Name of a dataset, or the path of a user's own .npz file."
+)
+DATA_DIR = flags.DEFINE_string(
+    "data_dir",
+    os.environ.get("FEDJAX_GRAPH_DATA"),
+    "Folder with the dataset files; by default $FEDJAX_GRAPH_DATA, then the cache "
+    "that `python -m experiments.datasets --download` fills.",
+)
+
+
+def run(main: Callable[[list[str]], None]) -> None:
+    """Runs a binary; an `InputError` becomes one line and exit status 2."""
+
+    def guarded(argv: list[str]) -> None:
+        try:
+            if len(argv) > 1:
+                raise InputError(f"unexpected argument {argv[1]!r}; flags start with --")
+            main(argv)
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+
+    app.run(guarded)

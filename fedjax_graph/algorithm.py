@@ -1,0 +1,29 @@
+"""The contract of every method: a triple of pure functions, and what a run needs.
+
+State comes first in and first out, so a round is a `lax.scan` body and a method can be
+mapped over seeds. Data is an argument, never a closed-over constant.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+State = Any  # pytree of arrays
+Data = Any  # pytree of arrays: one split of a dataset
+Metrics = dict[str, Any]  # pytree of arrays
+
+
+class FederatedAlgorithm(NamedTuple):
+    """A federated method, built by a factory that closes over a frozen config.
+
+    All four functions are pure and jittable.
+    """
+
+    init: Callable[[jax.Array, Data], State]  # (key, training data)
+    round: Callable[[State, Data, jax.Array], tuple[State, Metrics]]
+    """One communication round: (state, training data, key of the round)."""
+    evaluate: Callable[[State, Data], Metrics]
+    """Scores a state on a split; `loss` is what early stopping watches."""
+    predict: Callable[[State, Data], jax.Array]
+    """The model's outputs for a split, in the units of the data."""

@@ -1,0 +1,124 @@
+"""The ledger: bytes that cross between clients and server.
+
+`up` and `down` mark arrays where they cross. They compute nothing; they leave a name
+in the traced program. `bytes_per_round` walks that program and adds up the marked
+arrays, times the lengths of the loops around them. So the ledger counts what the
+simulation really exchanges, and costs nothing when it runs.
+
+`split_learning_total` and `multi_task_total` are CNFGNN's formulas (Eqs. 6 to 10).
+"""
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core as jex_core
+
+_UP, _DOWN = "client_to_server", "server_to_client"
+
+
+class Bytes(NamedTuple):
+    """Bytes in each direction, exact Python integers."""
+
+    up: int = 0
+    down: int = 0
+
+    def plus(self, other: "Bytes") -> "Bytes":
+        return Bytes(self.up + other.up, self.down + other.down)
+
+    def times(self, factor: int) -> "Bytes":
+        return Bytes(self.up * factor, self.down * factor)
+
+
+def up(tree: Any, real: Fraction = Fraction(1)) -> Any:
+    """Marks arrays that the clients send to the server; returns them unchanged.
+
+    Args:
+      tree: pytree of arrays.
+      real: the part of them that is not padding.
+    """
+    return jax.tree.map(lambda x: checkpoint_name(x, f"{_UP}:{real}"), tree)
+
+
+def down(tree: Any, real: Fraction = Fraction(1)) -> Any:
+    """Marks arrays that the server sends to the clients; see `up`."""
+    return jax.tree.map(lambda x: checkpoint_name(x, f"{_DOWN}:{real}"), tree)
+
+
+def bytes_per_round(fn: Callable[..., Any], *args: Any) -> Bytes:
+    """Bytes that one call of `fn(*args)` exchanges; nothing is computed.
+
+    Args:
+      fn: traceable, for example the `round` of an algorithm.
+      *args: arrays or `jax.ShapeDtypeStruct`s.
+
+    Raises:
+      ValueError: if an exchange stands in a loop of unknown length.
+    """
+    up_bytes, down_bytes = _count(jax.make_jaxpr(fn)(*args).jaxpr)
+    return Bytes(round(up_bytes), round(down_bytes))
+
+
+def _count(jaxpr: jex_core.Jaxpr) -> Bytes:
+    total = Bytes()
+    for equation in jaxpr.eqns:
+        total = total.plus(_count_equation(equation))
+    return total
+
+
+def _count_equation(equation: jex_core.JaxprEqn) -> Bytes:
+    kind, params = equation.primitive.name, equation.params
+    if kind == "name" and params["name"].startswith((_UP, _DOWN)):
+        (value,) = equation.outvars
+        direction, real = params["name"].split(":")
+        size = value.aval.size * value.aval.dtype.itemsize * Fraction(real)
+        return Bytes(up=size) if direction == _UP else Bytes(down=size)
+    inner = [_count(jaxpr) for jaxpr in _inner_jaxprs(params)]
+    if kind == "cond":  # what the round exchanges at most
+        return Bytes(max(b.up for b in inner), max(b.down for b in inner))
+    total = Bytes()
+    for part in inner:
+        total = total.plus(part)
+    if kind == "while" and total != Bytes():
+        raise ValueError("an exchange stands in a loop of unknown length")
+    return total.times(params["length"]) if kind == "scan" else total
+
+
+def _inner_jaxprs(params: dict[str, Any]) -> Iterator[jex_core.Jaxpr]:
+    for value in params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(part, jex_core.ClosedJaxpr):
+                yield part.jaxpr
+            elif isinstance(part, jex_core.Jaxpr):
+                yield part
+
+
+def split_learning_total(
+    num_rounds: int,
+    num_nodes: int,
+    hidden_bytes: int,
+    model_bytes: int = 0,
+    server_rounds: int = 1,
+) -> int:
+    """Total bytes of CNFGNN's strategies, both directions (Eqs. 7 to 10).
+
+    R (2 n W + (2 + 2 R_s) n H): a model crosses twice for FedAvg; h_c goes up once and
+    h_G down once a round, h_G and its gradient once each a server round. Split
+    learning is R_s = 1, and no FedAvg is W = 0.
+
+    Args:
+      num_rounds: R, global rounds.
+      num_nodes: n.
+      hidden_bytes: H, a node's hidden states over all training sequences.
+      model_bytes: W, a client's model.
+      server_rounds: R_s.
+    """
+    exchanges = 2 * model_bytes + (2 + 2 * server_rounds) * hidden_bytes
+    return num_rounds * num_nodes * exchanges
+
+
+def multi_task_total(num_rounds: int, num_edges: int, model_bytes: int) -> int:
+    """Total bytes of GRU + FMTL, R E W over the non-self directed edges (Eq. 6)."""
+    return num_rounds * num_edges * model_bytes

@@ -1,0 +1,280 @@
+"""Forecasting as a task: the client's loss and update, predictions, and their errors.
+
+Every traffic method supplies `predict_batch(state, data, starts) -> [K, B, 12]` in mph
+and gets `evaluate` and `predict` from here.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph import aggregation
+from fedjax_graph.data import windows
+from fedjax_graph.data.windows import TARGET_STEPS, TrafficData, Windows
+from fedjax_graph.local import local_update
+from fedjax_graph.models.gru_seq2seq import Seq2Seq
+
+PredictBatch = Callable[[Any, TrafficData, jax.Array], jax.Array]
+HORIZONS = {"15": 3, "30": 6, "60": 12}  # minutes ahead: steps of 5 minutes
+
+
+# --- Training on one client ----------------------------------------------------------
+
+
+class ClientData(NamedTuple):
+    """What one client trains on (with a leading client axis where stacked)."""
+
+    speed: jax.Array  # [T] mph
+    embeddings: jax.Array  # [S, E], h_G of each training window; E = 0 without server
+
+
+class Batch(NamedTuple):
+    """One minibatch of a client's windows."""
+
+    places: jax.Array  # [B] int32, indices into the split's windows
+    mask: jax.Array  # [B] float32, 0 for padding
+    feed_truth: jax.Array  # [12] bool
+
+
+def sampling_probability(step: jax.Array, decay: float) -> jax.Array:
+    """Probability k / (k + exp(i / k)) of feeding the truth at optimisation step i.
+
+    Bengio et al., "Scheduled Sampling for Sequence Prediction with Recurrent Neural
+    Networks", NeurIPS 2015: inverse sigmoid decay.
+    """
+    return decay / (decay + jnp.exp(step / decay))
+
+
+def epoch_batches(
+    key: jax.Array,
+    num_windows: int,
+    batch_size: int,
+    num_epochs: int,
+    first_step: jax.Array,
+    sampling_decay: float,
+) -> Batch:
+    """Shuffled minibatches of `num_epochs` passes, `[num_epochs * steps, ...]`.
+
+    The last batch of a pass is padded and masked. Each batch draws once for each
+    decoding step whether the truth is fed.
+
+    Args:
+      key: of the client and round.
+      num_windows: S, windows in a pass.
+      batch_size: B.
+      num_epochs: passes.
+      first_step: [] optimisation steps taken so far.
+      sampling_decay: k of `sampling_probability`.
+    """
+    shuffle_key, feed_key = jax.random.split(key)
+
+    def one_pass(key):
+        order = jax.random.permutation(key, num_windows)
+        return windows.batches(order.astype(jnp.int32), batch_size)
+
+    places, mask = jax.vmap(one_pass)(jax.random.split(shuffle_key, num_epochs))
+    places, mask = places.reshape(-1, batch_size), mask.reshape(-1, batch_size)
+    steps = jnp.arange(len(places))
+    probability = sampling_probability(first_step + steps, sampling_decay)
+    draws = jax.random.uniform(feed_key, (len(places), TARGET_STEPS))
+    return Batch(places, mask, draws < probability[:, None])
+
+
+def squared_error(
+    outputs: jax.Array, targets: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Mean squared error over the windows that count.
+
+    Args:
+      outputs: [12, B] normalised.
+      targets: [12, B] normalised.
+      mask: [B].
+    """
+    total = jnp.sum(mask * (outputs - targets) ** 2)
+    return total / (len(outputs) * jnp.maximum(jnp.sum(mask), 1))
+
+
+def client_update(
+    model: Seq2Seq,
+    optimiser: optax.GradientTransformation,
+    *,
+    batch_size: int,
+    num_epochs: int,
+    sampling_decay: float,
+):
+    """ClientUpdate of Algorithm 2: passes over one client's windows, h_G fixed.
+
+    Returns:
+      (params, ClientData, key, TrafficData, first_step) -> (params, mean loss).
+    """
+
+    def update(params, client, key, data, first_step):
+        def loss(params, batch):
+            starts = data.starts[batch.places]
+            inputs, targets = windows.gather(data, client.speed, starts)
+            outputs = model.apply(
+                {"params": params},
+                inputs,
+                client.embeddings[batch.places],
+                targets,
+                batch.feed_truth,
+            )
+            return squared_error(outputs, targets[..., 0], batch.mask)
+
+        minibatches = epoch_batches(
+            key, len(data.starts), batch_size, num_epochs, first_step, sampling_decay
+        )
+        return local_update(loss, optimiser)(params, minibatches)
+
+    return update
+
+
+def steps_per_epoch(num_windows: int, batch_size: int) -> int:
+    """Optimisation steps of one pass."""
+    return -(-num_windows // batch_size)
+
+
+# --- All clients at once -------------------------------------------------------------
+
+
+def gather_all(data: TrafficData, starts: jax.Array) -> Windows:
+    """The windows at `starts` [B] of all clients: [K, 12, B, 2]."""
+    return jax.vmap(lambda speed: windows.gather(data, speed, starts))(data.speed)
+
+
+def apply_models(fn: Callable[..., jax.Array], stacked_params, *args) -> jax.Array:
+    """Applies each client's model to its data.
+
+    One model for all folds the clients into the batch: one large product, not K.
+
+    Args:
+      fn: (params, *args) -> [..., B, F], of arguments [..., B, F'].
+      stacked_params: pytree of [1, ...] or [K, ...].
+      *args: arrays [K, ..., B, F'].
+
+    Returns:
+      [K, ..., B, F].
+    """
+    num_clients = args[0].shape[0]
+    if aggregation.num_models(stacked_params) == num_clients:
+        return jax.vmap(fn)(stacked_params, *args)
+    params = jax.tree.map(lambda x: x[0], stacked_params)
+
+    def fold(x):  # [K, ..., B, F] -> [..., K B, F]
+        x = jnp.moveaxis(x, 0, -3)
+        return x.reshape(*x.shape[:-3], -1, x.shape[-1])
+
+    folded = fn(params, *map(fold, args))
+    unfolded = folded.reshape(
+        *folded.shape[:-2], num_clients, -1, folded.shape[-1]
+    )
+    return jnp.moveaxis(unfolded, -3, 0)
+
+
+# --- Predictions and their errors ----------------------------------------------------
+
+
+class ErrorSums(NamedTuple):
+    """Sums over windows and clients for each of the 12 steps ahead."""
+
+    count: jax.Array  # [12]
+    squared: jax.Array  # [12] mph^2
+    absolute: jax.Array  # [12] mph
+    masked_count: jax.Array  # [12], readings that are not missing
+    masked_squared: jax.Array
+    masked_absolute: jax.Array
+    masked_relative: jax.Array
+
+
+def error_sums(
+    forecast: jax.Array, truth: jax.Array, weights: jax.Array
+) -> ErrorSums:
+    """Sums of errors.
+
+    Args:
+      forecast: [K, B, 12] mph.
+      truth: [K, B, 12] mph; 0 = missing.
+      weights: [K, B], 1 where the forecast counts.
+    """
+    error = forecast - truth
+    weights = jnp.broadcast_to(weights[..., None], error.shape)
+    present = weights * (truth != 0)
+    relative = jnp.abs(error) / jnp.where(truth != 0, jnp.abs(truth), 1)
+
+    def total(x):
+        return jnp.sum(x, axis=(0, 1))
+
+    return ErrorSums(
+        count=total(weights),
+        squared=total(weights * error**2),
+        absolute=total(weights * jnp.abs(error)),
+        masked_count=total(present),
+        masked_squared=total(present * error**2),
+        masked_absolute=total(present * jnp.abs(error)),
+        masked_relative=total(present * relative),
+    )
+
+
+def error_metrics(sums: ErrorSums, std: jax.Array) -> dict[str, Any]:
+    """The paper's figures and those of the traffic literature, from sums.
+
+    `rmse` and `mae` run over everything, missing readings (0) included, as in the
+    paper. `masked` leaves them out. MAPE is in percent, the others in mph.
+    """
+
+    def masked(pick):
+        count = jnp.maximum(pick(sums.masked_count), 1)
+        return {
+            "mae": pick(sums.masked_absolute) / count,
+            "rmse": jnp.sqrt(pick(sums.masked_squared) / count),
+            "mape": 100 * pick(sums.masked_relative) / count,
+        }
+
+    squared = jnp.sum(sums.squared) / jnp.sum(sums.count)
+    at = {
+        minutes: masked(lambda x, step=step: x[step - 1])
+        for minutes, step in HORIZONS.items()
+    }
+    return {
+        "loss": squared / std**2,
+        "rmse": jnp.sqrt(squared),
+        "mae": jnp.sum(sums.absolute) / jnp.sum(sums.count),
+        "rmse_by_horizon": jnp.sqrt(sums.squared / sums.count),
+        "masked": {**at, "all": masked(jnp.sum)},
+    }
+
+
+def evaluate_forecasts(predict_batch: PredictBatch, batch_size: int):
+    """Factory of `evaluate`: errors over all windows, one batch at a time."""
+
+    def evaluate(state, data: TrafficData):
+        real = (data.client_weights > 0).astype(jnp.float32)
+
+        def step(sums, batch):
+            starts, mask = batch
+            forecast = predict_batch(state, data, starts)
+            steps = windows.INPUT_STEPS + jnp.arange(TARGET_STEPS)
+            truth = data.speed[:, starts[:, None] + steps]  # [K, B, 12]
+            new = error_sums(forecast, truth, real[:, None] * mask)
+            return jax.tree.map(jnp.add, sums, new), None
+
+        start = ErrorSums(*[jnp.zeros(TARGET_STEPS)] * len(ErrorSums._fields))
+        sums, _ = jax.lax.scan(step, start, windows.batches(data.starts, batch_size))
+        return error_metrics(sums, data.std)
+
+    return evaluate
+
+
+def predict_forecasts(predict_batch: PredictBatch, batch_size: int):
+    """Factory of `predict`: forecasts [S, K, 12] in mph for all windows of a split."""
+
+    def predict(state, data: TrafficData):
+        starts, _ = windows.batches(data.starts, batch_size)
+        forecasts = jax.lax.map(lambda s: predict_batch(state, data, s), starts)
+        forecasts = jnp.swapaxes(forecasts, 1, 2)  # [batches, B, K, 12]
+        return forecasts.reshape(-1, *forecasts.shape[2:])[: len(data.starts)]
+
+    return predict

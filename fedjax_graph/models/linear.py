@@ -1,0 +1,80 @@
+"""Dense layers with explicit input sizes, so that a kernel can be split by rows."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+def fan_in_uniform(fan_in: int) -> nn.initializers.Initializer:
+    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), what the released code of CNFGNN starts from.
+
+    For a GRU the fan is the hidden size, for every kernel and bias of it.
+    """
+    bound = fan_in**-0.5
+
+    def init(key, shape, dtype=jnp.float32):
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+class Linear(nn.Module):
+    """`x W + b` on the last axis; operands are flattened to 2-D.
+
+    The weight gradient of a product with more axes is several times slower on CPU.
+    """
+
+    input_size: int
+    output_size: int
+
+    def setup(self):
+        init = fan_in_uniform(self.input_size)
+        self.kernel = self.param("kernel", init, (self.input_size, self.output_size))
+        self.bias = self.param("bias", init, (self.output_size,))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return matmul(x, self.kernel) + self.bias
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between them, their first product left to the caller.
+
+    The first layer acts on a concatenation, `W [a; b] = W_a a + W_b b`: the caller
+    multiplies each part where it has the fewest rows, adds, and calls `finish`.
+    """
+
+    input_sizes: Sequence[int]  # widths of the concatenated parts
+    layer_sizes: Sequence[int]
+
+    def setup(self):
+        sizes = (sum(self.input_sizes), *self.layer_sizes)
+        self.layers = [Linear(i, o) for i, o in zip(sizes[:-1], sizes[1:], strict=True)]
+
+    def first_kernels(self) -> list[jax.Array]:
+        """The rows of the first kernel for each part of the input."""
+        bounds, total = [], 0
+        for size in self.input_sizes[:-1]:
+            total += size
+            bounds.append(total)
+        return jnp.split(self.layers[0].kernel, bounds)
+
+    def first_bias(self) -> jax.Array:
+        return self.layers[0].bias
+
+    def hidden(self, first_sum: jax.Array) -> jax.Array:
+        """From the summed parts of the first layer to the last layer's input."""
+        x = nn.relu(first_sum)
+        for layer in self.layers[1:-1]:
+            x = nn.relu(layer(x))
+        return x
+
+    def output(self, hidden: jax.Array) -> jax.Array:
+        return self.layers[-1](hidden)
+
+
+def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`x W` over the last axis of x, as one 2-D product."""
+    flat = x.reshape(-1, x.shape[-1]) @ kernel
+    return flat.reshape(*x.shape[:-1], kernel.shape[-1])
