@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from fedjax_graph.errors import InputError
 
@@ -23,9 +23,13 @@ def run(main: Callable[[list[str]], None]) -> None:
     """Runs a binary; an `InputError` becomes one line and exit status 2."""
 
     def guarded(argv: list[str]) -> None:
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # libraries report every save
         try:
             if len(argv) > 1:
-                raise InputError(f"unexpected argument {argv[1]!r}; flags start with --")
+                raise InputError(
+                    f"unexpected argument {argv[1]!r}; flags start with --"
+                )
             main(argv)
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)

@@ -83,9 +83,7 @@ def epoch_batches(
     return Batch(places, mask, draws < probability[:, None])
 
 
-def squared_error(
-    outputs: jax.Array, targets: jax.Array, mask: jax.Array
-) -> jax.Array:
+def squared_error(outputs: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean squared error over the windows that count.
 
     Args:
@@ -168,9 +166,7 @@ def apply_models(fn: Callable[..., jax.Array], stacked_params, *args) -> jax.Arr
         return x.reshape(*x.shape[:-3], -1, x.shape[-1])
 
     folded = fn(params, *map(fold, args))
-    unfolded = folded.reshape(
-        *folded.shape[:-2], num_clients, -1, folded.shape[-1]
-    )
+    unfolded = folded.reshape(*folded.shape[:-2], num_clients, -1, folded.shape[-1])
     return jnp.moveaxis(unfolded, -3, 0)
 
 
@@ -189,9 +185,7 @@ class ErrorSums(NamedTuple):
     masked_relative: jax.Array
 
 
-def error_sums(
-    forecast: jax.Array, truth: jax.Array, weights: jax.Array
-) -> ErrorSums:
+def error_sums(forecast: jax.Array, truth: jax.Array, weights: jax.Array) -> ErrorSums:
     """Sums of errors.
 
     Args:

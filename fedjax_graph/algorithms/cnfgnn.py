@@ -121,9 +121,7 @@ def cnfgnn(
 
         def step(buffer, batch):
             starts, place = batch
-            return jax.lax.dynamic_update_slice(
-                buffer, fn(starts), (0, place, 0)
-            ), None
+            return jax.lax.dynamic_update_slice(buffer, fn(starts), (0, place, 0)), None
 
         buffer = jnp.zeros((len(data.client_ids), starts.size, config.hidden_size))
         return jax.lax.scan(step, buffer, (starts, places))[0]
@@ -220,7 +218,12 @@ def cnfgnn(
             real_share(data),
         )
         server_params, opt_state, server_loss, server_steps = server_phase(
-            state, client_params, hidden, data, server_key, state.num_steps + client_steps
+            state,
+            client_params,
+            hidden,
+            data,
+            server_key,
+            state.num_steps + client_steps,
         )
         state = CNFGNNState(
             client_params,

@@ -6,20 +6,25 @@ So data stay a `[K, T]` series, a split is a vector of window starts, and a batc
 windows is one gather on the device.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_graph import graphs
-from fedjax_graph.data.traffic import TrafficDataset
 from fedjax_graph.errors import InputError
+
+if TYPE_CHECKING:
+    from fedjax_graph.data.traffic import TrafficDataset
 
 INPUT_STEPS = 12
 TARGET_STEPS = 12
 WINDOW_STEPS = INPUT_STEPS + TARGET_STEPS
 SPLITS = ("train", "validation", "test")
+FIVE_MINUTES = np.timedelta64(300, "s").astype("timedelta64[ns]")
 
 
 class TrafficData(NamedTuple):

@@ -23,9 +23,7 @@ class GRUWeights(NamedTuple):
     hidden_bias: jax.Array  # [3H]
 
 
-def gru_step(
-    weights: GRUWeights, state: jax.Array, projected: jax.Array
-) -> jax.Array:
+def gru_step(weights: GRUWeights, state: jax.Array, projected: jax.Array) -> jax.Array:
     """One step of a GRU.
 
     Args:

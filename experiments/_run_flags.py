@@ -1,0 +1,114 @@
+"""Flags of every binary that runs methods, and what follows from them."""
+
+import datetime
+import pathlib
+import sys
+from typing import Any
+
+import jax
+from absl import flags
+
+from fedjax_graph import clients
+from fedjax_graph.driver.checkpoint import Checkpoints
+from fedjax_graph.errors import InputError
+
+METHODS = flags.DEFINE_list("methods", None, "Methods, comma-separated.")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for all output; by default a new one under runs/."
+)
+NUM_ROUNDS = flags.DEFINE_integer(
+    "num_rounds", None, "Most communication rounds.", lower_bound=1
+)
+EVAL_EVERY = flags.DEFINE_integer(
+    "eval_every", 1, "Rounds between evaluations and checkpoints.", lower_bound=1
+)
+PATIENCE = flags.DEFINE_integer(
+    "patience", 20, "Rounds without a better validation loss.", lower_bound=1
+)
+SEED = flags.DEFINE_integer("seed", 0, "Seed of all randomness.", lower_bound=0)
+NUM_SEEDS = flags.DEFINE_integer(
+    "num_seeds", 1, "Seeds run in one program, from --seed on.", lower_bound=1
+)
+PARTICIPATION = flags.DEFINE_float(
+    "participation", 1.0, "Share of the clients in a round.", 1e-9, 1.0
+)
+CLIENTS_PER_CHUNK = flags.DEFINE_string(
+    "clients_per_chunk", "auto", "Clients side by side: auto, all or a number."
+)
+PRECISION = flags.DEFINE_enum(
+    "precision",
+    "tf32",
+    ["float32", "tf32", "bfloat16"],
+    "Precision of matrix products on accelerators; a CPU always computes float32.",
+)
+RESUME = flags.DEFINE_bool("resume", False, "Go on from --workdir's checkpoint.")
+EVAL_ONLY = flags.DEFINE_bool("eval_only", False, "Score --workdir's checkpoint.")
+SPLIT = flags.DEFINE_enum(
+    "split", "test", ["train", "validation", "test"], "What --eval_only scores."
+)
+
+_JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+
+
+def set_precision() -> None:
+    """Applies --precision to all matrix products."""
+    jax.config.update("jax_default_matmul_precision", _JAX_PRECISION[PRECISION.value])
+
+
+def seeds() -> tuple[int, ...]:
+    return tuple(range(SEED.value, SEED.value + NUM_SEEDS.value))
+
+
+def make_workdir(system: str, dataset: str) -> pathlib.Path:
+    """The folder for output, made if needed; nothing in it is written over.
+
+    Raises:
+      InputError: if it holds a run and neither --resume nor --eval_only is given, or
+        the other way round.
+    """
+    continues = RESUME.value or EVAL_ONLY.value
+    if WORKDIR.value is None:
+        if continues:
+            raise InputError("--resume and --eval_only need --workdir")
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        workdir = pathlib.Path("runs", f"{system}-{pathlib.Path(dataset).stem}-{stamp}")
+    else:
+        workdir = pathlib.Path(WORKDIR.value)
+    if workdir.exists() and not workdir.is_dir():
+        raise InputError(f"--workdir={workdir} is a file; name a folder")
+    holds_run = (workdir / "metrics.jsonl").exists() or (workdir / "run.json").exists()
+    if EVAL_ONLY.value and not holds_run:
+        raise InputError(f"--workdir={workdir} holds no run to score")
+    if holds_run and not continues:
+        raise InputError(
+            f"--workdir={workdir} already holds a run; give --resume to continue it or "
+            "name another folder"
+        )
+    workdir.mkdir(parents=True, exist_ok=True)
+    return workdir
+
+
+def clients_per_chunk(workdir: pathlib.Path, method: str) -> int | None:
+    """The flag's value; `auto` on a resumed run is what its checkpoint was made with.
+
+    Raises:
+      InputError: if the flag cannot be read.
+    """
+    chosen = clients.parse_clients_per_chunk(CLIENTS_PER_CHUNK.value)
+    folder = workdir / method / "checkpoints"
+    if CLIENTS_PER_CHUNK.value != "auto" or not folder.is_dir():
+        return chosen
+    checkpoints = Checkpoints(folder)
+    stored = checkpoints.latest_round() is not None and checkpoints.settings()
+    checkpoints.close()
+    return stored["config"]["clients_per_chunk"] if stored else chosen
+
+
+def flag_values() -> dict[str, Any]:
+    """The flags that the binaries define, for the record."""
+    return {
+        flag.name: flag.value
+        for module, defined in flags.FLAGS.flags_by_module_dict().items()
+        if module == sys.argv[0] or module.startswith("experiments.")
+        for flag in defined
+    }

@@ -1,0 +1,32 @@
+"""Flags of the binaries that run on traffic networks, and the dataset they name."""
+
+from absl import flags
+
+from experiments import _flags
+from fedjax_graph.data import synthetic, traffic
+from fedjax_graph.data.traffic import TrafficDataset
+
+NUM_SENSORS = flags.DEFINE_integer(
+    "num_sensors", None, "Cut the dataset to this many sensors.", lower_bound=1
+)
+NUM_DAYS = flags.DEFINE_integer(
+    "num_days", None, "Cut the dataset to its first days.", lower_bound=1
+)
+
+
+def dataset_name() -> str:
+    return _flags.DATASET.value or "synthetic"
+
+
+def load_dataset() -> TrafficDataset:
+    """Loads, makes or cuts the dataset that the flags name.
+
+    Raises:
+      InputError: one line, as in `traffic.load` and `traffic.cut`.
+    """
+    size = {"num_sensors": NUM_SENSORS.value, "num_days": NUM_DAYS.value}
+    if dataset_name() == "synthetic":
+        return synthetic.traffic_network(
+            **{key: value for key, value in size.items() if value is not None}
+        )
+    return traffic.cut(traffic.load(dataset_name(), _flags.DATA_DIR.value), **size)

@@ -1,0 +1,110 @@
+"""Lists the datasets, brings them here, and counts what is in them.
+
+python -m experiments.datasets
+python -m experiments.datasets --dataset=metr_la [--data_dir=FOLDER] [--json]
+python -m experiments.datasets --dataset=metr_la --download
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from experiments import _flags
+from fedjax_graph.data import download, traffic
+from fedjax_graph.errors import InputError
+
+_DOWNLOAD = flags.DEFINE_bool(
+    "download", False, "Fetch the dataset from its public place into the cache folder."
+)
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
+
+
+class Entry(NamedTuple):
+    """What this binary needs to know of a dataset."""
+
+    description: str
+    load: Callable[[str, str | None], Any]  # (name, data_dir) -> dataset
+    statistics: Callable[[Any], dict]
+    locate: Callable[[str, str | None], Path | None]  # (name, data_dir) -> its file
+
+
+def _traffic(description: str) -> Entry:
+    return Entry(description, traffic.load, traffic.statistics, traffic.locate)
+
+
+DATASETS = {
+    name: _traffic(published.description)
+    for name, published in traffic.PUBLISHED.items()
+}
+
+
+def _entry(name: str) -> Entry:
+    if name.endswith(".npz"):
+        return _traffic("a user's own file")
+    if name not in DATASETS:
+        raise InputError(
+            f"unknown dataset {name!r}; known: {', '.join(DATASETS)}, or the path of a "
+            ".npz file"
+        )
+    return DATASETS[name]
+
+
+def _listing(data_dir: str | None) -> list[dict]:
+    rows = []
+    for name, entry in DATASETS.items():
+        path = entry.locate(name, data_dir)
+        found = None if path is None else str(path)
+        rows.append({"name": name, "path": found, "description": entry.description})
+    return rows
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _print_statistics(statistics: dict) -> None:
+    notes = statistics.pop("notes", [])
+    _print_table([(key, _text(value)) for key, value in statistics.items()])
+    for note in notes:
+        print(f"note: {note}")
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6f}" if isinstance(value, float) else str(value)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    name, data_dir = _flags.DATASET.value, _flags.DATA_DIR.value
+    if name is None:
+        if _DOWNLOAD.value:
+            raise InputError("--download needs --dataset=NAME")
+        rows = _listing(data_dir)
+        if _JSON.value:
+            print(json.dumps(rows))
+        else:
+            _print_table(
+                [tuple(v or "not found" for v in row.values()) for row in rows]
+            )
+        return
+    entry = _entry(name)
+    if _DOWNLOAD.value:
+        for path in download.fetch(name):
+            print(f"{os.fspath(path)}: complete", file=sys.stderr)
+    statistics = entry.statistics(entry.load(name, data_dir))
+    if _JSON.value:
+        print(json.dumps(statistics))
+    else:
+        _print_statistics(statistics)
+
+
+if __name__ == "__main__":
+    _flags.run(main)

@@ -1,0 +1,230 @@
+"""Public dataset files: where they lie, what digest they have, how they get here.
+
+Downloads go to a cache folder: pooch's for `fedjax_graph`, or FEDJAX_GRAPH_CACHE.
+A file enters it whole and checked or not at all, and none is ever written over.
+"""
+
+import hashlib
+import os
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pooch
+
+from fedjax_graph.errors import InputError
+
+_DCRNN = "https://raw.githubusercontent.com/liyaguang/DCRNN/master/data/sensor_graph/"
+_DL_TRAFF = "https://raw.githubusercontent.com/deepkashiwa20/DL-Traff-Graph/main/"
+_CSV = "https://raw.githubusercontent.com/radandreicristian/traffic-datasets/master/"
+
+
+class Source(NamedTuple):
+    """One public file."""
+
+    filename: str  # its name in the cache
+    urls: tuple[str, ...]  # mirrors, tried in order
+    git_blob: str | None = None  # as `git hash-object FILE` prints it
+    sha256: str | None = None
+    member: str | None = None  # `filename` is this member of a zip archive at `urls`
+
+
+# Dataset -> the files it needs; each as alternatives, the first to be had is taken.
+REGISTRY: dict[str, tuple[tuple[Source, ...], ...]] = {
+    "metr_la": (
+        (
+            Source(
+                "metr-la.h5",
+                (f"{_DL_TRAFF}METRLA/metr-la.h5",),
+                "7df0003054d1bccd255d38949b2ef011dcadad3f",
+            ),
+            Source(
+                "metr-la.csv",
+                (f"{_CSV}METR-LA/sensor-readings.csv",),
+                "3fb6a0f9ed677dbe71fca4f40e9f0c0e106a947d",
+                "5fa498de0c90f5ff9b67e7cf9654bec031a803b320a8eb13d48021b9983bec82",
+            ),
+        ),
+        (
+            Source(
+                "adj_mx.pkl",
+                (f"{_DCRNN}adj_mx.pkl", f"{_DL_TRAFF}METRLA/adj_mx.pkl"),
+                "a15a5904a83e7f13fe94d32fcd45c00f163ffd97",
+                "a35687c6e15aa228dc45027b0ed2a0ea0f4ec78f573deb992c595092d12f61b3",
+            ),
+            Source(
+                "distances_la_2012.csv",
+                (
+                    f"{_DCRNN}distances_la_2012.csv",
+                    f"{_DL_TRAFF}METRLA/distances_la_2012.csv",
+                ),
+                "759d2bc751c89b91fd63dc1fc8ceba904a85b1c2",
+            ),
+        ),
+        (
+            Source(
+                "graph_sensor_locations.csv",
+                (
+                    f"{_DCRNN}graph_sensor_locations.csv",
+                    f"{_DL_TRAFF}METRLA/graph_sensor_locations.csv",
+                ),
+                "d0bb95872860d274678d2dff4ab52ce51f74b706",
+            ),
+        ),
+    ),
+    "pems_bay": (
+        (
+            Source(
+                "pems-bay.h5",
+                (f"{_DL_TRAFF}PEMSBAY/pems-bay.zip",),
+                "78618384cc8d7e0e0d99fc15b021dad8cbbf4da2",
+                member="pems-bay.h5",
+            ),
+            Source(
+                "pems-bay.csv",
+                (f"{_CSV}PeMS-Bay/sensor-readings.csv",),
+                "3612ff649b47e939c93f31ea9f3dfbe265b76f68",
+            ),
+        ),
+        (
+            Source(
+                "adj_mx_bay.pkl",
+                (f"{_DCRNN}adj_mx_bay.pkl", f"{_DL_TRAFF}PEMSBAY/adj_mx_bay.pkl"),
+                "6651951a08ab101c818b1f27ba9a908d3ad56539",
+                "116275f5704d0d492018e14c047f7ae5004385b450aa907f88424055a4a97370",
+            ),
+            Source(
+                "distances_bay_2017.csv",
+                (f"{_DCRNN}distances_bay_2017.csv", f"{_CSV}PeMS-Bay/distances.csv"),
+                "7ab39dbef8e7722c733f8cfdfbf3d1d3baef305b",
+                "e5feed06bfa1ba4c554a946d0e03d99f2018365eec5a8f28fd8504dea9d082b5",
+            ),
+        ),
+        (
+            Source(
+                "graph_sensor_locations_bay.csv",
+                (f"{_DCRNN}graph_sensor_locations_bay.csv",),
+                "b3e2471001f719e805ed4bae8d5d5e6262a1006a",
+            ),
+        ),
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: $FEDJAX_GRAPH_CACHE, or the system's cache folder."""
+    return Path(os.environ.get("FEDJAX_GRAPH_CACHE") or pooch.os_cache("fedjax_graph"))
+
+
+def fetch(name: str) -> list[Path]:
+    """Makes sure that the files of a dataset are in the cache.
+
+    Args:
+      name: a dataset of `REGISTRY`.
+
+    Returns:
+      Paths of the files in the cache, downloaded now or before.
+
+    Raises:
+      InputError: if the dataset has no public place, no place gave the right file, or
+        the cache holds a file of that name with another digest (it is left alone).
+    """
+    if name not in REGISTRY:
+        raise InputError(
+            f"{name}: not known as a public download; those known: "
+            + ", ".join(sorted(REGISTRY))
+        )
+    return [_fetch_any(alternatives) for alternatives in REGISTRY[name]]
+
+
+def git_blob_id(path: str | os.PathLike) -> str:
+    """SHA-1 of a file as git counts it: what `git hash-object FILE` prints."""
+    digest = hashlib.sha1(b"blob %d\0" % os.path.getsize(path))
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _fetch_any(alternatives: tuple[Source, ...]) -> Path:
+    cache = cache_folder()
+    for source in alternatives:
+        path = cache / source.filename
+        if path.exists():
+            _check_present(path, source)
+            return path
+    failures = []
+    for source in alternatives:
+        for url in source.urls:
+            try:
+                return _download(url, source, cache)
+            except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
+                failures.append(f"{url} ({_reason(error)})")
+    raise InputError(
+        f"{alternatives[0].filename}: not downloaded from {', '.join(failures)}; get "
+        f"it by hand and put it into {cache}"
+    )
+
+
+def _check_present(path: Path, source: Source) -> None:
+    """Checks a file that was there before; a member of an archive has no digest."""
+    try:
+        if source.member is None:
+            _check_digests(path, source)
+    except ValueError as error:
+        raise InputError(
+            f"{path}: not the published file ({error}); move it away to download it"
+        ) from error
+
+
+def _check_digests(path: Path, source: Source) -> None:
+    if source.sha256 is not None:
+        found = pooch.file_hash(str(path), alg="sha256")
+        if found != source.sha256:
+            raise ValueError(f"sha256 {found}, expected {source.sha256}")
+    if source.git_blob is not None:
+        found = git_blob_id(path)
+        if found != source.git_blob:
+            raise ValueError(f"git blob id {found}, expected {source.git_blob}")
+
+
+def _download(url: str, source: Source, cache: Path) -> Path:
+    """Brings one file into the cache, by way of a folder that vanishes on failure."""
+    pooch.get_logger().setLevel("WARNING")
+    progress = sys.stderr.isatty()
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="download-") as folder:
+        arrived = Path(
+            pooch.retrieve(
+                url,
+                known_hash=source.sha256 and f"sha256:{source.sha256}",
+                fname="arrived",
+                path=folder,
+                downloader=pooch.HTTPDownloader(progressbar=progress, timeout=60),
+            )
+        )
+        _check_digests(arrived, source)
+        if source.member is not None:
+            arrived = _extract(arrived, source.member, Path(folder))
+        return arrived.rename(cache / source.filename)
+
+
+def _extract(archive: Path, member: str, folder: Path) -> Path:
+    """Takes the member of that file name out of a zip archive, wherever it lies."""
+    with zipfile.ZipFile(archive) as content:
+        names = [info for info in content.namelist() if Path(info).name == member]
+        if len(names) != 1:
+            raise LookupError(f"archive without one {member}")
+        return Path(content.extract(names[0], folder / "extracted"))
+
+
+def _reason(error: Exception) -> str:
+    """Why a download failed, without the retries and objects that requests lists."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        return f"HTTP status {response.status_code}"
+    if isinstance(error, OSError) and error.errno is None:
+        return type(error).__name__
+    return " ".join(str(error).split()).split(". ")[0]  # pooch writes three sentences

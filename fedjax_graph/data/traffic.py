@@ -1,0 +1,372 @@
+"""Traffic networks: one sensor, one series of speeds; roads as a weighted graph.
+
+`load` reads METR-LA and PEMS-BAY in the forms that users have them, or a user's own
+.npz file; `cut` makes a dataset smaller, `statistics` counts what is in it.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_graph.data import download, files, traffic_formats, windows
+from fedjax_graph.data.traffic_formats import gaussian_kernel_adjacency, id_texts
+from fedjax_graph.errors import InputError
+
+__all__ = [
+    "PUBLISHED",
+    "TrafficDataset",
+    "cut",
+    "gaussian_kernel_adjacency",
+    "load",
+    "locate",
+    "statistics",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrafficDataset:
+    """Speeds of a sensor network and the graph between its sensors, on the host."""
+
+    name: str
+    speed: np.ndarray  # [T, N] float32, mph; 0 = missing
+    timestamps: np.ndarray  # [T] datetime64[ns], wall-clock time of each row
+    sensor_ids: np.ndarray  # [N]
+    adjacency: np.ndarray  # [N, N] float32; [i, j] = edge from sender i to receiver j
+    latitude: np.ndarray | None = None  # [N], degrees
+    longitude: np.ndarray | None = None  # [N], degrees
+    notes: tuple[str, ...] = ()  # what was done to the data since it was published
+
+
+class Published(NamedTuple):
+    """A published dataset: its size, and the names of its files."""
+
+    description: str
+    num_sensors: int
+    num_steps: int
+    readings: tuple[str, ...]  # the first to be found is read
+    graphs: tuple[str, ...] = ()  # likewise; not needed beside a .npz file
+    places: tuple[str, ...] = ()  # likewise; may be absent
+    subfolders: tuple[str, ...] = ()  # of the data folder, looked into as well
+    notes: tuple[str, ...] = ()
+
+
+PUBLISHED = {
+    "metr_la": Published(
+        "METR-LA: 207 loop detectors, Los Angeles, 119 days of 2012",
+        num_sensors=207,
+        num_steps=34272,
+        readings=("metr_la.npz", "metr-la.h5", "metr-la.csv"),
+        graphs=("adj_mx.pkl", "distances_la_2012.csv"),
+        places=("graph_sensor_locations.csv",),
+        subfolders=("METR-LA", "sensor_graph"),
+    ),
+    "pems_bay": Published(
+        "PEMS-BAY: 325 loop detectors, San Francisco Bay Area, 181 days of 2017",
+        num_sensors=325,
+        num_steps=52116,
+        readings=("pems_bay.npz", "pems-bay.h5", "pems-bay.csv"),
+        graphs=("adj_mx_bay.pkl", "distances_bay_2017.csv"),
+        places=("graph_sensor_locations_bay.csv",),
+        subfolders=("PEMS-BAY", "sensor_graph"),
+    ),
+    "pems_bay_subset": Published(
+        "67 of the 325 sensors of PEMS-BAY, on five freeways",
+        num_sensors=67,
+        num_steps=52116,
+        readings=("pems_bay_subset.npz",),
+        notes=(
+            "67 of the 325 sensors of PEMS-BAY: not comparable with published results",
+        ),
+    ),
+}
+
+
+def load(name: str, data_dir: str | os.PathLike | None = None) -> TrafficDataset:
+    """Loads a dataset by name, or a user's own file.
+
+    METR-LA and PEMS-BAY are looked for in `data_dir`, else in $FEDJAX_GRAPH_DATA, and
+    then in the download cache; in each also in the subfolders `METR-LA` or `PEMS-BAY`
+    and `sensor_graph`. Readings are taken from the first of `metr_la.npz`,
+    `metr-la.h5` and `metr-la.csv` (PEMS-BAY likewise), the graph of the latter two
+    from `adj_mx.pkl`, else from the road distances in `distances_la_2012.csv`
+    (`adj_mx_bay.pkl`, `distances_bay_2017.csv`), coordinates, where present, from
+    `graph_sensor_locations.csv` (`graph_sensor_locations_bay.csv`).
+
+    A user's own file is a `numpy.savez` archive without object arrays:
+
+        speed [T, N]            mph; 0 or NaN where a reading is missing
+        timestamps_ns [T]       wall-clock time, ns since 1970-01-01, increasing;
+        start_ns, freq_ns       or the first time stamp and the step between rows
+        adjacency [N, N]        weights >= 0; [i, j] is an edge from sensor i to j;
+        distance_from [R], distance_to [R], distance_cost [R]
+                                or ids of two sensors and the road distance between
+                                them, for `gaussian_kernel_adjacency`
+        sensor_ids [N]          optional: integers or text; 0 to N - 1 if absent
+        latitude [N], longitude [N]
+                                optional: degrees
+
+    Args:
+      name: a name of `PUBLISHED`, or a path that ends in `.npz`.
+      data_dir: folder with the files.
+
+    Raises:
+      InputError: one line; a file is missing, broken or not what it should be.
+    """
+    if name.endswith(".npz"):
+        return _read_npz(Path(name), name=Path(name).stem)
+    path = locate(name, data_dir)
+    published = PUBLISHED[name]
+    if path is None:
+        raise InputError(_how_to_get(name, published.readings, data_dir))
+    if path.suffix == ".npz":
+        dataset = _read_npz(path, name)
+    else:
+        dataset = _read_canonical(path, name, data_dir)
+    num_steps, num_sensors = dataset.speed.shape
+    if num_sensors != published.num_sensors:
+        raise InputError(
+            f"{path}: expected the {published.num_sensors} sensors of {name}, found "
+            f"{num_sensors}; name the dataset that it is, or pass the path of a .npz"
+        )
+    notes = published.notes
+    if num_steps != published.num_steps:
+        notes += (f"{num_steps} steps, where {published.num_steps} were published",)
+    return dataclasses.replace(dataset, notes=notes)
+
+
+def locate(name: str, data_dir: str | os.PathLike | None = None) -> Path | None:
+    """The file with the readings of a published dataset, or None if there is none.
+
+    Raises:
+      InputError: if the dataset is not known or the folder does not exist.
+    """
+    if name not in PUBLISHED:
+        raise InputError(
+            f"unknown traffic dataset {name!r}; known: {', '.join(PUBLISHED)}, or the "
+            "path of a .npz file"
+        )
+    return _find(PUBLISHED[name].readings, name, data_dir)
+
+
+def _find(names, dataset, data_dir) -> Path | None:
+    return files.find(names, files.folders(data_dir), PUBLISHED[dataset].subfolders)
+
+
+def _how_to_get(name: str, wanted: tuple[str, ...], data_dir) -> str:
+    """What to do where none of the files `wanted` is there."""
+    published = PUBLISHED[name]
+    places = " or ".join(str(folder) for folder in files.folders(data_dir))
+    by_hand = " and ".join((published.readings[:2][-1], *published.graphs[:1]))
+    message = f"{name}: no {' or '.join(wanted)} in {places}; "
+    if name in download.REGISTRY:
+        message += f"run `python -m experiments.datasets --dataset={name} --download`, "
+    return message + f"put {by_hand} there, or name their folder with --data_dir"
+
+
+def _read_npz(path: Path, name: str) -> TrafficDataset:
+    fields = traffic_formats.read_npz(path)
+    with files.reading(path, "traffic dataset"):
+        return _checked(TrafficDataset(name, **fields))
+
+
+def _read_canonical(path: Path, name: str, data_dir) -> TrafficDataset:
+    """Readings in a .h5 or .csv file, the graph and the coordinates beside it."""
+    published = PUBLISHED[name]
+    read = {".h5": traffic_formats.read_hdf, ".csv": traffic_formats.read_csv}
+    readings = read[path.suffix](path)
+    graph_path = _find(published.graphs, name, data_dir)
+    if graph_path is None:
+        raise InputError(_how_to_get(name, published.graphs, data_dir))
+    with files.reading(graph_path, "sensor graph"):
+        if graph_path.suffix == ".csv":
+            distances = traffic_formats.read_triples(graph_path)
+            graph = traffic_formats.graph_from_distances(distances, readings.sensor_ids)
+        else:
+            graph = traffic_formats.read_graph_pickle(graph_path)
+        readings, adjacency = traffic_formats.match(readings, graph)
+    latitude = longitude = None
+    places_path = _find(published.places, name, data_dir)
+    if places_path is not None:
+        latitude, longitude = _coordinates(places_path, readings.sensor_ids)
+    with files.reading(path, "traffic dataset"):
+        return _checked(
+            TrafficDataset(
+                name,
+                readings.speed,
+                readings.timestamps,
+                np.array(readings.sensor_ids),
+                adjacency,
+                latitude,
+                longitude,
+            )
+        )
+
+
+def _coordinates(path: Path, sensor_ids) -> tuple[np.ndarray, np.ndarray]:
+    with files.reading(path, "list of sensor locations"):
+        table = traffic_formats.read_triples(path)
+        row = {sensor: index for index, sensor in enumerate(table.first)}
+        missing = next((sensor for sensor in sensor_ids if sensor not in row), None)
+        if missing is not None:
+            raise InputError(f"no location of sensor {missing}")
+        rows = [row[sensor] for sensor in sensor_ids]
+        return table.second[rows].astype(np.float64), table.third[rows]
+
+
+def _checked(dataset: TrafficDataset) -> TrafficDataset:
+    """Checks that the arrays fit together; missing readings become 0.
+
+    Raises:
+      InputError: if they do not fit. The message does not name the file.
+    """
+    speed, adjacency = dataset.speed, dataset.adjacency
+    num_steps, num_sensors = speed.shape
+    expected = {
+        "timestamps": (num_steps,),
+        "sensor_ids": (num_sensors,),
+        "adjacency": (num_sensors, num_sensors),
+        "latitude": (num_sensors,),
+        "longitude": (num_sensors,),
+    }
+    for field, shape in expected.items():
+        array = getattr(dataset, field)
+        if array is not None and array.shape != shape:
+            raise InputError(
+                f"{field} has shape {array.shape}, expected {shape} for speed of shape "
+                f"{speed.shape}"
+            )
+    _split_sizes(num_steps)
+    if not (np.diff(dataset.timestamps.astype(np.int64)) > 0).all():
+        raise InputError("time stamps have to increase from row to row")
+    speed = np.where(np.isnan(speed), 0, speed).astype(np.float32)
+    if not (np.isfinite(speed) & (speed >= 0)).all():
+        raise InputError(
+            "speed has infinite or negative entries; a missing reading is 0 or NaN"
+        )
+    if not (np.isfinite(adjacency) & (adjacency >= 0)).all():
+        raise InputError("adjacency has infinite, NaN or negative weights")
+    for axis in (dataset.latitude, dataset.longitude):
+        if axis is not None and not np.isfinite(axis).all():
+            raise InputError("latitude or longitude has entries that are not finite")
+    return dataclasses.replace(
+        dataset,
+        speed=speed,
+        sensor_ids=_plain_ids(dataset.sensor_ids),
+        adjacency=adjacency.astype(np.float32),
+    )
+
+
+def _plain_ids(sensor_ids: np.ndarray) -> np.ndarray:
+    """Ids as int64 where all are whole numbers, else as text; all must differ."""
+    texts = id_texts(sensor_ids)
+    if len(set(texts)) != len(texts):
+        raise InputError("two sensors have the same id")
+    plain = all(text.isdecimal() and str(int(text)) == text for text in texts)
+    return np.array(texts).astype(np.int64) if plain else np.array(texts)
+
+
+def _split_sizes(num_steps: int) -> tuple[int, int, int]:
+    return windows.split_sizes(num_steps)
+
+
+def cut(
+    dataset: TrafficDataset, num_sensors: int | None = None, num_days: int | None = None
+) -> TrafficDataset:
+    """Makes a dataset smaller: some connected sensors, the first days.
+
+    Sensors are chosen from the first one on, by repeatedly adding the sensor with the
+    largest max(W_ij, W_ji) to any already chosen (the first of equals), and stay in
+    the order of the dataset. A day is 24 hours from the first time stamp on.
+
+    Args:
+      dataset: what to cut; arrays that do not change are shared with the result.
+      num_sensors: how many to keep; None keeps all.
+      num_days: how many to keep; None keeps all.
+
+    Returns:
+      The smaller dataset, with a line in `notes` for each cut.
+
+    Raises:
+      InputError: if there are not as many sensors or days, or too few steps are left.
+    """
+    if num_days is not None:
+        dataset = _cut_days(dataset, num_days)
+    if num_sensors is not None:
+        dataset = _cut_sensors(dataset, num_sensors)
+    return dataset
+
+
+def _cut_days(dataset: TrafficDataset, num_days: int) -> TrafficDataset:
+    days = (dataset.timestamps - dataset.timestamps[0]) // np.timedelta64(1, "D")
+    total = int(days[-1]) + 1
+    if not 1 <= num_days <= total:
+        raise InputError(f"{dataset.name} has {total} days: cannot take {num_days}")
+    if num_days == total:
+        return dataset
+    num_steps = int(np.searchsorted(days, num_days))
+    _split_sizes(num_steps)
+    note = f"cut to the first {num_days} of {total} days ({num_steps} steps)"
+    return dataclasses.replace(
+        dataset,
+        speed=dataset.speed[:num_steps],
+        timestamps=dataset.timestamps[:num_steps],
+        notes=(*dataset.notes, note),
+    )
+
+
+def _cut_sensors(dataset: TrafficDataset, num_sensors: int) -> TrafficDataset:
+    total = len(dataset.sensor_ids)
+    if not 1 <= num_sensors <= total:
+        raise InputError(
+            f"{dataset.name} has {total} sensors: cannot take {num_sensors}"
+        )
+    kept = _grow(dataset.adjacency, num_sensors)
+    if num_sensors == total:
+        return dataset
+    note = f"cut to {num_sensors} of {total} sensors, grown from the first one"
+    return dataclasses.replace(
+        dataset,
+        speed=dataset.speed[:, kept],
+        sensor_ids=dataset.sensor_ids[kept],
+        adjacency=dataset.adjacency[np.ix_(kept, kept)],
+        latitude=None if dataset.latitude is None else dataset.latitude[kept],
+        longitude=None if dataset.longitude is None else dataset.longitude[kept],
+        notes=(*dataset.notes, note),
+    )
+
+
+def _grow(adjacency: np.ndarray, size: int) -> np.ndarray:
+    """Indices, sorted, of a node set grown from node 0 along the largest weights."""
+    weights = np.maximum(adjacency, adjacency.T)
+    chosen = [0]
+    reach = weights[0].copy()  # largest weight to any chosen node; -1 once chosen
+    for _ in range(size - 1):
+        reach[chosen[-1]] = -1
+        chosen.append(int(np.argmax(reach)))
+        reach = np.where(reach < 0, -1, np.maximum(reach, weights[chosen[-1]]))
+    return np.sort(chosen)
+
+
+def statistics(dataset: TrafficDataset) -> dict:
+    """Counts of sensors, edges, steps and windows, and the share of missing readings.
+
+    Edges are the non-zero entries of the adjacency, self edges included unless the
+    key says otherwise.
+    """
+    train, validation, test = _split_sizes(len(dataset.speed))
+    edges = dataset.adjacency != 0
+    return {
+        "name": dataset.name,
+        "num_nodes": len(dataset.sensor_ids),
+        "num_edges": int(edges.sum()),
+        "num_nonself_edges": int(edges.sum() - np.trace(edges)),
+        "num_steps": len(dataset.speed),
+        "train_windows": train,
+        "validation_windows": validation,
+        "test_windows": test,
+        "missing_fraction": float(np.mean(~(dataset.speed != 0))),
+        "notes": list(dataset.notes),
+    }

@@ -1,0 +1,116 @@
+"""`results.json`, the same for every system, and the table on the terminal.
+
+    {"dataset": str, "settings": {...},
+     "methods": {name: {"test": {...}, "test_std": {...} or null, "best_round": int,
+                        "communication_bytes": {"up": int, "down": int},
+                        "seconds": float, ...}}}
+
+Leaves of `test` are means over seeds, `test_std` has the same tree. Speeds are in mph,
+MAPE and accuracies in percent. `communication_bytes` are those of training up to the
+best round, the papers' convention; `communication_bytes_in_all` those of all rounds.
+"""
+
+import json
+import os
+import pathlib
+import platform
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_graph.driver.rounds import RunResult
+from fedjax_graph.driver.writers import to_jsonable, write_atomically
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "jraph", "numpy", "orbax-checkpoint")
+
+
+def environment() -> dict[str, Any]:
+    """Hardware and versions, for the record."""
+    device = jax.devices()[0]
+    return {
+        "hardware": {
+            "device": device.device_kind,
+            "backend": jax.default_backend(),
+            "num_devices": jax.device_count(),
+            "machine": platform.machine(),
+            "num_cpus": os.cpu_count(),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in PACKAGES},
+        },
+    }
+
+
+def method_entry(
+    result: RunResult, keep: tuple[str, ...], config: dict[str, Any]
+) -> dict[str, Any]:
+    """The entry of one method.
+
+    Args:
+      result: of the run.
+      keep: keys of the metrics that make `test`.
+      config: hyper-parameters, for the record.
+    """
+    kept = {key: result.test[key] for key in keep if key in result.test}
+    mean = jax.tree.map(lambda x: float(np.mean(x, dtype=np.float64)), kept)
+    std = None
+    num_seeds = len(result.best_round)
+    if num_seeds > 1:
+        std = jax.tree.map(lambda x: float(np.std(x, dtype=np.float64, ddof=1)), kept)
+    best_round = float(np.mean(result.best_round))
+    exchanged = result.communication
+    entry = {
+        "test": mean,
+        "test_std": std,
+        "best_round": round(best_round),
+        "best_round_by_seed": result.best_round,
+        "num_rounds": result.num_rounds,
+        "communication_bytes": exchanged.times(round(best_round))._asdict(),
+        "communication_bytes_per_round": exchanged._asdict(),
+        "communication_bytes_in_all": exchanged.times(result.num_rounds)._asdict(),
+        "seconds": result.seconds,
+        "compile_seconds": result.compile_seconds,
+        "config": config,
+    }
+    if "rmse_by_horizon" in result.test:
+        entry["rmse_by_horizon"] = np.mean(result.test["rmse_by_horizon"], axis=0)
+    return to_jsonable(entry)
+
+
+def write_results(
+    workdir: pathlib.Path,
+    dataset: str,
+    settings: dict[str, Any],
+    methods: dict[str, dict[str, Any]],
+) -> None:
+    """Writes `results.json` whole."""
+    results = {
+        "dataset": dataset,
+        "settings": to_jsonable({**settings, **environment()}),
+        "methods": methods,
+    }
+    write_atomically(workdir / "results.json", json.dumps(results, indent=2) + "\n")
+
+
+def format_table(header: list[str], rows: list[list[str]]) -> str:
+    """Aligned columns, the first to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+
+    def line(cells):
+        first, *rest = [
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "  ".join([first, *rest]).rstrip()
+
+    return "\n".join(
+        [line(header), "  ".join("-" * w for w in widths), *map(line, rows)]
+    )
+
+
+def with_std(mean: float, std: float | None) -> str:
+    """`11.49` or, over seeds, `11.49 ± 0.02`."""
+    return f"{mean:.3f}" if std is None else f"{mean:.3f} ± {std:.3f}"

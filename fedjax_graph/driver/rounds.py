@@ -1,0 +1,297 @@
+"""The driver, the same for every method: rounds, evaluation, early stopping, files.
+
+A run maps its method over seeds and advances it by `eval_every` rounds in one compiled
+program, which also evaluates, keeps the best state of each seed, and leaves a seed
+that ran out of patience as it is. The host only writes.
+"""
+
+import dataclasses
+import pathlib
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_graph import clients, communication
+from fedjax_graph.algorithm import Data, FederatedAlgorithm, Metrics, State
+from fedjax_graph.driver.checkpoint import Checkpoints
+from fedjax_graph.driver.writers import MetricsWriter, Progress
+from fedjax_graph.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """How a method is run."""
+
+    num_rounds: int
+    eval_every: int = 1
+    patience: int = 20  # rounds without a better validation loss
+    seeds: tuple[int, ...] = (0,)
+    seeds_per_chunk: int | None = None  # as `clients_per_chunk`, for seeds
+    examples_per_round: int = 0  # for the rate shown, of one seed
+
+
+class SeedState(NamedTuple):
+    """All that a seed's next round reads. Saved whole."""
+
+    state: State
+    best_state: State
+    best_loss: jax.Array  # [] float32
+    best_round: jax.Array  # [] int32
+    round: jax.Array  # [] int32
+    key_data: jax.Array  # random key of the seed
+
+
+class RunResult(NamedTuple):
+    """Figures have a leading axis of seeds."""
+
+    best_state: State
+    test: Metrics
+    best_round: np.ndarray  # [seeds] int32
+    num_rounds: int  # of the seed that ran longest
+    communication: communication.Bytes  # of one round
+    seconds: float  # of training, compilation apart
+    compile_seconds: float
+
+
+def init_seeds(algorithm: FederatedAlgorithm, seeds, data: Data) -> SeedState:
+    """The state before the first round, with a leading axis of seeds."""
+
+    def one(seed):
+        key = jax.random.key(seed)
+        state = algorithm.init(jax.random.fold_in(key, 0), data)
+        return SeedState(
+            state=state,
+            best_state=state,
+            best_loss=jnp.float32(jnp.inf),
+            best_round=jnp.int32(0),
+            round=jnp.int32(0),
+            key_data=jax.random.key_data(key),
+        )
+
+    return jax.lax.map(one, jnp.asarray(seeds, jnp.uint32))
+
+
+def abstract_seeds(algorithm: FederatedAlgorithm, seeds, data: Data) -> SeedState:
+    """Shapes and types of `init_seeds`; nothing is computed."""
+    return jax.eval_shape(lambda data: init_seeds(algorithm, seeds, data), data)
+
+
+def advance(
+    algorithm: FederatedAlgorithm,
+    num_rounds: int,
+    patience: int,
+    seed_state: SeedState,
+    train: Data,
+    validation: Data,
+) -> tuple[SeedState, Metrics]:
+    """`num_rounds` rounds of one seed and an evaluation, unless it has stopped.
+
+    Returns:
+      The next state and metrics: those of the rounds with a leading axis of rounds,
+      those of the evaluation under `validation`. All NaN where the seed has stopped.
+    """
+
+    def run(seed_state):
+        key = jax.random.wrap_key_data(seed_state.key_data)
+
+        def body(state, round_):
+            return algorithm.round(state, train, jax.random.fold_in(key, round_))
+
+        rounds = seed_state.round + 1 + jnp.arange(num_rounds)
+        state, metrics = jax.lax.scan(body, seed_state.state, rounds)
+        scores = algorithm.evaluate(state, validation)
+        better = scores["loss"] < seed_state.best_loss
+        best_state, best_loss, best_round = jax.tree.map(
+            lambda new, old: jnp.where(better, new, old),
+            (state, scores["loss"], rounds[-1]),
+            (seed_state.best_state, seed_state.best_loss, seed_state.best_round),
+        )
+        seed_state = SeedState(
+            state, best_state, best_loss, best_round, rounds[-1], seed_state.key_data
+        )
+        return seed_state, {**metrics, "validation": scores}
+
+    def skip(seed_state):
+        _, metrics = jax.eval_shape(run, seed_state)
+        nothing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
+        return seed_state, nothing
+
+    active = seed_state.round - seed_state.best_round < patience
+    return jax.lax.cond(active, run, skip, seed_state)
+
+
+def is_stopped(seed_state: SeedState, patience: int) -> np.ndarray:
+    """Which seeds have run out of patience, [seeds] bool."""
+    return np.asarray(seed_state.round - seed_state.best_round) >= patience
+
+
+def run(
+    name: str,
+    algorithm: FederatedAlgorithm,
+    splits: dict[str, Data],
+    config: RunConfig,
+    workdir: pathlib.Path | None = None,
+    settings: dict[str, Any] | None = None,
+    resume: bool = False,
+    eval_only: bool = False,
+) -> RunResult:
+    """Trains a method, keeps the best state by validation loss, and tests it.
+
+    Args:
+      name: of the method, as it stands in the files.
+      algorithm: the method.
+      splits: `train`, `validation` and `test` data.
+      config: how to run it.
+      workdir: receives `metrics.jsonl`, `tensorboard/` and `<name>/checkpoints/`;
+        None writes nothing.
+      settings: JSON-able; stored with each checkpoint and compared on `resume`.
+      resume: whether to go on from the latest checkpoint, if there is one.
+      eval_only: whether to score the latest checkpoint as it is.
+
+    Raises:
+      InputError: if the loss is no longer finite, or the checkpoint does not fit or is
+        missing.
+    """
+    seed_state = jax.jit(init_seeds, static_argnums=(0, 1))(
+        algorithm, config.seeds, splits["train"]
+    )
+    checkpoints = seconds = None
+    if workdir is not None and config.num_rounds:
+        checkpoints = Checkpoints(workdir / name / "checkpoints", settings)
+        found = checkpoints.latest_round() is not None
+        if eval_only and not found:
+            raise InputError(f"{workdir}: no finished round of {name} to score")
+        if found and (resume or eval_only):
+            seed_state, seconds = checkpoints.restore((seed_state, np.float64(0)))
+            seed_state = jax.device_put(seed_state)
+    loop = _Loop(name, algorithm, splits, config, workdir, checkpoints)
+    seconds = float(seconds or 0)
+    if not eval_only:
+        seed_state, seconds = loop.run(seed_state, seconds)
+    if checkpoints:
+        checkpoints.close()
+    test = evaluate_seeds(algorithm, seed_state.best_state, splits["test"])
+    return RunResult(
+        best_state=seed_state.best_state,
+        test=test,
+        best_round=np.asarray(seed_state.best_round),
+        num_rounds=int(np.max(seed_state.round)),
+        communication=loop.bytes_per_round,
+        seconds=seconds,
+        compile_seconds=loop.compile_seconds,
+    )
+
+
+def evaluate_seeds(algorithm: FederatedAlgorithm, states: State, data: Data) -> Metrics:
+    """Scores each seed's state on a split; NumPy, with a leading axis of seeds."""
+    evaluate = jax.jit(
+        lambda states, data: jax.lax.map(
+            lambda state: algorithm.evaluate(state, data), states
+        )
+    )
+    return jax.device_get(evaluate(states, data))
+
+
+class _Loop:
+    """The host's side of a run: calls the compiled program and writes."""
+
+    def __init__(self, name, algorithm, splits, config, workdir, checkpoints):
+        self._name, self._algorithm, self._config = name, algorithm, config
+        self._data = (splits["train"], splits["validation"])
+        self._workdir, self._checkpoints = workdir, checkpoints
+        self._programs = {}
+        self.compile_seconds = 0.0
+        self.bytes_per_round = communication.Bytes()
+
+    def run(self, seed_state: SeedState, seconds: float) -> tuple[SeedState, float]:
+        config, round_ = self._config, int(np.max(seed_state.round))
+        if not config.num_rounds:
+            return seed_state, seconds
+        self.bytes_per_round = communication.bytes_per_round(
+            self._algorithm.round,
+            jax.tree.map(lambda x: x[0], seed_state.state),
+            self._data[0],
+            jax.random.key(0),
+        )
+        writer = self._workdir and MetricsWriter(self._workdir, self._name, round_)
+        progress = Progress(self._name, config.num_rounds, round_)
+        while round_ < config.num_rounds:
+            stopped = is_stopped(seed_state, config.patience)
+            if stopped.all():
+                break
+            # Evaluations fall on multiples of `eval_every`, however the run was cut.
+            num_rounds = min(
+                config.eval_every - round_ % config.eval_every,
+                config.num_rounds - round_,
+            )
+            program = self._program(num_rounds, seed_state)
+            start = time.perf_counter()
+            seed_state, metrics = program(seed_state, *self._data)
+            metrics = jax.device_get(metrics)
+            elapsed = time.perf_counter() - start
+            seconds += elapsed
+            for i in range(num_rounds):
+                record = self._record(metrics, i, round_ + 1 + i, stopped)
+                record["seconds"] = elapsed / num_rounds
+                if config.examples_per_round:
+                    examples = config.examples_per_round * int(np.sum(~stopped))
+                    record["windows_per_s"] = examples / record["seconds"]
+                if writer:
+                    writer.write(record)
+                progress.update(record)
+            round_ += num_rounds
+            if self._checkpoints:
+                self._checkpoints.save(round_, (seed_state, np.float64(seconds)))
+        progress.close()
+        if writer:
+            writer.close()
+        return seed_state, seconds
+
+    def _program(self, num_rounds: int, seed_state: SeedState):
+        """The compiled `advance` over all seeds, once for each number of rounds."""
+        if num_rounds not in self._programs:
+            config = self._config
+
+            def all_seeds(seed_states, train, validation):
+                def one(state):
+                    return advance(
+                        self._algorithm,
+                        num_rounds,
+                        config.patience,
+                        state,
+                        train,
+                        validation,
+                    )
+
+                return clients.map_clients(one, config.seeds_per_chunk)(seed_states)
+
+            start = time.perf_counter()
+            lowered = jax.jit(all_seeds, donate_argnums=0).lower(
+                seed_state, *self._data
+            )
+            self._programs[num_rounds] = lowered.compile()
+            self.compile_seconds += time.perf_counter() - start
+        return self._programs[num_rounds]
+
+    def _record(self, metrics, i, round_, stopped) -> dict[str, Any]:
+        """One line of `metrics.jsonl`: means over the seeds still running."""
+        scores = metrics["validation"]
+        figures = {k: v[:, i] for k, v in metrics.items() if k != "validation"}
+        if i == metrics["train_loss"].shape[1] - 1:
+            for key in ("loss", "rmse", "mae", "accuracy"):
+                if key in scores:
+                    figures[f"validation_{key}"] = scores[key]
+        if not np.all(np.isfinite(figures["train_loss"][~stopped])):
+            raise InputError(
+                f"{self._name}: the training loss of round {round_} is not finite; "
+                "try a smaller learning rate"
+            )
+        record = {"method": self._name, "round": round_}
+        for key, values in figures.items():
+            record[key] = float(np.mean(values[~stopped]))
+            if len(values) > 1:
+                record[f"{key}_by_seed"] = values
+        return record

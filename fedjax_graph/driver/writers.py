@@ -1,0 +1,122 @@
+"""Where metrics go: `metrics.jsonl`, TensorBoard, the terminal, and atomic files."""
+
+import json
+import math
+import os
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+import tensorboardX
+import tqdm
+
+Record = dict[str, Any]  # one line: method, round, and figures
+
+
+def to_jsonable(tree: Any) -> Any:
+    """Arrays to lists and numbers; what is not finite becomes None (JSON's null)."""
+    if isinstance(tree, dict):
+        return {str(key): to_jsonable(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [to_jsonable(value) for value in tree]
+    if hasattr(tree, "shape"):
+        return to_jsonable(np.asarray(tree).tolist())
+    if isinstance(tree, float) and not math.isfinite(tree):
+        return None
+    return tree
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Replaces a file whole: a kill leaves the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_records(path: pathlib.Path) -> list[Record]:
+    """All complete lines of a `metrics.jsonl`; a torn last line is left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+class MetricsWriter:
+    """One line for each method and round, and the same scalars for TensorBoard.
+
+    Lines are on disk before the checkpoint of their round is. After a kill, lines
+    beyond the restored round are dropped, so each round stands there once.
+    """
+
+    def __init__(self, workdir: pathlib.Path, method: str, restored_round: int):
+        self._path = workdir / "metrics.jsonl"
+        records = read_records(self._path)
+        kept = [
+            r for r in records if r["method"] != method or self._old(r, restored_round)
+        ]
+        lines = "".join(json.dumps(record) + "\n" for record in kept)
+        if not self._path.exists() or self._path.read_text() != lines:
+            write_atomically(self._path, lines)
+        self._tensorboard = tensorboardX.SummaryWriter(
+            str(workdir / "tensorboard" / method), purge_step=restored_round + 1
+        )
+
+    @staticmethod
+    def _old(record: Record, restored_round: int) -> bool:
+        return record["round"] <= restored_round
+
+    def write(self, record: Record) -> None:
+        """Appends a record with keys `method` and `round` and waits for the disk."""
+        record = to_jsonable(record)
+        with open(self._path, "a") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        for key, value in record.items():
+            if isinstance(value, float):
+                self._tensorboard.add_scalar(key, value, record["round"])
+        self._tensorboard.flush()
+
+    def close(self) -> None:
+        self._tensorboard.close()
+
+
+class Progress:
+    """A bar with loss and rate on a terminal, plain lines elsewhere."""
+
+    def __init__(self, method: str, num_rounds: int, first_round: int):
+        self._method = method
+        self._num_rounds = num_rounds
+        self._bar = tqdm.tqdm(
+            total=num_rounds,
+            initial=first_round,
+            desc=method,
+            unit="round",
+            disable=not sys.stderr.isatty(),
+        )
+
+    def update(self, record: Record) -> None:
+        shown = {
+            key: f"{record[key]:.4g}"
+            for key in ("train_loss", "validation_loss", "windows_per_s")
+            if isinstance(record.get(key), float) and math.isfinite(record[key])
+        }
+        if self._bar.disable:
+            figures = "  ".join(f"{key} {value}" for key, value in shown.items())
+            progress = f"round {record['round']}/{self._num_rounds}"
+            print(f"{self._method}  {progress}  {figures}", flush=True)
+        else:
+            self._bar.set_postfix(shown, refresh=False)
+            self._bar.update(record["round"] - self._bar.n)
+
+    def close(self) -> None:
+        self._bar.close()

@@ -1,0 +1,99 @@
+"""Forecasts from a finished run: a checkpoint and the last 12 readings.
+
+forecaster = load_forecaster("runs/my_run", "cnfgnn")
+speeds = forecaster(readings, timestamps)  # [12, N] and [12] -> [12, N] mph
+"""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_graph import algorithms, graphs
+from fedjax_graph.data import windows
+from fedjax_graph.driver import rounds
+from fedjax_graph.driver.checkpoint import Checkpoints
+from fedjax_graph.errors import InputError
+
+Forecaster = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -> None:
+    """Keeps beside a run what a forecast needs besides parameters."""
+    with open(path, "wb") as file:
+        np.savez_compressed(
+            file,
+            sensor_ids=dataset.sensor_ids,
+            adjacency=dataset.adjacency,
+            mean=np.asarray(train.mean),
+            std=np.asarray(train.std),
+        )
+
+
+def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Forecaster:
+    """Loads the best state of a run (of its first seed).
+
+    Args:
+      workdir: of a run of `experiments.cnfgnn`.
+      method: a trained method of that run.
+
+    Returns:
+      A function of the last 12 readings [12, N] in mph (0 or NaN = missing), in the
+      order of `network.npz`'s `sensor_ids`, and their time stamps [12] datetime64.
+      It returns the next 12 readings [12, N] in mph.
+
+    Raises:
+      InputError: if there is no such run, or the readings have the wrong shape.
+    """
+    workdir = pathlib.Path(workdir)
+    folder, network = workdir / method / "checkpoints", workdir / "network.npz"
+    if not folder.is_dir() or not network.exists():
+        raise InputError(f"{workdir}: no finished round of {method} to forecast from")
+    with np.load(network, allow_pickle=False) as arrays:
+        adjacency, mean, std = (arrays[key] for key in ("adjacency", "mean", "std"))
+    num_clients = len(adjacency)
+    checkpoints = Checkpoints(folder)
+    settings = checkpoints.settings()
+    algorithm = algorithms.get_method(method).factory(
+        algorithms.make_config(method, settings["config"])
+    )
+
+    def make_data(speed, timestamps) -> windows.TrafficData:
+        return windows.TrafficData(
+            speed=jnp.asarray(speed.T, jnp.float32),
+            clock=jnp.asarray(windows.time_of_day(timestamps)),
+            week_slot=jnp.asarray(windows.week_slots(timestamps)),
+            starts=jnp.zeros(1, jnp.int32),
+            mean=jnp.asarray(mean),
+            std=jnp.asarray(std),
+            graph=graphs.from_adjacency(adjacency),
+            client_ids=jnp.arange(num_clients, dtype=jnp.int32),
+            client_weights=jnp.ones(num_clients),
+        )
+
+    stamps = np.datetime64(0, "ns") + windows.FIVE_MINUTES * np.arange(24)
+    like = rounds.abstract_seeds(
+        algorithm, settings["seeds"], make_data(np.zeros((24, num_clients)), stamps)
+    )
+    seed_states, _ = checkpoints.restore((like, np.float64(0)))
+    checkpoints.close()
+    state = jax.tree.map(lambda x: jnp.asarray(x[0]), seed_states.best_state)
+    predict = jax.jit(algorithm.predict)
+
+    def forecast(readings: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        readings = np.nan_to_num(np.asarray(readings, np.float32))
+        if readings.shape != (windows.INPUT_STEPS, num_clients):
+            raise InputError(
+                f"readings have shape {readings.shape}, expected "
+                f"{(windows.INPUT_STEPS, num_clients)}: 12 steps of every sensor"
+            )
+        timestamps = np.asarray(timestamps, "datetime64[ns]")
+        ahead = timestamps[-1] + windows.FIVE_MINUTES * np.arange(1, 13)
+        speed = np.concatenate([readings, np.zeros_like(readings)])
+        data = make_data(speed, np.concatenate([timestamps, ahead]))
+        return np.asarray(predict(state, data)[0]).T
+
+    return forecast

@@ -1,0 +1,129 @@
+import codecs
+import collections
+import os
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from fedjax_graph.data import safe_pickle
+from fedjax_graph.errors import InputError
+
+
+def _dump(path, content, protocol=2):
+    path.write_bytes(pickle.dumps(content, protocol=protocol))
+    return path
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+        np.array(["717447", "773869"]),
+        np.float64(2.5),
+    ],
+    ids=["float32", "fortran", "text", "scalar"],
+)
+def test_arrays_come_back_in_every_protocol(tmp_path, array, protocol):
+    loaded = safe_pickle.load(_dump(tmp_path / "a.pkl", array, protocol))
+    assert loaded.dtype == array.dtype
+    np.testing.assert_array_equal(loaded, array)
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("kind", ["matrix", "array"])
+def test_sparse_matrices_come_back(tmp_path, layout, kind):
+    dense = np.array([[0, 2.0], [0, 0], [1, 0]])
+    matrix = getattr(scipy.sparse, f"{layout}_{kind}")(dense)
+    loaded = safe_pickle.load(_dump(tmp_path / "m.pkl", matrix))
+    assert type(loaded) is type(matrix)
+    np.testing.assert_array_equal(loaded.toarray(), dense)
+
+
+def test_containers_come_back(tmp_path):
+    graph = collections.defaultdict(list, {0: [1, 2], 1: [0]})
+    content = {"graph": graph, "pair": (1, [2.5, None]), "labels": {3, 4}}
+    assert safe_pickle.load(_dump(tmp_path / "c.pkl", content)) == content
+
+
+@pytest.mark.parametrize("copy", [b"K\x00", b"K\x01"])
+def test_a_python_2_pickle_is_read_without_deprecation(tmp_path, copy):
+    # An array as Python 2 wrote it: byte string, old module paths, flags as integers.
+    path = tmp_path / "old.pkl"
+    path.write_bytes(
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b"
+        b"\x87R(K\x01K\x02\x85cnumpy\ndtype\nU\x02u1K\x00" + copy + b"\x87R"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x02\x07\xfetb."
+    )
+    np.testing.assert_array_equal(safe_pickle.load(path), np.uint8([7, 254]))
+
+
+class _Runs:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize(
+    "function", [os.mkdir, eval, getattr, np.load, np.save, pickle.loads]
+)
+def test_a_pickle_that_runs_code_is_refused_before_it_does(
+    tmp_path, function, protocol
+):
+    made = tmp_path / "made"
+    path = _dump(tmp_path / "x.pkl", [_Runs(function, str(made))], protocol)
+    with pytest.raises(InputError, match="would run .*") as raised:
+        safe_pickle.load(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert "\n" not in str(raised.value)
+    assert not made.exists()
+
+
+def test_bytes_in_another_encoding_are_refused(tmp_path):
+    path = _dump(tmp_path / "x.pkl", _Runs(codecs.encode, "abc", "rot13"))
+    with pytest.raises(InputError, match="encoding 'rot13'"):
+        safe_pickle.load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", b"\x80\x02]q\x00(K"])
+def test_a_broken_pickle_is_one_line(tmp_path, content):
+    path = tmp_path / "broken.pkl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="not a readable pickle") as raised:
+        safe_pickle.load(path)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_sparse_matrix_that_points_outside_itself_is_refused(tmp_path):
+    matrix = scipy.sparse.csr_matrix(np.eye(3))
+    matrix.indices[1] = 99
+    with pytest.raises(InputError, match="not a readable pickle"):
+        safe_pickle.load(_dump(tmp_path / "m.pkl", matrix))
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        safe_pickle.load(tmp_path / "absent.pkl")
+
+
+def test_planetoid_files_are_read(original):
+    folder = original / "planetoid"
+    if not folder.is_dir():
+        pytest.skip("real data: no folder `planetoid`")
+    names = ("x", "tx", "allx", "y", "ty", "ally", "graph")
+    x, tx, allx, y, ty, ally, graph = (
+        safe_pickle.load(folder / f"ind.cora.{name}") for name in names
+    )
+    assert (x.shape, tx.shape, allx.shape) == ((140, 1433), (1000, 1433), (1708, 1433))
+    assert (y.shape, ty.shape, ally.shape) == ((140, 7), (1000, 7), (1708, 7))
+    assert allx.nnz + tx.nnz == 49216  # non-zero features of Cora
+    assert x.toarray().max() == 1
+    edges = {(min(i, j), max(i, j)) for i in graph for j in graph[i] if i != j}
+    assert (len(graph), len(edges)) == (2708, 5278)

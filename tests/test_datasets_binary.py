@@ -1,0 +1,96 @@
+"""The binary as a user runs it: a process, its output and its exit status."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+NUM_STEPS = 63
+
+
+def run(*flags, **environment):
+    inherited = {k: v for k, v in os.environ.items() if k != "FEDJAX_GRAPH_DATA"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "experiments.datasets", *flags],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.npz"
+    speed = np.full((NUM_STEPS, 2), 60.0)
+    speed[:, 1] = [np.nan, 0.0, *[30.0] * (NUM_STEPS - 2)]
+    np.savez(
+        path,
+        speed=speed,
+        adjacency=np.array([[1, 0.5], [0, 1]]),
+        start_ns=0,
+        freq_ns=300 * 10**9,
+    )
+    return path
+
+
+def test_json_holds_the_statistics(mine):
+    result = run(f"--dataset={mine}", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout) == {
+        "name": "mine",
+        "num_nodes": 2,
+        "num_edges": 3,
+        "num_nonself_edges": 1,
+        "num_steps": NUM_STEPS,
+        "train_windows": 28,
+        "validation_windows": 4,
+        "test_windows": 8,
+        "missing_fraction": 2 / (2 * NUM_STEPS),
+        "notes": [],
+    }
+
+
+def test_the_table_holds_the_same(mine):
+    result = run(f"--dataset={mine}")
+    assert result.returncode == 0
+    table = dict(line.split() for line in result.stdout.splitlines())
+    assert (table["num_edges"], table["missing_fraction"]) == ("3", "0.015873")
+
+
+def test_the_listing_says_what_is_found_and_where(mine):
+    folder = mine.parent
+    mine.rename(folder / "metr_la.npz")
+    cache = str(folder / "cache")
+    result = run(FEDJAX_GRAPH_DATA=str(folder), FEDJAX_GRAPH_CACHE=cache)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = {line.split()[0]: line for line in result.stdout.splitlines()}
+    assert {"metr_la", "pems_bay", "pems_bay_subset"} <= lines.keys()
+    assert str(folder / "metr_la.npz") in lines["metr_la"]
+    assert "not found" in lines["pems_bay"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--dataset=metrla"], ["metrla", "metr_la", "pems_bay"]),
+        (["--dataset=pems_bay"], ["pems-bay.h5", "--download", "--data_dir"]),
+        (["--dataset=broken.npz"], ["broken.npz", "not a readable"]),
+        (["--download"], ["--dataset=NAME"]),
+        (["--dataset=pems_bay_subset", "--download"], ["not known as a public"]),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(tmp_path, flags, words):
+    broken = tmp_path / "broken.npz"
+    broken.write_bytes(b"PK\x03\x04 and then nothing")
+    flags = [flag.replace("broken.npz", str(broken)) for flag in flags]
+    result = run(*flags, FEDJAX_GRAPH_CACHE=str(tmp_path / "cache"))
+    assert result.returncode == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert all(word in line for word in words)
+    assert broken.read_bytes() == b"PK\x03\x04 and then nothing"
