@@ -17,6 +17,7 @@ from absl import flags
 
 from experiments import _flags, _run_flags, _traffic_flags
 from fedjax_graph import algorithms, forecasting
+from fedjax_graph.algorithms.cnfgnn import CNFGNNConfig
 from fedjax_graph.data import windows
 from fedjax_graph.data.traffic import TrafficDataset
 from fedjax_graph.driver import plots, results, rounds, writers
@@ -124,7 +125,7 @@ def config_values(method: str, num_train: int, workdir: pathlib.Path) -> dict[st
     return given
 
 
-def steps_per_round(config: algorithms.CNFGNNConfig, num_train: int) -> int:
+def steps_per_round(config: CNFGNNConfig, num_train: int) -> int:
     """Optimisation steps of a global round, client and server steps together."""
     client = forecasting.steps_per_epoch(num_train, config.client_batch_size)
     server = forecasting.steps_per_epoch(num_train, config.server_batch_size)

@@ -5,13 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedjax_graph.algorithm import FederatedAlgorithm
-from fedjax_graph.algorithms.cnfgnn import CNFGNNConfig, cnfgnn
-from fedjax_graph.algorithms.fed_avg import FedAvgConfig, gru_fed_avg
-from fedjax_graph.algorithms.naive import (
-    NaiveConfig,
-    historical_average,
-    persistence,
-)
+from fedjax_graph.algorithms import cnfgnn, fed_avg, naive
 from fedjax_graph.errors import InputError
 
 
@@ -24,10 +18,12 @@ class Method(NamedTuple):
 
 
 REGISTRY: dict[str, Method] = {
-    "cnfgnn": Method(CNFGNNConfig, cnfgnn),
-    "gru_fedavg": Method(FedAvgConfig, gru_fed_avg),
-    "historical_average": Method(NaiveConfig, historical_average, is_trained=False),
-    "persistence": Method(NaiveConfig, persistence, is_trained=False),
+    "cnfgnn": Method(cnfgnn.CNFGNNConfig, cnfgnn.cnfgnn),
+    "gru_fedavg": Method(fed_avg.FedAvgConfig, fed_avg.gru_fed_avg),
+    "historical_average": Method(
+        naive.NaiveConfig, naive.historical_average, is_trained=False
+    ),
+    "persistence": Method(naive.NaiveConfig, naive.persistence, is_trained=False),
 }
 
 

@@ -62,50 +62,40 @@ class CNFGNNState(NamedTuple):
     num_steps: jax.Array  # [] int32, optimisation steps so far
 
 
-def cnfgnn(
-    config: CNFGNNConfig, aggregate: aggregation.Aggregator = aggregation.weighted_mean
-) -> FederatedAlgorithm:
-    """Factory of CNFGNN; `aggregation.none` gives "AT without FedAvg"."""
-    model = gru_seq2seq.Seq2Seq(config.hidden_size, config.hidden_size)
-    gn = graph_network.GraphNetwork(
-        config.hidden_size, config.hidden_size, config.gn_mlp_sizes, config.gn_layers
-    )
-    server_optimiser = optax.adam(config.server_learning_rate)
-    update = forecasting.client_update(
-        model,
-        optax.adam(config.client_learning_rate),
-        batch_size=config.client_batch_size,
-        num_epochs=config.client_rounds,
-        sampling_decay=config.sampling_decay,
-    )
-    batch_size = config.server_batch_size
+class Models(NamedTuple):
+    """The two halves: on each client, and on the server."""
 
-    def encode(client_params, data, starts):
+    client: gru_seq2seq.Seq2Seq
+    server: graph_network.GraphNetwork
+
+    def encode(self, client_params, data: TrafficData, starts) -> jax.Array:
         """ClientEncode of Algorithm 2 for all clients: h_c [K, B, H]."""
         inputs, _ = forecasting.gather_all(data, starts)
         return forecasting.apply_models(
-            lambda params, x: model.apply({"params": params}, x, method=model.encode),
+            lambda params, x: self.client.apply(
+                {"params": params}, x, method=self.client.encode
+            ),
             client_params,
             inputs,
         )
 
-    def embed(server_params, data, hidden):
-        """GN of Eq. 3: h_G [K, B, H] from h_c [K, B, H]."""
-        return gn.apply({"params": server_params}, data.graph, hidden)
+    def embed(self, server_params, data: TrafficData, hidden) -> jax.Array:
+        """The GN of Eq. 3: h_G [K, B, H] from h_c [K, B, H]."""
+        return self.server.apply({"params": server_params}, data.graph, hidden)
 
-    def decode(client_params, data, starts, hidden, embedding, feed_truth):
+    def decode(self, client_params, data, starts, hidden, embedding, feed_truth):
         """Eq. 2 for all clients: normalised outputs and targets, both [K, 12, B]."""
         inputs, targets = forecasting.gather_all(data, starts)
 
         def one(params, hidden, embedding, last, targets):
-            outputs = model.apply(
+            outputs = self.client.apply(
                 {"params": params},
                 hidden,
                 embedding,
                 last[0],
                 targets,
                 feed_truth,
-                method=model.decode,
+                method=self.client.decode,
             )
             return outputs[..., None]
 
@@ -114,40 +104,75 @@ def cnfgnn(
         )
         return outputs[..., 0], targets[..., 0]
 
-    def for_all_windows(fn, data):
-        """Fills [K, S, H] with `fn(starts) -> [K, B, H]`, a batch at a time."""
-        starts, _ = windows.batches(data.starts, batch_size)
-        places = jnp.arange(len(starts)) * batch_size
 
-        def step(buffer, batch):
-            starts, place = batch
-            return jax.lax.dynamic_update_slice(buffer, fn(starts), (0, place, 0)), None
+def make_models(config: CNFGNNConfig) -> Models:
+    size = config.hidden_size
+    return Models(
+        gru_seq2seq.Seq2Seq(hidden_size=size, embedding_size=size),
+        graph_network.GraphNetwork(size, size, config.gn_mlp_sizes, config.gn_layers),
+    )
 
-        buffer = jnp.zeros((len(data.client_ids), starts.size, config.hidden_size))
-        return jax.lax.scan(step, buffer, (starts, places))[0]
 
-    def server_phase(state, client_params, hidden, data, key, num_steps):
-        """Step (3): split learning of the GN, `server_rounds` passes."""
-        real = (data.client_weights > 0).astype(jnp.float32)
-        batches = forecasting.epoch_batches(
+def client_phase(
+    config: CNFGNNConfig,
+    aggregate: aggregation.Aggregator = aggregation.weighted_mean,
+):
+    """Step (1): client rounds with h_G fixed, then aggregation (lines 7-14).
+
+    Returns:
+      (client_params, embeddings [K, S, H], data, key, num_steps) ->
+      (client_params, mean loss, steps taken).
+    """
+    update = forecasting.client_update(
+        make_models(config).client,
+        optax.adam(config.client_learning_rate),
+        batch_size=config.client_batch_size,
+        num_epochs=config.client_rounds,
+        sampling_decay=config.sampling_decay,
+    )
+
+    def phase(client_params, embeddings, data: TrafficData, key, num_steps):
+        client_params, loss = federated_round(
+            lambda *args: update(*args, data, num_steps),
+            aggregate,
+            participation=config.participation,
+            clients_per_chunk=config.clients_per_chunk,
+        )(
+            client_params,
+            forecasting.ClientData(data.speed, embeddings),
+            data.client_ids,
+            data.client_weights,
             key,
-            len(data.starts),
-            batch_size,
-            config.server_rounds,
-            num_steps,
-            config.sampling_decay,
         )
-        share = real_share(data)
+        steps = forecasting.steps_per_epoch(len(data.starts), config.client_batch_size)
+        return client_params, loss, config.client_rounds * steps
+
+    return phase
+
+
+def server_phase(config: CNFGNNConfig):
+    """Step (3): split learning of the GN with the clients fixed (lines 19-30).
+
+    Returns:
+      (server_params, opt_state, client_params, hidden [K, S, H], data, key, num_steps)
+      -> (server_params, opt_state, mean loss of a client, steps taken).
+    """
+    models = make_models(config)
+    optimiser = optax.adam(config.server_learning_rate)
+
+    def phase(server_params, opt_state, client_params, hidden, data, key, num_steps):
+        real = (data.client_weights > 0).astype(jnp.float32)
+        share = real_share(data, config.server_batch_size)
 
         def step(carry, batch):
             server_params, opt_state = carry
-            starts = data.starts[batch.places]
-            h_c = hidden[:, batch.places]
-            h_g, pull_back = jax.vjp(lambda p: embed(p, data, h_c), server_params)
-            h_g = communication.down(h_g, share)  # lines 21-22
+            starts, h_c = data.starts[batch.places], hidden[:, batch.places]
+            h_g, pull_back = jax.vjp(
+                lambda params: models.embed(params, data, h_c), server_params
+            )  # line 21
 
             def loss(h_g):  # lines 24-26, ClientBackward; summed as in line 27
-                outputs, targets = decode(
+                outputs, targets = models.decode(
                     client_params, data, starts, h_c, h_g, batch.feed_truth
                 )
                 losses = jax.vmap(forecasting.squared_error, (0, 0, None))(
@@ -155,90 +180,123 @@ def cnfgnn(
                 )
                 return jnp.sum(real * losses)
 
-            value, h_g_grads = jax.value_and_grad(loss)(h_g)
+            value, h_g_grads = jax.value_and_grad(loss)(communication.down(h_g, share))
             (grads,) = pull_back(communication.up(h_g_grads, share))
-            updates, opt_state = server_optimiser.update(
-                grads, opt_state, server_params
-            )
+            updates, opt_state = optimiser.update(grads, opt_state, server_params)
             return (optax.apply_updates(server_params, updates), opt_state), value
 
-        carry = (state.server_params, state.server_opt_state)
-        (server_params, opt_state), losses = jax.lax.scan(step, carry, batches)
+        batches = forecasting.epoch_batches(
+            key,
+            len(data.starts),
+            config.server_batch_size,
+            config.server_rounds,
+            num_steps,
+            config.sampling_decay,
+        )
+        (server_params, opt_state), losses = jax.lax.scan(
+            step, (server_params, opt_state), batches
+        )
         return server_params, opt_state, jnp.mean(losses) / jnp.sum(real), len(losses)
 
-    def real_share(data):
-        steps = forecasting.steps_per_epoch(len(data.starts), batch_size)
-        return Fraction(len(data.starts), steps * batch_size)
+    return phase
+
+
+def real_share(data: TrafficData, batch_size: int) -> Fraction:
+    """The part of the batched windows that is not padding, for the ledger."""
+    steps = forecasting.steps_per_epoch(len(data.starts), batch_size)
+    return Fraction(len(data.starts), steps * batch_size)
+
+
+def for_all_windows(fn, data: TrafficData, batch_size: int, size: int) -> jax.Array:
+    """Fills [K, S, size] with `fn(starts) -> [K, B, size]`, one batch at a time.
+
+    S is rounded up to whole batches.
+    """
+    starts, _ = windows.batches(data.starts, batch_size)
+    places = jnp.arange(len(starts)) * batch_size
+
+    def step(buffer, batch):
+        starts, place = batch
+        return jax.lax.dynamic_update_slice(buffer, fn(starts), (0, place, 0)), None
+
+    buffer = jnp.zeros((len(data.client_ids), starts.size, size))
+    return jax.lax.scan(step, buffer, (starts, places))[0]
+
+
+def cnfgnn(
+    config: CNFGNNConfig,
+    aggregate: aggregation.Aggregator = aggregation.weighted_mean,
+) -> FederatedAlgorithm:
+    """Factory of CNFGNN; `aggregation.none` gives "AT without FedAvg"."""
+    models = make_models(config)
+    train_clients, train_server = client_phase(config, aggregate), server_phase(config)
+    batch_size, size = config.server_batch_size, config.hidden_size
 
     def init(key: jax.Array, data: TrafficData) -> CNFGNNState:
         client_key, server_key = jax.random.split(key)
-        client_params = gru_seq2seq.init_params(model, client_key)
-        server_params = graph_network.init_params(gn, server_key)
+        client_params = gru_seq2seq.init_params(models.client, client_key)
+        server_params = graph_network.init_params(models.server, server_key)
         return CNFGNNState(
             aggregation.initial(aggregate, client_params, len(data.client_ids)),
             server_params,
-            server_optimiser.init(server_params),
-            jnp.int32(0),
-            jnp.int32(0),
+            optax.adam(config.server_learning_rate).init(server_params),
+            round=jnp.int32(0),
+            num_steps=jnp.int32(0),
+        )
+
+    def embeddings(state: CNFGNNState, data: TrafficData) -> jax.Array:
+        """Step (4) of the round before; zeros before the first round."""
+
+        def embed(starts):
+            h_c = models.encode(state.client_params, data, starts)
+            return models.embed(state.server_params, data, h_c)
+
+        def embed_all(_):
+            h_g = for_all_windows(embed, data, batch_size, size)
+            return communication.down(h_g, real_share(data, batch_size))
+
+        shape = jax.eval_shape(embed_all, None).shape
+        return jax.lax.cond(
+            state.round > 0, embed_all, lambda _: jnp.zeros(shape), None
         )
 
     def round_(state: CNFGNNState, data: TrafficData, key: jax.Array):
         client_key, server_key = jax.random.split(key)
-
-        def embed_all(_):  # step (4) of the round before
-            def h_g(starts):
-                h_c = encode(state.client_params, data, starts)
-                return embed(state.server_params, data, h_c)
-
-            return communication.down(for_all_windows(h_g, data), real_share(data))
-
-        def no_embedding(_):  # before the first round
-            size = forecasting.steps_per_epoch(len(data.starts), batch_size)
-            shape = (len(data.client_ids), size * batch_size, config.hidden_size)
-            return jnp.zeros(shape)
-
-        embeddings = jax.lax.cond(state.round > 0, embed_all, no_embedding, None)
-        client_params, client_loss = federated_round(  # step (1)
-            lambda *args: update(*args, data, state.num_steps),
-            aggregate,
-            participation=config.participation,
-            clients_per_chunk=config.clients_per_chunk,
-        )(
+        client_params, client_loss, client_steps = train_clients(
             state.client_params,
-            forecasting.ClientData(data.speed, embeddings),
-            data.client_ids,
-            data.client_weights,
+            embeddings(state, data),
+            data,
             client_key,
+            state.num_steps,
         )
-        client_steps = config.client_rounds * forecasting.steps_per_epoch(
-            len(data.starts), config.client_batch_size
+        hidden = for_all_windows(  # step (2)
+            lambda starts: models.encode(client_params, data, starts),
+            data,
+            batch_size,
+            size,
         )
-        hidden = communication.up(  # step (2)
-            for_all_windows(lambda starts: encode(client_params, data, starts), data),
-            real_share(data),
-        )
-        server_params, opt_state, server_loss, server_steps = server_phase(
-            state,
+        server_params, opt_state, server_loss, server_steps = train_server(
+            state.server_params,
+            state.server_opt_state,
             client_params,
-            hidden,
+            communication.up(hidden, real_share(data, batch_size)),
             data,
             server_key,
             state.num_steps + client_steps,
         )
+        num_steps = state.num_steps + client_steps + server_steps
         state = CNFGNNState(
-            client_params,
-            server_params,
-            opt_state,
-            state.round + 1,
-            state.num_steps + client_steps + server_steps,
+            client_params, server_params, opt_state, state.round + 1, num_steps
         )
         return state, {"train_loss": client_loss, "server_loss": server_loss}
 
     def predict_batch(state: CNFGNNState, data: TrafficData, starts: jax.Array):
-        h_c = encode(state.client_params, data, starts)
-        h_g = embed(state.server_params, data, h_c)
+        h_c = models.encode(state.client_params, data, starts)
+        h_g = models.embed(state.server_params, data, h_c)
         feed_truth = jnp.zeros(windows.TARGET_STEPS, bool)
-        outputs, _ = decode(state.client_params, data, starts, h_c, h_g, feed_truth)
+        outputs, _ = models.decode(
+            state.client_params, data, starts, h_c, h_g, feed_truth
+        )
         return jnp.swapaxes(outputs, 1, 2) * data.std + data.mean
 
     return FederatedAlgorithm(
