@@ -1,8 +1,10 @@
 """Flags and manners that every binary shares; defined here once."""
 
+import logging as python_logging
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from absl import app, flags, logging
 
@@ -20,11 +22,19 @@ DATA_DIR = flags.DEFINE_string(
 
 
 def run(main: Callable[[list[str]], None]) -> None:
-    """Runs a binary; an `InputError` becomes one line and exit status 2."""
+    """Runs a binary; a bad flag or an `InputError` becomes one line and status 2."""
+
+    def parse(argv: list[str]) -> list[str]:
+        try:
+            return flags.FLAGS(argv)
+        except flags.Error as error:
+            _fail(error)
 
     def guarded(argv: list[str]) -> None:
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # libraries report every save
+        # What a broken checkpoint leaves behind in orbax's event loop.
+        python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
         try:
             if len(argv) > 1:
                 raise InputError(
@@ -32,7 +42,11 @@ def run(main: Callable[[list[str]], None]) -> None:
                 )
             main(argv)
         except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
+            _fail(error)
 
-    app.run(guarded)
+    app.run(guarded, flags_parser=parse)
+
+
+def _fail(error: Exception) -> NoReturn:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.exit(2)

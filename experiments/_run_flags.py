@@ -1,6 +1,8 @@
 """Flags of every binary that runs methods, and what follows from them."""
 
+import contextlib
 import datetime
+import os
 import pathlib
 import sys
 from typing import Any
@@ -25,7 +27,7 @@ EVAL_EVERY = flags.DEFINE_integer(
 PATIENCE = flags.DEFINE_integer(
     "patience", 20, "Rounds without a better validation loss.", lower_bound=1
 )
-SEED = flags.DEFINE_integer("seed", 0, "Seed of all randomness.", lower_bound=0)
+SEED = flags.DEFINE_integer("seed", 0, "Seed of all randomness.", 0, 2**31)
 NUM_SEEDS = flags.DEFINE_integer(
     "num_seeds", 1, "Seeds run in one program, from --seed on.", lower_bound=1
 )
@@ -64,7 +66,7 @@ def make_workdir(system: str, dataset: str) -> pathlib.Path:
 
     Raises:
       InputError: if it holds a run and neither --resume nor --eval_only is given, or
-        the other way round.
+        the other way round, or it cannot be made.
     """
     continues = RESUME.value or EVAL_ONLY.value
     if WORKDIR.value is None:
@@ -76,7 +78,8 @@ def make_workdir(system: str, dataset: str) -> pathlib.Path:
         workdir = pathlib.Path(WORKDIR.value)
     if workdir.exists() and not workdir.is_dir():
         raise InputError(f"--workdir={workdir} is a file; name a folder")
-    holds_run = (workdir / "metrics.jsonl").exists() or (workdir / "run.json").exists()
+    traces = ("metrics.jsonl", "results.json", "*/checkpoints/*")
+    holds_run = any(any(workdir.glob(trace)) for trace in traces)
     if EVAL_ONLY.value and not holds_run:
         raise InputError(f"--workdir={workdir} holds no run to score")
     if holds_run and not continues:
@@ -84,7 +87,14 @@ def make_workdir(system: str, dataset: str) -> pathlib.Path:
             f"--workdir={workdir} already holds a run; give --resume to continue it or "
             "name another folder"
         )
-    workdir.mkdir(parents=True, exist_ok=True)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"--workdir={workdir} cannot be made ({error.strerror}); name another"
+        ) from error
+    if not os.access(workdir, os.W_OK):
+        raise InputError(f"--workdir={workdir} is not writable; name another folder")
     return workdir
 
 
@@ -98,10 +108,10 @@ def clients_per_chunk(workdir: pathlib.Path, method: str) -> int | None:
     folder = workdir / method / "checkpoints"
     if CLIENTS_PER_CHUNK.value != "auto" or not folder.is_dir():
         return chosen
-    checkpoints = Checkpoints(folder)
-    stored = checkpoints.latest_round() is not None and checkpoints.settings()
-    checkpoints.close()
-    return stored["config"]["clients_per_chunk"] if stored else chosen
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        if checkpoints.latest_round() is None:
+            return chosen
+        return checkpoints.settings()["config"]["clients_per_chunk"]
 
 
 def flag_values() -> dict[str, Any]:

@@ -203,19 +203,19 @@ def draw(workdir: pathlib.Path, dataset, test_data, runs, entries) -> None:
     """Pictures: forecast against truth, training curves, RMSE by horizon."""
     one_day = test_data._replace(starts=test_data.starts[:288])
     steps = np.asarray(one_day.starts)[:, None] + windows.INPUT_STEPS + np.arange(12)
-    sensors = np.sort(np.argsort(dataset.speed[steps[:, 0]].std(axis=0))[-3:])
+    liveliest = np.argsort(dataset.speed[steps[:, 0]].std(axis=0))[-3:]
+    sensors = np.sort(liveliest)
     forecasts = {}
     for method, (algorithm, result, _) in runs.items():
         state = jax.tree.map(lambda x: x[0], result.best_state)
         forecast = np.asarray(jax.jit(algorithm.predict)(state, one_day))
-        forecasts[TITLES[method]] = forecast[:, sensors, -1]
+        forecasts[TITLES[method]] = {60: forecast[:, sensors, -1]}
     plots.forecasts(
         workdir / "forecasts.png",
         times=dataset.timestamps[steps[:, -1]],
         truth=dataset.speed[steps[:, -1]][:, sensors],
         forecasts=forecasts,
-        labels=[f"sensor {dataset.sensor_ids[i]}" for i in sensors],
-        horizon_minutes=60,
+        sensors=[f"sensor {dataset.sensor_ids[i]}, an hour ahead" for i in sensors],
     )
     records = writers.read_records(workdir / "metrics.jsonl")
     if records:

@@ -4,6 +4,8 @@ forecaster = load_forecaster("runs/my_run", "cnfgnn")
 speeds = forecaster(readings, timestamps)  # [12, N] and [12] -> [12, N] mph
 """
 
+import contextlib
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_graph import algorithms, graphs
-from fedjax_graph.data import windows
+from fedjax_graph.data import files, windows
 from fedjax_graph.driver import rounds
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.errors import InputError
@@ -22,15 +24,30 @@ Forecaster = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -> None:
-    """Keeps beside a run what a forecast needs besides parameters."""
-    with open(path, "wb") as file:
-        np.savez_compressed(
-            file,
-            sensor_ids=dataset.sensor_ids,
-            adjacency=dataset.adjacency,
-            mean=np.asarray(train.mean),
-            std=np.asarray(train.std),
-        )
+    """Keeps beside a run what a forecast needs besides parameters.
+
+    Raises:
+      InputError: if another network is kept there.
+    """
+    network = {
+        "sensor_ids": dataset.sensor_ids,
+        "adjacency": dataset.adjacency,
+        "mean": np.asarray(train.mean),
+        "std": np.asarray(train.std),
+    }
+    if path.exists():
+        kept = files.read_npz(path)
+        for key, value in network.items():
+            if not np.array_equal(kept.get(key), value):
+                raise InputError(
+                    f"{path}: the run was made on other data ({key} differs); resume "
+                    "with the same dataset or start anew in another --workdir"
+                )
+        return
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        np.savez_compressed(file, **network)
+    os.replace(temporary, path)
 
 
 def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Forecaster:
@@ -46,20 +63,17 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
       It returns the next 12 readings [12, N] in mph.
 
     Raises:
-      InputError: if there is no such run, or the readings have the wrong shape.
+      InputError: if there is no such run or it cannot be read; by the function, if
+        the readings or time stamps have the wrong shape or readings make no sense.
     """
     workdir = pathlib.Path(workdir)
     folder, network = workdir / method / "checkpoints", workdir / "network.npz"
     if not folder.is_dir() or not network.exists():
         raise InputError(f"{workdir}: no finished round of {method} to forecast from")
-    with np.load(network, allow_pickle=False) as arrays:
+    arrays = files.read_npz(network)
+    with files.reading(network, "network of a run"):
         adjacency, mean, std = (arrays[key] for key in ("adjacency", "mean", "std"))
     num_clients = len(adjacency)
-    checkpoints = Checkpoints(folder)
-    settings = checkpoints.settings()
-    algorithm = algorithms.get_method(method).factory(
-        algorithms.make_config(method, settings["config"])
-    )
 
     def make_data(speed, timestamps) -> windows.TrafficData:
         return windows.TrafficData(
@@ -74,23 +88,37 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
             client_weights=jnp.ones(num_clients),
         )
 
-    stamps = np.datetime64(0, "ns") + windows.FIVE_MINUTES * np.arange(24)
-    like = rounds.abstract_seeds(
-        algorithm, settings["seeds"], make_data(np.zeros((24, num_clients)), stamps)
+    stamps = np.datetime64(0, "ns") + windows.FIVE_MINUTES * np.arange(
+        windows.WINDOW_STEPS
     )
-    seed_states, _ = checkpoints.restore((like, np.float64(0)))
-    checkpoints.close()
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        settings = checkpoints.settings()
+        algorithm = algorithms.get_method(method).factory(
+            algorithms.make_config(method, settings["config"])
+        )
+        data = make_data(np.zeros((windows.WINDOW_STEPS, num_clients)), stamps)
+        like = rounds.abstract_seeds(algorithm, settings["seeds"], data)
+        seed_states, _ = checkpoints.restore((like, np.float64(0)))
     state = jax.tree.map(lambda x: jnp.asarray(x[0]), seed_states.best_state)
     predict = jax.jit(algorithm.predict)
 
     def forecast(readings: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        readings = np.nan_to_num(np.asarray(readings, np.float32))
+        readings = np.nan_to_num(np.asarray(readings, np.float32), posinf=np.inf)
+        timestamps = np.asarray(timestamps, "datetime64[ns]")
         if readings.shape != (windows.INPUT_STEPS, num_clients):
             raise InputError(
                 f"readings have shape {readings.shape}, expected "
                 f"{(windows.INPUT_STEPS, num_clients)}: 12 steps of every sensor"
             )
-        timestamps = np.asarray(timestamps, "datetime64[ns]")
+        if timestamps.shape != (windows.INPUT_STEPS,):
+            raise InputError(
+                f"timestamps have shape {timestamps.shape}, expected "
+                f"{(windows.INPUT_STEPS,)}: one for each step of the readings"
+            )
+        if not np.all((readings >= 0) & np.isfinite(readings)):
+            raise InputError(
+                "readings are infinite or negative; a missing reading is 0 or NaN"
+            )
         ahead = timestamps[-1] + windows.FIVE_MINUTES * np.arange(1, 13)
         speed = np.concatenate([readings, np.zeros_like(readings)])
         data = make_data(speed, np.concatenate([timestamps, ahead]))

@@ -1,12 +1,14 @@
 """Checkpoints of a whole run with orbax: every array that the next round reads."""
 
 import pathlib
+import textwrap
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from fedjax_graph.driver.writers import to_jsonable
 from fedjax_graph.errors import InputError
 
 
@@ -19,7 +21,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path, settings: dict[str, Any] | None = None):
-        self._settings = settings
+        self._settings = to_jsonable(settings)
         self._manager = ocp.CheckpointManager(
             folder.absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -31,12 +33,12 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def settings(self) -> dict[str, Any]:
-        """The settings stored with the latest checkpoint."""
-        restored = self._manager.restore(
-            self.latest_round(),
-            args=ocp.args.Composite(settings=ocp.args.JsonRestore()),
-        )
-        return restored["settings"]
+        """The settings stored with the latest checkpoint.
+
+        Raises:
+          InputError: if there is none or it cannot be read.
+        """
+        return self._restore(settings=ocp.args.JsonRestore())["settings"]
 
     def save(self, round_: int, tree: Any) -> None:
         self._manager.save(
@@ -55,32 +57,54 @@ class Checkpoints:
           like: pytree of arrays or `jax.ShapeDtypeStruct`s.
 
         Raises:
-          InputError: if it was saved with other settings or cannot be read.
+          InputError: if there is none, it was saved with other settings or cannot be
+            read.
         """
         if self._settings is not None:
             _check_settings(self.settings(), self._settings, self._manager.directory)
         like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
+        return self._restore(state=ocp.args.StandardRestore(like))["state"]
+
+    def _restore(self, **items: Any) -> Any:
+        """Items of the latest checkpoint."""
+        folder, round_ = self._manager.directory, self.latest_round()
+        if round_ is None:
+            raise InputError(f"{folder}: no finished round of a run")
         try:
-            restored = self._manager.restore(
-                self.latest_round(),
-                args=ocp.args.Composite(state=ocp.args.StandardRestore(like)),
-            )
-        except (ValueError, KeyError, OSError) as error:
-            reason = str(error).strip().split("\n")[0]
+            return self._manager.restore(round_, args=ocp.args.Composite(**items))
+        except (LookupError, OSError, TypeError, ValueError) as error:
+            reason = str(error).split(" [tensorstore_spec")[0]
+            reason = textwrap.shorten(reason, 200, placeholder=" ...")
             raise InputError(
-                f"{self._manager.directory}: the checkpoint cannot be read ({reason}); "
-                "start anew in another --workdir"
+                f"{folder / str(round_)}: the checkpoint cannot be read ({reason}); "
+                "delete this folder to go on from the checkpoint before it, or start "
+                "anew in another --workdir"
             ) from error
-        return restored["state"]
 
     def close(self) -> None:
         self._manager.close()
 
 
 def _check_settings(stored: dict, wanted: dict, folder: Any) -> None:
-    for key in sorted(stored.keys() | wanted.keys()):
-        if stored.get(key) != wanted.get(key):
-            raise InputError(
-                f"{folder}: saved with {key}={stored.get(key)}, not {wanted.get(key)}; "
-                "resume with the same flags or start anew in another --workdir"
-            )
+    stored, wanted = _flatten(stored), _flatten(wanted)
+    differences = [
+        f"{key}={stored.get(key)}, not {wanted.get(key)}"
+        for key in sorted(stored.keys() | wanted.keys())
+        if stored.get(key) != wanted.get(key)
+    ]
+    if differences:
+        raise InputError(
+            f"{folder}: saved with {'; '.join(differences)}; resume with the same "
+            "flags or start anew in another --workdir"
+        )
+
+
+def _flatten(settings: dict, prefix: str = "") -> dict[str, Any]:
+    """Nested settings under names such as `config.hidden_size`."""
+    flat = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        flat |= (
+            _flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+        )
+    return flat

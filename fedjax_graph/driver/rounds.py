@@ -5,7 +5,9 @@ program, which also evaluates, keeps the best state of each seed, and leaves a s
 that ran out of patience as it is. The host only writes.
 """
 
+import contextlib
 import dataclasses
+import functools
 import pathlib
 import time
 from typing import Any, NamedTuple
@@ -76,7 +78,7 @@ def init_seeds(algorithm: FederatedAlgorithm, seeds, data: Data) -> SeedState:
 
 def abstract_seeds(algorithm: FederatedAlgorithm, seeds, data: Data) -> SeedState:
     """Shapes and types of `init_seeds`; nothing is computed."""
-    return jax.eval_shape(lambda data: init_seeds(algorithm, seeds, data), data)
+    return jax.eval_shape(functools.partial(init_seeds, algorithm, seeds), data)
 
 
 def advance(
@@ -123,6 +125,25 @@ def advance(
     return jax.lax.cond(active, run, skip, seed_state)
 
 
+# Compiled once for an algorithm and shapes: not again for a new seed or a resumed run.
+_init_seeds = jax.jit(init_seeds, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=4)
+def _advance_seeds(
+    algorithm, num_rounds, patience, seeds_per_chunk, seed_states, train, validation
+):
+    def one(seed_state):
+        return advance(algorithm, num_rounds, patience, seed_state, train, validation)
+
+    return clients.map_clients(one, seeds_per_chunk)(seed_states)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _evaluate_seeds(algorithm, states, data):
+    return jax.lax.map(lambda state: algorithm.evaluate(state, data), states)
+
+
 def is_stopped(seed_state: SeedState, patience: int) -> np.ndarray:
     """Which seeds have run out of patience, [seeds] bool."""
     return np.asarray(seed_state.round - seed_state.best_round) >= patience
@@ -152,27 +173,18 @@ def run(
       eval_only: whether to score the latest checkpoint as it is.
 
     Raises:
-      InputError: if the loss is no longer finite, or the checkpoint does not fit or is
-        missing.
+      InputError: if the loss is no longer finite, or the checkpoint does not fit, is
+        missing, or is there and not asked for.
     """
-    seed_state = jax.jit(init_seeds, static_argnums=(0, 1))(
-        algorithm, config.seeds, splits["train"]
-    )
-    checkpoints = seconds = None
+    checkpoints = None
     if workdir is not None and config.num_rounds:
-        checkpoints = Checkpoints(workdir / name / "checkpoints", settings)
-        found = checkpoints.latest_round() is not None
-        if eval_only and not found:
-            raise InputError(f"{workdir}: no finished round of {name} to score")
-        if found and (resume or eval_only):
-            seed_state, seconds = checkpoints.restore((seed_state, np.float64(0)))
-            seed_state = jax.device_put(seed_state)
-    loop = _Loop(name, algorithm, splits, config, workdir, checkpoints)
-    seconds = float(seconds or 0)
-    if not eval_only:
-        seed_state, seconds = loop.run(seed_state, seconds)
-    if checkpoints:
-        checkpoints.close()
+        folder = workdir / name / "checkpoints"
+        checkpoints = _open_checkpoints(folder, settings, resume, eval_only)
+    with contextlib.closing(checkpoints) if checkpoints else contextlib.nullcontext():
+        seed_state, seconds = _start(algorithm, config, splits["train"], checkpoints)
+        loop = _Loop(name, algorithm, splits, config, workdir, checkpoints)
+        if not eval_only:
+            seed_state, seconds = loop.run(seed_state, seconds)
     test = evaluate_seeds(algorithm, seed_state.best_state, splits["test"])
     return RunResult(
         best_state=seed_state.best_state,
@@ -185,14 +197,29 @@ def run(
     )
 
 
+def _open_checkpoints(folder, settings, resume, eval_only) -> Checkpoints:
+    if eval_only and not folder.is_dir():
+        raise InputError(f"{folder}: no finished round of a run to score")
+    checkpoints = Checkpoints(folder, settings)
+    if not (resume or eval_only) and checkpoints.latest_round() is not None:
+        checkpoints.close()
+        raise InputError(f"{folder}: holds another run; resume it or name a new folder")
+    return checkpoints
+
+
+def _start(algorithm, config, data, checkpoints) -> tuple[SeedState, float]:
+    """The latest checkpoint, else the state before the first round; and seconds."""
+    if checkpoints and checkpoints.latest_round() is not None:
+        like = abstract_seeds(algorithm, config.seeds, data)
+        seed_state, seconds = checkpoints.restore((like, np.float64(0)))
+        return jax.device_put(seed_state), float(seconds)
+    seeds = jnp.asarray(config.seeds, jnp.uint32)
+    return _init_seeds(algorithm, seeds, data), 0.0
+
+
 def evaluate_seeds(algorithm: FederatedAlgorithm, states: State, data: Data) -> Metrics:
     """Scores each seed's state on a split; NumPy, with a leading axis of seeds."""
-    evaluate = jax.jit(
-        lambda states, data: jax.lax.map(
-            lambda state: algorithm.evaluate(state, data), states
-        )
-    )
-    return jax.device_get(evaluate(states, data))
+    return jax.device_get(_evaluate_seeds(algorithm, states, data))
 
 
 class _Loop:
@@ -216,8 +243,17 @@ class _Loop:
             self._data[0],
             jax.random.key(0),
         )
-        writer = self._workdir and MetricsWriter(self._workdir, self._name, round_)
         progress = Progress(self._name, config.num_rounds, round_)
+        writer = self._workdir and MetricsWriter(self._workdir, self._name, round_)
+        try:
+            return self._rounds(seed_state, seconds, round_, writer, progress)
+        finally:
+            progress.close()
+            if writer:
+                writer.close()
+
+    def _rounds(self, seed_state, seconds, round_, writer, progress):
+        config = self._config
         while round_ < config.num_rounds:
             stopped = is_stopped(seed_state, config.patience)
             if stopped.all():
@@ -245,32 +281,20 @@ class _Loop:
             round_ += num_rounds
             if self._checkpoints:
                 self._checkpoints.save(round_, (seed_state, np.float64(seconds)))
-        progress.close()
-        if writer:
-            writer.close()
         return seed_state, seconds
 
     def _program(self, num_rounds: int, seed_state: SeedState):
         """The compiled `advance` over all seeds, once for each number of rounds."""
         if num_rounds not in self._programs:
             config = self._config
-
-            def all_seeds(seed_states, train, validation):
-                def one(state):
-                    return advance(
-                        self._algorithm,
-                        num_rounds,
-                        config.patience,
-                        state,
-                        train,
-                        validation,
-                    )
-
-                return clients.map_clients(one, config.seeds_per_chunk)(seed_states)
-
             start = time.perf_counter()
-            lowered = jax.jit(all_seeds, donate_argnums=0).lower(
-                seed_state, *self._data
+            lowered = _advance_seeds.lower(
+                self._algorithm,
+                num_rounds,
+                config.patience,
+                config.seeds_per_chunk,
+                seed_state,
+                *self._data,
             )
             self._programs[num_rounds] = lowered.compile()
             self.compile_seconds += time.perf_counter() - start

@@ -1,0 +1,133 @@
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from fedjax_graph.driver import plots
+
+HOUR = 12
+RECORDS = [
+    {"method": "cnfgnn", "round": 2, "train_loss": 0.4, "validation_loss": 0.5},
+    {"method": "cnfgnn", "round": 1, "train_loss": 0.6},
+    {"method": "local", "round": 1, "train_loss": 0.7, "validation_loss": None},
+    {
+        "method": "local",
+        "round": 2,
+        "train_loss": float("nan"),
+        "validation_loss": 0.6,
+        "validation_loss_std": 0.1,
+    },
+]
+RMSE = {"cnfgnn": np.linspace(2, 6, 12), "persistence": np.linspace(2, 8, 12)}
+
+
+def speeds(num_sensors):
+    hours = np.arange(24 * HOUR)[:, None] / HOUR
+    return 60 - 30 * np.exp(-((hours - 8 - np.arange(num_sensors)) ** 2))
+
+
+def day(num_sensors=2):
+    truth = speeds(num_sensors)
+    truth[20:30] = np.nan
+    late = {minutes: np.roll(truth, minutes // 5, 0) for minutes in (15, 60)}
+    return {"truth": truth, "forecasts": {"cnfgnn": late, "local": {60: truth + 1}}}
+
+
+def plot(axes, label):
+    (line,) = [line for line in axes.lines if line.get_label() == label]
+    return line
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: plots.curves(
+            path,
+            {"a": ([0, 1, 2, 3], [1, np.nan, 3, 4])},
+            "time (s)",
+            "speed (mph)",
+            "A",
+        ),
+        lambda path: plots.training_curves(path, RECORDS),
+        lambda path: plots.rmse_by_horizon(path, RMSE),
+        lambda path: plots.forecasts(path, **day()),
+    ],
+    ids=["curves", "training_curves", "rmse_by_horizon", "forecasts"],
+)
+def test_writes_the_same_png_twice(tmp_path, write):
+    paths = [tmp_path / "new" / "folder" / name for name in ("a.png", "b.png")]
+    for path in paths:
+        write(path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    pixels = matplotlib.image.imread(paths[0])[..., :3]
+    assert min(pixels.shape[:2]) > 400
+    coloured = np.abs(pixels - to_rgb(plots.COLOURS[0])).max(-1) < 0.02
+    assert coloured.sum() > 200 and (pixels == 1).all(-1).mean() > 0.5
+
+
+def test_curves_carry_the_data_and_the_band():
+    line = plots.Line([1, 2, 3], [4.0, np.nan, 6.0], [0.5, 0.5, 1.0])
+    figure = plots.curves_figure({"a": line, "b": ([1], [2])}, "x (s)", "y (m)", "T")
+    (axes,) = figure.axes
+    np.testing.assert_array_equal(plot(axes, "a").get_ydata(), line.y)
+    np.testing.assert_array_equal(plot(axes, "b").get_xdata(), [1])
+    (band,) = axes.collections
+    assert band.get_datalim(axes.transData).ymax == 7.0
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("x (s)", "y (m)")
+    assert axes.get_title(loc="left") == "T"
+    assert legend(figure) == ["a", "b"]
+    assert plot(axes, "a").get_color() != plot(axes, "b").get_color()
+    assert plot(axes, "a").get_linestyle() != plot(axes, "b").get_linestyle()
+
+
+def test_training_curves_skip_rounds_without_a_value():
+    figure = plots.training_curves_figure(RECORDS)
+    train, validation = figure.axes
+    assert (train.get_ylabel(), train.get_xlabel()) == ("training loss", "round")
+    assert validation.get_ylabel() == "validation loss"
+    np.testing.assert_array_equal(plot(train, "cnfgnn").get_xdata(), [1, 2])
+    np.testing.assert_array_equal(plot(train, "cnfgnn").get_ydata(), [0.6, 0.4])
+    np.testing.assert_array_equal(plot(train, "local").get_ydata(), [0.7, np.nan])
+    np.testing.assert_array_equal(plot(validation, "cnfgnn").get_xdata(), [2])
+    assert len(train.collections) == 0 and len(validation.collections) == 1
+    assert legend(figure) == ["cnfgnn", "local"]
+
+
+def test_rmse_by_horizon_is_in_minutes():
+    (axes,) = plots.rmse_by_horizon_figure(RMSE).axes
+    line = plot(axes, "persistence")
+    np.testing.assert_array_equal(line.get_xdata(), np.arange(5, 61, 5))
+    np.testing.assert_array_equal(line.get_ydata(), RMSE["persistence"])
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("minutes ahead", "RMSE (mph)")
+    assert axes.get_ylim()[0] == 0
+
+
+def test_forecasts_have_a_panel_per_sensor_and_a_line_per_horizon():
+    data = day()
+    figure = plots.forecasts_figure(**data, sensors=["north", "south"])
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["north", "south"]
+    for p, axes in enumerate(figure.axes):
+        truth = plot(axes, "measured")
+        np.testing.assert_array_equal(truth.get_ydata(), data["truth"][:, p])
+        np.testing.assert_allclose(truth.get_xdata()[-1], 24 - 1 / 12)
+        for minutes, values in data["forecasts"]["cnfgnn"].items():
+            line = plot(axes, f"cnfgnn, {minutes} min ahead")
+            np.testing.assert_array_equal(line.get_ydata(), values[:, p])
+        assert axes.get_ylabel() == "speed (mph)" and len(axes.lines) == 4
+    one_method = {plot(axes, f"cnfgnn, {m} min ahead").get_color() for m in (15, 60)}
+    assert len(one_method) == 1
+    assert figure.axes[-1].get_xlabel() == "hours"
+
+
+def test_forecasts_against_wall_clock_time(tmp_path):
+    start = np.datetime64("2024-01-01T00:00", "ns")
+    times = start + np.arange(24 * HOUR) * np.timedelta64(5, "m")
+    figure = plots.forecasts_figure(**day(1), times=times)
+    plots.save(figure, tmp_path / "day.png")
+    labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    assert "12:00" in labels
+    assert figure.axes[0].get_title(loc="left") == "sensor 0"
