@@ -33,8 +33,6 @@ def run(main: Callable[[list[str]], None]) -> None:
     def guarded(argv: list[str]) -> None:
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # libraries report every save
-        # What a broken checkpoint leaves behind in orbax's event loop.
-        python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
         try:
             if len(argv) > 1:
                 raise InputError(
@@ -44,7 +42,22 @@ def run(main: Callable[[list[str]], None]) -> None:
         except InputError as error:
             _fail(error)
 
+    _hush_event_loops()
     app.run(guarded, flags_parser=parse)
+
+
+def _hush_event_loops() -> None:
+    """Keeps to itself what reads in flight say when a broken checkpoint ends orbax's.
+
+    They report through asyncio's logger and, from threads, `sys.unraisablehook`.
+    """
+    python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
+
+    def hook(unraisable):
+        if str(unraisable.exc_value) != "Event loop is closed":
+            sys.__unraisablehook__(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _fail(error: Exception) -> NoReturn:

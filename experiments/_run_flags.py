@@ -15,6 +15,11 @@ from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.errors import InputError
 
 METHODS = flags.DEFINE_list("methods", None, "Methods, comma-separated.")
+flags.register_validator(
+    METHODS,
+    lambda names: names is None or 0 < len(names) == len(set(names)),
+    message="name at least one method, and each only once",
+)
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder for all output; by default a new one under runs/."
 )

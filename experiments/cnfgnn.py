@@ -57,6 +57,11 @@ GN_LAYERS = flags.DEFINE_integer(
 GN_MLP_SIZES = flags.DEFINE_list(
     "gn_mlp_sizes", None, "Layer sizes of the graph network's MLPs."
 )
+flags.register_validator(
+    GN_MLP_SIZES,
+    lambda sizes: all(size.isdecimal() and int(size) for size in sizes or []),
+    message="expected positive whole numbers, such as 256,256,128",
+)
 GRU_HIDDEN_SIZE = flags.DEFINE_integer(
     "gru_hidden_size", None, "Of GRU + FedAvg; 100 for the 63K model.", lower_bound=1
 )

@@ -27,7 +27,7 @@ def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -
     """Keeps beside a run what a forecast needs besides parameters.
 
     Raises:
-      InputError: if another network is kept there.
+      InputError: if another network is kept there, with checkpoints trained on it.
     """
     network = {
         "sensor_ids": dataset.sensor_ids,
@@ -35,7 +35,7 @@ def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -
         "mean": np.asarray(train.mean),
         "std": np.asarray(train.std),
     }
-    if path.exists():
+    if path.exists() and any(path.parent.glob("*/checkpoints/*")):
         kept = files.read_npz(path)
         for key, value in network.items():
             if not np.array_equal(kept.get(key), value):

@@ -63,7 +63,15 @@ class Checkpoints:
         if self._settings is not None:
             _check_settings(self.settings(), self._settings, self._manager.directory)
         like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
-        return self._restore(state=ocp.args.StandardRestore(like))["state"]
+        restored = self._restore(state=ocp.args.StandardRestore(like))["state"]
+        for x, wanted in zip(*map(jax.tree.leaves, (restored, like)), strict=True):
+            if x.shape != wanted.shape:  # orbax gives what is there
+                raise InputError(
+                    f"{self._manager.directory}: the checkpoint cannot be read (it "
+                    f"holds an array of shape {x.shape}, where {wanted.shape} was "
+                    "expected); start anew in another --workdir"
+                )
+        return restored
 
     def _restore(self, **items: Any) -> Any:
         """Items of the latest checkpoint."""

@@ -86,13 +86,15 @@ def write_results(
     settings: dict[str, Any],
     methods: dict[str, dict[str, Any]],
 ) -> None:
-    """Writes `results.json` whole."""
+    """Writes `results.json` whole; methods run there before keep their entries."""
+    path = workdir / "results.json"
+    before = json.loads(path.read_text())["methods"] if path.exists() else {}
     results = {
         "dataset": dataset,
         "settings": to_jsonable({**settings, **environment()}),
-        "methods": methods,
+        "methods": {**before, **methods},
     }
-    write_atomically(workdir / "results.json", json.dumps(results, indent=2) + "\n")
+    write_atomically(path, json.dumps(results, indent=2) + "\n")
 
 
 def format_table(header: list[str], rows: list[list[str]]) -> str:

@@ -243,6 +243,8 @@ class _Loop:
             self._data[0],
             jax.random.key(0),
         )
+        if round_ >= config.num_rounds or is_stopped(seed_state, config.patience).all():
+            return seed_state, seconds
         progress = Progress(self._name, config.num_rounds, round_)
         writer = self._workdir and MetricsWriter(self._workdir, self._name, round_)
         try:

@@ -67,7 +67,9 @@ class MetricsWriter:
         if not self._path.exists() or self._path.read_text() != lines:
             write_atomically(self._path, lines)
         self._tensorboard = tensorboardX.SummaryWriter(
-            str(workdir / "tensorboard" / method), purge_step=restored_round + 1
+            str(workdir / "tensorboard" / method),
+            purge_step=restored_round + 1,
+            filename_suffix=f".{restored_round:06}",  # else named by the second alone
         )
 
     @staticmethod

@@ -1,0 +1,96 @@
+"""`results.json` as other tools read it, and the table."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_graph.communication import Bytes
+from fedjax_graph.driver import results
+from fedjax_graph.driver.rounds import RunResult
+
+KEEP = ("rmse", "mae", "masked")
+
+
+def make_result(num_seeds):
+    """Seed s has errors that are 1 + s times those of the first."""
+    factors = 1 + np.arange(num_seeds, dtype=np.float32)
+    masked = {"mae": 2 * factors, "rmse": 3 * factors, "mape": 4 * factors}
+    return RunResult(
+        best_state=None,
+        test={
+            "loss": factors,
+            "rmse": 5 * factors,
+            "mae": 6 * factors,
+            "rmse_by_horizon": np.outer(factors, np.arange(12.0)),
+            "masked": {at: masked for at in ("15", "30", "60", "all")},
+        },
+        best_round=np.array([3, 8, 5][:num_seeds], np.int32),
+        num_rounds=9,
+        communication=Bytes(up=10, down=7),
+        seconds=2.5,
+        compile_seconds=1.5,
+    )
+
+
+def entry_of(num_seeds):
+    return results.method_entry(make_result(num_seeds), KEEP, {"sizes": (1, 2)})
+
+
+def test_one_seed_has_no_deviation():
+    entry = entry_of(1)
+    masked = {"mae": 2.0, "rmse": 3.0, "mape": 4.0}
+    assert entry["test"] == {
+        "rmse": 5.0,
+        "mae": 6.0,
+        "masked": {at: masked for at in ("15", "30", "60", "all")},
+    }
+    assert entry["test_std"] is None
+    assert (entry["best_round"], entry["seconds"]) == (3, 2.5)
+    assert entry["communication_bytes"] == {"up": 30, "down": 21}
+    assert entry["communication_bytes_in_all"] == {"up": 90, "down": 63}
+    assert entry["rmse_by_horizon"] == list(range(12))
+
+
+def test_leaves_are_means_over_seeds_and_deviations_the_same_tree():
+    entry = entry_of(3)
+    assert entry["test"]["rmse"] == pytest.approx(10.0)
+    assert entry["test"]["masked"]["60"]["mape"] == pytest.approx(8.0)
+    assert entry["test_std"]["rmse"] == pytest.approx(5 * np.std([1, 2, 3], ddof=1))
+    assert entry["test_std"]["masked"]["all"]["mae"] == pytest.approx(2.0)
+    assert entry["test_std"].keys() == entry["test"].keys()
+    assert isinstance(entry["best_round"], int)
+    assert entry["best_round"] == 5
+    assert entry["best_round_by_seed"] == [3, 8, 5]
+
+
+def test_the_file_is_strict_json_with_hardware_and_versions(tmp_path):
+    result = make_result(1)
+    result.test["mae"] = np.array([np.nan])
+    methods = {"cnfgnn": results.method_entry(result, KEEP, {})}
+    settings = {"flags": {"seed": np.int64(3)}, "notes": ("cut",)}
+    results.write_results(tmp_path, "metr_la", settings, methods)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    text = (tmp_path / "results.json").read_text()
+    written = json.loads(text, parse_constant=refuse)
+    assert written.keys() == {"dataset", "settings", "methods"}
+    assert written["dataset"] == "metr_la"
+    assert written["methods"]["cnfgnn"]["test"]["mae"] is None
+    assert written["settings"]["flags"] == {"seed": 3}
+    assert written["settings"]["notes"] == ["cut"]
+    assert written["settings"]["hardware"]["num_cpus"] >= 1
+    assert {"python", *results.PACKAGES} == written["settings"]["versions"].keys()
+
+
+def test_the_table_is_aligned():
+    rows = [["persistence", "13.08"], ["CNFGNN", results.with_std(12.0, 0.25)]]
+    assert results.format_table(["mph", "RMSE"], rows).splitlines() == [
+        "mph                    RMSE",
+        "-----------  --------------",
+        "persistence           13.08",
+        "CNFGNN       12.000 ± 0.250",
+    ]
+    assert results.with_std(12.0, None) == "12.000"

@@ -1,0 +1,142 @@
+"""Files that a kill cannot tear, TensorBoard, and progress."""
+
+import io
+import json
+import os
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_graph.driver import writers
+from fedjax_graph.driver.writers import MetricsWriter, Progress, read_records
+
+
+def make_record(round_, method="cnfgnn", **figures):
+    return {"method": method, "round": round_, "train_loss": 1.0 / round_, **figures}
+
+
+def write_rounds(folder, numbers, method="cnfgnn", restored_round=0, **figures):
+    writer = MetricsWriter(folder, method, restored_round)
+    for round_ in numbers:
+        writer.write(make_record(round_, method, **figures))
+    writer.close()
+
+
+def rounds_of(folder, method="cnfgnn"):
+    records = read_records(folder / "metrics.jsonl")
+    return [record["round"] for record in records if record["method"] == method]
+
+
+def test_arrays_become_json_and_what_is_not_finite_null():
+    tree = {
+        1: jnp.float32(0.5),
+        "list": (np.arange(2), np.float64("nan"), float("-inf")),
+        "plain": [True, None, "text", 3],
+    }
+    assert writers.to_jsonable(tree) == {
+        "1": 0.5,
+        "list": [[0, 1], None, None],
+        "plain": [True, None, "text", 3],
+    }
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "results.json"
+    writers.write_atomically(path, "old")
+
+    def die(fd):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "fsync", die)
+        writers.write_atomically(path, "new and longer")
+    assert path.read_text() == "old"
+    writers.write_atomically(path, "new")
+    assert path.read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+
+
+@pytest.mark.parametrize("torn", ['{"method": "cnfgnn", "rou', "\0\0\0\0", "{", "\n"])
+def test_torn_lines_are_left_out_and_mended(tmp_path, torn):
+    write_rounds(tmp_path, [1, 2])
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(torn)
+    assert rounds_of(tmp_path) == [1, 2]
+    write_rounds(tmp_path, [3], restored_round=2)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
+
+
+def test_lines_beyond_the_restored_round_are_dropped(tmp_path):
+    write_rounds(tmp_path, [1, 2, 3], method="gru_fedavg")
+    write_rounds(tmp_path, [1, 2, 3, 4])
+    write_rounds(tmp_path, [3, 4, 5], restored_round=2)
+    assert rounds_of(tmp_path) == [1, 2, 3, 4, 5]
+    assert rounds_of(tmp_path, "gru_fedavg") == [1, 2, 3]
+
+
+def test_lines_are_json_without_nan(tmp_path):
+    figures = {"validation_loss": float("nan"), "by_seed": np.array([1.0, np.inf])}
+    write_rounds(tmp_path, [1], **figures)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    text = (tmp_path / "metrics.jsonl").read_text()
+    line = json.loads(text, parse_constant=refuse)
+    assert line == make_record(1, validation_loss=None, by_seed=[1.0, None])
+
+
+def test_tensorboard_reads_each_step_once(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tensorboard's own, on import
+        accumulators = pytest.importorskip(
+            "tensorboard.backend.event_processing.event_accumulator"
+        )
+    write_rounds(tmp_path, [1, 2, 3, 4], validation_loss=float("nan"))
+    write_rounds(tmp_path, [3, 4, 5], restored_round=2, validation_loss=2.0)
+    folder = tmp_path / "tensorboard" / "cnfgnn"
+    accumulator = accumulators.EventAccumulator(str(folder))
+    accumulator.Reload()
+    events = accumulator.Scalars("train_loss")
+    assert [event.step for event in events] == [1, 2, 3, 4, 5]
+    assert [event.value for event in events] == pytest.approx(
+        [1 / round_ for round_ in range(1, 6)]
+    )
+    evaluated = accumulator.Scalars("validation_loss")
+    assert [event.step for event in evaluated] == [3, 4, 5]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+RECORD = make_record(4, validation_loss=0.12345, windows_per_s=1234.0, other=1.0)
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    progress = Progress("cnfgnn", 8, 3)
+    progress.update(RECORD)
+    progress.update(make_record(5, validation_loss=float("nan")))
+    progress.close()
+    out = capsys.readouterr().out.splitlines()
+    assert out == [
+        "cnfgnn  round 4/8  train_loss 0.25  validation_loss 0.1235  "
+        "windows_per_s 1234",
+        "cnfgnn  round 5/8  train_loss 0.2",
+    ]
+
+
+def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    progress = Progress("cnfgnn", 8, 3)
+    progress.update(RECORD)
+    progress.close()
+    assert "4/8" in terminal.getvalue()
+    assert "train_loss=0.25" in terminal.getvalue()
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,75 @@
+"""What is shipped, and what it needs."""
+
+import ast
+import pathlib
+import re
+import sys
+import tomllib
+import warnings
+from importlib import metadata
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# Distributions whose modules have another name, and those needed by name alone.
+MODULES = {"absl-py": "absl", "orbax-checkpoint": "orbax"}
+NOT_IMPORTED = {"jaxlib"}  # the compiled half of jax
+
+
+def normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def names(requirements):
+    return {normal(re.match(r"[\w.-]+", text)[0]) for text in requirements}
+
+
+CORE = names(PROJECT["project"]["dependencies"])
+EXTRAS = set().union(*map(names, PROJECT["project"]["optional-dependencies"].values()))
+
+
+def imported(folder):
+    """Top-level modules imported anywhere in a folder's sources."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(node.module.split(".")[0])
+    own = {"fedjax_graph", "experiments"}
+    return {normal(name) for name in found - set(sys.stdlib_module_names) - own}
+
+
+def test_the_wheel_holds_the_library_only():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # old releases use what Python deprecates
+        setuptools = pytest.importorskip("setuptools")
+    find = PROJECT["tool"]["setuptools"]["packages"]["find"]
+    packages = set(setuptools.find_packages(str(ROOT), **find))
+    assert {package.split(".")[0] for package in packages} == {"fedjax_graph"}
+    modules = (ROOT / "fedjax_graph").rglob("*.py")
+    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in modules}
+    assert packages == folders  # each has its __init__.py
+
+
+def test_core_dependencies_are_those_imported():
+    used = imported("fedjax_graph") | imported("experiments")
+    modules = {normal(MODULES.get(name, name)) for name in CORE - NOT_IMPORTED}
+    assert modules <= used
+    assert used - modules <= EXTRAS
+
+
+def test_the_library_does_not_import_the_binaries():
+    sources = (ROOT / "fedjax_graph").rglob("*.py")
+    assert not [path for path in sources if "import experiments" in path.read_text()]
+    assert not [path for path in sources if "from experiments" in path.read_text()]
+
+
+def test_installed_versions_satisfy_the_floors():
+    packaging = pytest.importorskip("packaging.requirements")
+    for text in PROJECT["project"]["dependencies"]:
+        requirement = packaging.Requirement(text)
+        version = metadata.version(requirement.name)
+        assert requirement.specifier.contains(version, prereleases=True), text
