@@ -80,8 +80,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "metr_la": {"num_rounds": 500},
     "pems_bay": {"num_rounds": 200, "server_rounds": 20},
     "pems_bay_subset": {"num_rounds": 200, "server_rounds": 20},
-    "synthetic": {
-        "num_rounds": 8,
+    "synthetic": {  # a smaller model, so that two cores need a minute or two
+        "num_rounds": 6,
+        "server_rounds": 3,
+        "hidden_size": 32,
+        "gn_mlp_sizes": (64, 64, 64),
+        "gru_hidden_size": 50,
+        "client_learning_rate": 3e-3,
+        "server_learning_rate": 3e-3,
+        "sampling_decay": 30.0,
         "methods": ["persistence", "historical_average", "gru_fedavg", "cnfgnn"],
     },
 }

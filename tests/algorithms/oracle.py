@@ -1,0 +1,260 @@
+"""Algorithms 1 and 2 of CNFGNN as loops over clients, batches and windows.
+
+No scan and no vmap: a window at a time through `model.apply`, gradients averaged by
+hand. The draws come from the same keys as the library's, the probabilities from NumPy.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+
+from fedjax_graph.data.windows import TrafficData
+
+
+def read_window(data: TrafficData, client: int, place: int):
+    """Inputs and targets [12, 1, 2] of one window of one client."""
+    start = int(data.starts[place])
+    value = (np.asarray(data.speed[client]) - float(data.mean)) / float(data.std)
+    frames = np.stack([value, np.asarray(data.clock)], axis=-1)
+    window = frames[start : start + 24, None].astype(np.float32)
+    return window[:12], window[12:]
+
+
+def draw_batches(key, num_windows, batch_size, num_epochs, first_step, decay):
+    """[(places of windows, whether to feed the truth [12])] of all passes."""
+    shuffle_key, feed_key = jax.random.split(key)
+    places = []
+    for epoch_key in jax.random.split(shuffle_key, num_epochs):
+        order = np.asarray(jax.random.permutation(epoch_key, num_windows))
+        places += [
+            order[low : low + batch_size] for low in range(0, len(order), batch_size)
+        ]
+    draws = np.asarray(jax.random.uniform(feed_key, (len(places), 12)))
+    with np.errstate(over="ignore"):
+        steps = first_step + np.arange(len(places), dtype=np.float64)
+        probability = decay / (decay + np.exp(steps / decay))
+    return list(zip(places, draws < probability[:, None], strict=True))
+
+
+def draw_cohort(key, client_ids, size):
+    """The clients with the smallest draws, by place."""
+    if size == len(client_ids):
+        return list(range(size))
+    draws = [float(jax.random.uniform(jax.random.fold_in(key, i))) for i in client_ids]
+    return sorted(np.argsort(draws)[:size].tolist())
+
+
+def mean_of(trees):
+    return jax.tree.map(lambda *x: np.mean(np.stack(x), axis=0), *trees)
+
+
+def weighted_mean_of(trees, weights):
+    return jax.tree.map(
+        lambda *x: np.average(np.stack(x), axis=0, weights=weights).astype(np.float32),
+        *trees,
+    )
+
+
+class Clients:
+    """ClientUpdate of Algorithm 2 for a model."""
+
+    def __init__(self, model, learning_rate, jit):
+        optimiser = optax.adam(learning_rate)
+        self.start = optimiser.init
+
+        def loss(params, inputs, targets, embedding, feed):
+            outputs = model.apply({"params": params}, inputs, embedding, targets, feed)
+            return ((outputs - targets[..., 0]) ** 2).mean()
+
+        def step(params, grads, opt_state):
+            updates, opt_state = optimiser.update(grads, opt_state)
+            return optax.apply_updates(params, updates), opt_state
+
+        self.value_and_grad = jit(jax.value_and_grad(loss))
+        self.step = jit(step)
+
+    def update(self, params, data, client, embeddings, batches):
+        """Passes over one client's windows; also the mean of the batches' losses."""
+        opt_state, losses = self.start(params), []
+        for places, feed in batches:
+            values, grads = [], []
+            for place in places:
+                value, grad = self.value_and_grad(
+                    params,
+                    *read_window(data, client, place),
+                    embeddings[client, place][None],
+                    feed,
+                )
+                values.append(value)
+                grads.append(grad)
+            params, opt_state = self.step(params, mean_of(grads), opt_state)
+            losses.append(np.mean(values))
+        return params, np.mean(losses)
+
+    def train_cohort(self, rows, data, key, size, embeddings, batches_of):
+        """Lines 7-14 of Algorithm 1 without the average.
+
+        Args:
+          rows: the model of each client.
+          batches_of: key -> batches.
+
+        Returns:
+          {client: (params, loss)} of the cohort.
+        """
+        cohort_key, update_key = jax.random.split(key)
+        ids = np.asarray(data.client_ids)
+        return {
+            client: self.update(
+                rows[client],
+                data,
+                client,
+                embeddings,
+                batches_of(jax.random.fold_in(update_key, ids[client])),
+            )
+            for client in draw_cohort(cohort_key, ids, size)
+        }
+
+
+def merge(rows, trained, data, is_averaged):
+    """FedAvg over the cohort, or each trained client's own; and the mean loss."""
+    weights = [float(data.client_weights[client]) for client in trained]
+    models, losses = zip(*trained.values(), strict=True)
+    loss = np.average(losses, weights=weights)
+    if is_averaged:
+        return [weighted_mean_of(models, weights)] * len(rows), loss
+    return [
+        trained[client][0] if client in trained else row
+        for client, row in enumerate(rows)
+    ], loss
+
+
+class Server:
+    """ServerUpdate of Algorithm 1: the loss of the whole, end to end."""
+
+    def __init__(self, model, gn, learning_rate, jit):
+        optimiser = optax.adam(learning_rate)
+        self.start = optimiser.init
+
+        def embed(server_params, rows, graph, inputs):
+            hidden = [
+                model.apply({"params": params}, x, method=model.encode)
+                for params, x in zip(rows, inputs, strict=True)
+            ]
+            hidden = jax.numpy.stack(hidden)
+            return gn.apply({"params": server_params}, graph, hidden)
+
+        def joint_loss(server_params, rows, graph, inputs, targets, feed):
+            embeddings = embed(server_params, rows, graph, inputs)
+            total = 0.0
+            for client, params in enumerate(rows):
+                outputs = model.apply(
+                    {"params": params},
+                    inputs[client],
+                    embeddings[client],
+                    targets[client],
+                    feed,
+                )
+                total += ((outputs - targets[client][..., 0]) ** 2).mean()
+            return total
+
+        def step(params, grads, opt_state):
+            updates, opt_state = optimiser.update(grads, opt_state)
+            return optax.apply_updates(params, updates), opt_state
+
+        self.embed = jit(embed)
+        self.value_and_grad = jit(jax.value_and_grad(joint_loss))
+        self.step = jit(step)
+
+    def window(self, data, place):
+        """Inputs and targets of all clients, [K, 12, 1, 2]."""
+        windows = [read_window(data, k, place) for k in range(len(data.speed))]
+        return tuple(np.stack(part) for part in zip(*windows, strict=True))
+
+    def embed_all(self, server_params, rows, data):
+        """h_G [K, S, H] of every window, lines 31-35."""
+        columns = [
+            self.embed(server_params, rows, data.graph, self.window(data, place)[0])
+            for place in range(len(data.starts))
+        ]
+        return np.concatenate(columns, axis=1)
+
+    def gradient(self, server_params, rows, data, places, feed):
+        """Of the joint loss, a mean over windows of a sum over clients."""
+        parts = [
+            self.value_and_grad(
+                server_params, rows, data.graph, *self.window(data, place), feed
+            )
+            for place in places
+        ]
+        values, grads = zip(*parts, strict=True)
+        return np.mean(values), mean_of(grads)
+
+    def update(self, server_params, opt_state, rows, data, batches):
+        """Lines 19-30; also the mean loss of a client."""
+        losses = []
+        for places, feed in batches:
+            loss, grads = self.gradient(server_params, rows, data, places, feed)
+            server_params, opt_state = self.step(server_params, grads, opt_state)
+            losses.append(loss / len(rows))
+        return server_params, opt_state, np.mean(losses)
+
+
+def fed_avg_rounds(clients, params, data, keys, config, is_averaged):
+    """GRU + FedAvg; yields the models of all clients and the loss after each round."""
+    num_clients, num_windows = len(data.speed), len(data.starts)
+    rows, num_steps = [params] * num_clients, 0
+    size = max(1, round(config.participation * num_clients))
+    embeddings = np.zeros((num_clients, num_windows, 0), np.float32)
+    for key in keys:
+        batches_of = functools.partial(
+            draw_batches,
+            num_windows=num_windows,
+            batch_size=config.batch_size,
+            num_epochs=config.client_rounds,
+            first_step=num_steps,
+            decay=config.sampling_decay,
+        )
+        trained = clients.train_cohort(rows, data, key, size, embeddings, batches_of)
+        rows, loss = merge(rows, trained, data, is_averaged)
+        num_steps += config.client_rounds * -(-num_windows // config.batch_size)
+        yield rows, loss
+
+
+def cnfgnn_rounds(clients, server, start, data, keys, config, is_averaged):
+    """Algorithm 1; yields (rows, server parameters, both losses) after each round."""
+    num_clients, num_windows = len(data.speed), len(data.starts)
+    params, server_params = start
+    rows, num_steps = [params] * num_clients, 0
+    size = max(1, round(config.participation * num_clients))
+    embeddings = np.zeros((num_clients, num_windows, config.hidden_size), np.float32)
+    opt_state = server.start(server_params)
+    for key in keys:
+        client_key, server_key = jax.random.split(key)
+        draw = functools.partial(
+            draw_batches, num_windows=num_windows, decay=config.sampling_decay
+        )
+        batches_of = functools.partial(
+            draw,
+            batch_size=config.client_batch_size,
+            num_epochs=config.client_rounds,
+            first_step=num_steps,
+        )
+        trained = clients.train_cohort(
+            rows, data, client_key, size, embeddings, batches_of
+        )
+        rows, client_loss = merge(rows, trained, data, is_averaged)
+        num_steps += len(batches_of(client_key))
+        batches = draw(
+            server_key,
+            batch_size=config.server_batch_size,
+            num_epochs=config.server_rounds,
+            first_step=num_steps,
+        )
+        server_params, opt_state, server_loss = server.update(
+            server_params, opt_state, rows, data, batches
+        )
+        num_steps += len(batches)
+        embeddings = server.embed_all(server_params, rows, data)
+        yield rows, server_params, (client_loss, server_loss)

@@ -1,0 +1,294 @@
+"""What every registered method must do. A method without an entry in TINY fails."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+from jax.extend import core as jex_core
+
+from fedjax_graph import graphs
+from fedjax_graph.algorithms import REGISTRY, get_method, make_config
+from fedjax_graph.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("rolled_scans")
+
+TINY = {
+    "cnfgnn": {
+        "hidden_size": 4,
+        "gn_layers": 1,
+        "gn_mlp_sizes": (6, 6, 6),
+        "client_batch_size": 12,
+        "server_batch_size": 10,
+        "sampling_decay": 4.0,
+    },
+    "gru_fedavg": {
+        "hidden_size": 4,
+        "batch_size": 12,
+        "sampling_decay": 4.0,
+        "eval_batch_size": 10,
+    },
+    "historical_average": {"eval_batch_size": 10},
+    "persistence": {"eval_batch_size": 10},
+}
+KEYS = tuple(jax.random.key(seed) for seed in (5, 6))
+NUM_CLIENTS, NUM_PADDED = 5, 7
+
+
+def assert_close(left, right, atol=1e-5):
+    """Two trees of one structure; relative for figures above 1, as of mph."""
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    jax.tree.map(
+        lambda a, b: npt.assert_allclose(a, b, rtol=atol, atol=atol), left, right
+    )
+
+
+class System:
+    """A method with a tiny config, compiled once for each variant that is asked for."""
+
+    def __init__(self, name, train, jit):
+        self.name, self.train, self.jit = name, train, jit
+        self.num_traces = 0
+        self.algorithm = self.build()
+        self.state = self.algorithm.init(jax.random.key(0), train)
+        self.score = jit(
+            lambda state, data: (
+                self.algorithm.evaluate(state, data),
+                self.algorithm.predict(state, data),
+            )
+        )
+
+    def build(self, **changes):
+        return get_method(self.name).factory(
+            make_config(self.name, TINY[self.name] | changes)
+        )
+
+    def has(self, field):
+        fields = dataclasses.fields(get_method(self.name).config_type)
+        return field in {f.name for f in fields}
+
+    @functools.lru_cache  # noqa: B019 - lives as long as the module's fixture
+    def round(self, **changes):
+        algorithm = self.build(**changes)
+
+        def round_(*arguments):
+            self.num_traces += 1
+            return algorithm.round(*arguments)
+
+        return self.jit(round_)
+
+    def run(self, data=None, state=None, keys=KEYS, **changes):
+        """Two rounds -> (state, metrics of the last round, scores, forecasts)."""
+        data = self.train if data is None else data
+        state = self.state if state is None else state
+        for key in keys:
+            state, metrics = self.round(**changes)(state, data, key)
+        return state, metrics, *self.score(state, data)
+
+
+@pytest.fixture(scope="module", params=sorted(REGISTRY))
+def system(request, train, quick_jit):
+    return System(request.param, train, quick_jit)
+
+
+@pytest.fixture(scope="module")
+def outcome(system):
+    return system.run()
+
+
+def test_no_method_is_forgotten():
+    assert set(TINY) == set(REGISTRY)
+    for name, values in TINY.items():
+        fields = {f.name for f in dataclasses.fields(REGISTRY[name].config_type)}
+        assert set(values) <= fields
+
+
+def test_unknown_methods_are_refused():
+    with pytest.raises(InputError, match="gru_fedavg"):
+        get_method("no_such_method")
+
+
+def test_two_rounds_leave_a_finite_state(system, outcome):
+    state, metrics, scores, forecasts = outcome
+    for leaf in jax.tree.leaves(outcome):
+        assert np.all(np.isfinite(leaf))
+    assert set(metrics) >= {"train_loss"}
+    assert {"loss", "rmse", "mae", "rmse_by_horizon", "masked"} <= set(scores)
+    assert forecasts.shape == (len(system.train.starts), NUM_CLIENTS, 12)
+    unmoved = jax.tree.map(np.array_equal, state, system.state)
+    assert all(jax.tree.leaves(unmoved)) != REGISTRY[system.name].is_trained
+
+
+def test_other_keys_and_rounds_compile_nothing(system, outcome):
+    round_ = system.round()
+    assert round_._cache_size() == 1
+    traces = system.num_traces
+    state, _, _, _ = outcome  # two rounds later
+    other, _ = round_(state, system.train, jax.random.key(77))
+    other, _ = round_(other, system.train, jax.random.key(78))
+    new_seed = jax.tree.map(lambda x: x + 1, system.state)
+    round_(new_seed, system.train, jax.random.key(79))
+    assert round_._cache_size() == 1
+    assert system.num_traces == traces
+
+
+def test_without_jit_a_round_is_the_same(system):
+    state, _ = system.round()(system.state, system.train, KEYS[0])
+    ours = system.round()(state, system.train, KEYS[1])
+    assert_close(system.algorithm.round(state, system.train, KEYS[1]), ours)
+
+
+@pytest.mark.parametrize("clients_per_chunk", [1, 2])
+def test_chunks_of_clients_change_nothing(system, outcome, clients_per_chunk):
+    """In two rounds; `outcome` has all clients at once."""
+    if not system.has("clients_per_chunk"):
+        assert not REGISTRY[system.name].is_trained  # nothing to map over
+        return
+    assert_close(system.run(clients_per_chunk=clients_per_chunk), outcome)
+
+
+def is_of_clients(leaf):
+    """A leaf of the state with a row for each client (no tiny weight has this size)."""
+    return jnp.ndim(leaf) > 0 and leaf.shape[0] in (NUM_CLIENTS, NUM_PADDED)
+
+
+def rows(tree, places):
+    return jax.tree.map(lambda x: x[places] if is_of_clients(x) else x, tree)
+
+
+def test_permuting_clients_permutes_outputs(system, outcome):
+    order, data = np.array([3, 0, 4, 1, 2]), system.train
+    permuted = data._replace(
+        speed=data.speed[order],
+        graph=graphs.permute(data.graph, order),
+        client_ids=data.client_ids[order],
+        client_weights=data.client_weights[order],
+    )
+    state, metrics, scores, forecasts = system.run(permuted, rows(system.state, order))
+    expected_state, expected_metrics, expected_scores, expected_forecasts = outcome
+    assert_close(state, rows(expected_state, order), 1e-4)
+    assert_close(metrics, expected_metrics, 1e-4)
+    assert_close(scores, expected_scores, 1e-4)
+    assert_close(forecasts, expected_forecasts[:, order], 1e-4)
+
+
+def pad(data, readings):
+    extra = NUM_PADDED - NUM_CLIENTS
+    return data._replace(
+        speed=jnp.concatenate([data.speed, readings]),
+        graph=graphs.pad_nodes(data.graph, NUM_PADDED),
+        client_ids=jnp.append(data.client_ids, 1000 + jnp.arange(extra)),
+        client_weights=jnp.append(data.client_weights, jnp.zeros(extra)),
+    )
+
+
+@pytest.mark.parametrize("readings", ["zero", "random"])
+def test_padded_clients_of_weight_zero_change_nothing(system, outcome, readings):
+    shape = (NUM_PADDED - NUM_CLIENTS, system.train.speed.shape[1])
+    fill = np.zeros(shape, np.float32)
+    if readings == "random":
+        fill = np.random.default_rng(0).uniform(1, 90, shape).astype(np.float32)
+    data = pad(system.train, fill)
+    state = jax.tree.map(
+        lambda x: jnp.concatenate([x, x[:2]]) if is_of_clients(x) else x, system.state
+    )
+    state, metrics, scores, forecasts = system.run(data, state)
+    assert_close(rows(state, slice(NUM_CLIENTS)), outcome[0])
+    assert_close((metrics, scores), outcome[1:3])
+    assert_close(forecasts[:, :NUM_CLIENTS], outcome[3])
+
+
+def test_a_first_state_does_not_depend_on_padding(system):
+    data = pad(system.train, np.zeros((2, system.train.speed.shape[1]), np.float32))
+    state = system.algorithm.init(jax.random.key(0), data)
+    assert_close(rows(state, slice(NUM_CLIENTS)), system.state)
+
+
+def types(tree):
+    return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
+
+
+def test_a_round_is_a_scan_body(system):
+    def init(key, data):
+        return system.algorithm.init(key, data)
+
+    before = jax.eval_shape(init, KEYS[0], system.train)
+    after, metrics = jax.eval_shape(
+        system.algorithm.round, before, system.train, KEYS[0]
+    )
+    assert types(after) == types(before)
+    for leaf in jax.tree.leaves((system.state, after)):
+        assert isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+
+    def scan(state, data, keys):
+        return jax.lax.scan(
+            lambda s, k: system.algorithm.round(s, data, k), state, keys
+        )
+
+    final, stacked = jax.eval_shape(scan, before, system.train, jnp.stack(KEYS))
+    assert types(final) == types(before)
+    assert jax.tree.map(lambda x: x.shape, stacked) == jax.tree.map(
+        lambda x: (2, *x.shape), metrics
+    )
+
+
+def test_seeds_map(system, outcome):
+    """The round of two seeds under `vmap`, each with a state and key of its own."""
+    states = [outcome[0], system.state]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *states)
+    mapped = system.jit(jax.vmap(system.algorithm.round, (0, None, 0)))
+    together = mapped(stacked, system.train, jnp.stack(KEYS))
+    for place, (state, key) in enumerate(zip(states, KEYS, strict=True)):
+        alone = system.round()(state, system.train, key)
+        assert_close(jax.tree.map(lambda x, i=place: x[i], together), alone)
+
+
+def test_first_states_depend_on_the_seed_and_nothing_else(system):
+    def init(seed, data):
+        return system.algorithm.init(jax.random.key(seed), data)
+
+    again = init(0, system.train)
+    assert_close(again, system.state, 0)
+    if REGISTRY[system.name].is_trained:
+        other = init(1, system.train)
+        equal = jax.tree.map(np.array_equal, other, system.state)
+        assert not all(jax.tree.leaves(equal))
+
+
+def constant_bytes(jaxpr):
+    """Bytes of the arrays that a traced program holds besides its arguments."""
+    total = 0
+    if isinstance(jaxpr, jex_core.ClosedJaxpr):
+        total += sum(np.asarray(x).nbytes for x in jaxpr.consts)
+        jaxpr = jaxpr.jaxpr
+    for equation in jaxpr.eqns:
+        for variable in equation.invars:
+            if isinstance(variable, jex_core.Literal):
+                total += np.asarray(variable.val).nbytes
+        for value in equation.params.values():
+            for part in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(part, jex_core.ClosedJaxpr | jex_core.Jaxpr):
+                    total += constant_bytes(part)
+    return total
+
+
+def test_captured_constants_are_seen():
+    big = jnp.arange(5000.0)
+    captured = jax.make_jaxpr(jax.jit(lambda x: x + big))(big)
+    assert constant_bytes(captured) >= 20_000
+    assert constant_bytes(jax.make_jaxpr(lambda x: x + 1)(big)) < 100
+
+
+def test_data_are_an_argument_not_a_constant(system):
+    data, state, key = system.train, system.state, KEYS[0]
+    programs = {
+        "init": jax.make_jaxpr(system.algorithm.init)(key, data),
+        "round": jax.make_jaxpr(system.algorithm.round)(state, data, key),
+        "evaluate": jax.make_jaxpr(system.algorithm.evaluate)(state, data),
+        "predict": jax.make_jaxpr(system.algorithm.predict)(state, data),
+    }
+    for name, program in programs.items():
+        assert constant_bytes(program) < 4096, name

@@ -1,0 +1,54 @@
+"""Dense layers against NumPy, and kernels split by rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.models import linear
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+
+@pytest.mark.parametrize("shape", [(4,), (6, 4), (3, 5, 4), (0, 2, 4)])
+def test_linear_multiplies_the_last_axis(shape):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    layer = linear.Linear(4, 3)
+    params = layer.init(jax.random.key(0), jnp.zeros((1, 4)))["params"]
+    expected = x @ np.asarray(params["kernel"]) + np.asarray(params["bias"])
+    outputs = layer.apply({"params": params}, x)
+    assert outputs.shape == (*shape[:-1], 3)
+    npt.assert_allclose(outputs, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("fan_in", [4, 100])
+def test_first_weights_fill_the_interval_of_the_released_code(fan_in):
+    draws = linear.fan_in_uniform(fan_in)(jax.random.key(1), (200, 200))
+    bound = fan_in**-0.5
+    assert 0.999 * bound < np.abs(draws).max() <= bound
+    npt.assert_allclose(np.mean(draws), 0, atol=0.02 * bound)
+    npt.assert_allclose(np.var(draws), bound**2 / 3, rtol=0.02)
+
+
+@pytest.mark.parametrize("layer_sizes", [(7, 3), (6, 5, 3)])
+def test_the_parts_of_an_mlp_make_the_mlp_of_the_concatenation(layer_sizes):
+    rng = np.random.default_rng(0)
+    sizes = (2, 4, 1)
+    parts = [rng.normal(size=(9, size)).astype(np.float32) for size in sizes]
+
+    class FromParts(linear.MLP):
+        def __call__(self, parts):
+            kernels = self.first_kernels()
+            first = sum(p @ k for p, k in zip(parts, kernels, strict=True))
+            return self.output(self.hidden(first + self.first_bias()))
+
+    mlp = FromParts(sizes, layer_sizes)
+    params = mlp.init(jax.random.key(0), parts)["params"]
+    x = np.concatenate(parts, axis=-1)
+    for depth in range(len(layer_sizes)):
+        layer = params[f"layers_{depth}"]
+        x = np.maximum(x, 0) if depth else x
+        x = x @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"])
+    assert x.shape == (9, 3)
+    npt.assert_allclose(mlp.apply({"params": params}, parts), x, atol=1e-6)

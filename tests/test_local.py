@@ -1,0 +1,130 @@
+"""The local update against optimiser steps written out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import optax
+import pytest
+
+from fedjax_graph.local import local_update, optimiser_step
+
+NUM_STEPS, BATCH = 6, 4
+LEARNING_RATE = 0.05
+
+
+def batches(seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(NUM_STEPS, BATCH, 3)).astype(np.float32)
+    y = rng.normal(size=(NUM_STEPS, BATCH)).astype(np.float32)
+    mask = np.ones((NUM_STEPS, BATCH), np.float32)
+    mask[-1, 2:] = 0
+    return {"x": x, "y": y, "mask": mask}
+
+
+def loss(params, batch):
+    error = batch["x"] @ params["w"] + params["b"] - batch["y"]
+    return jnp.sum(batch["mask"] * error**2) / jnp.sum(batch["mask"])
+
+
+def gradient(params, x, y):
+    """Of the mean squared error, by hand."""
+    error = x @ params["w"] + params["b"] - y
+    return {"w": 2 * error @ x / len(y), "b": 2 * error.mean()}, (error**2).mean()
+
+
+class SGD:
+    def __call__(self, name, gradient):
+        return -LEARNING_RATE * gradient
+
+
+class Momentum:
+    def __init__(self):
+        self.trace = {"w": 0, "b": 0}
+
+    def __call__(self, name, gradient):
+        self.trace[name] = gradient + 0.9 * self.trace[name]
+        return -LEARNING_RATE * self.trace[name]
+
+
+class Adam:
+    def __init__(self):
+        self.mean, self.square = {"w": 0, "b": 0}, {"w": 0, "b": 0}
+        self.count = {"w": 0, "b": 0}
+
+    def __call__(self, name, gradient):
+        self.count[name] += 1
+        self.mean[name] = 0.9 * self.mean[name] + 0.1 * gradient
+        self.square[name] = 0.999 * self.square[name] + 0.001 * gradient**2
+        mean = self.mean[name] / (1 - 0.9 ** self.count[name])
+        square = self.square[name] / (1 - 0.999 ** self.count[name])
+        return -LEARNING_RATE * mean / (np.sqrt(square) + 1e-8)
+
+
+OPTIMISERS = {
+    "sgd": (optax.sgd(LEARNING_RATE), SGD),
+    "momentum": (optax.sgd(LEARNING_RATE, momentum=0.9), Momentum),
+    "adam": (optax.adam(LEARNING_RATE), Adam),
+}
+
+
+def start_params():
+    return {"w": np.array([0.5, -1.0, 2.0], np.float32), "b": np.float32(0.3)}
+
+
+def loop(make_optimiser, params, data):
+    """All steps in NumPy, with the masked rows cut off."""
+    optimiser, losses = make_optimiser(), []
+    for x, y, mask in zip(data["x"], data["y"], data["mask"], strict=True):
+        grads, value = gradient(params, x[mask > 0], y[mask > 0])
+        params = {k: v + optimiser(k, grads[k]) for k, v in params.items()}
+        losses.append(value)
+    return params, np.mean(losses)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_the_update_is_a_loop_of_steps(name):
+    optimiser, make_optimiser = OPTIMISERS[name]
+    data = batches()
+    params, mean_loss = local_update(loss, optimiser)(start_params(), data)
+    expected, expected_loss = loop(make_optimiser, start_params(), data)
+    npt.assert_allclose(params["w"], expected["w"], rtol=1e-5, atol=1e-6)
+    npt.assert_allclose(params["b"], expected["b"], rtol=1e-5, atol=1e-6)
+    npt.assert_allclose(mean_loss, expected_loss, rtol=1e-5)
+
+
+def test_masked_rows_change_nothing():
+    data = batches()
+    altered = data | {"x": np.where(data["mask"][..., None] > 0, data["x"], 1e3)}
+    update = local_update(loss, optax.adam(LEARNING_RATE))
+    for left, right in zip(
+        jax.tree.leaves(update(start_params(), data)),
+        jax.tree.leaves(update(start_params(), altered)),
+        strict=True,
+    ):
+        npt.assert_array_equal(left, right)
+
+
+def test_the_optimiser_starts_anew_at_each_call():
+    update = local_update(loss, optax.adam(LEARNING_RATE))
+    data = batches()
+    params, _ = update(start_params(), data)
+    params, _ = update(params, data)
+    expected, _ = loop(Adam, start_params(), data)
+    expected, _ = loop(Adam, expected, data)
+    npt.assert_allclose(params["w"], expected["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_transformation_extends_the_step():
+    optimiser = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1.0))
+    step = optimiser_step(loss, optimiser)
+    params = start_params()
+    batch = jax.tree.map(lambda x: x[0], batches())
+    (moved, _), value = step((params, optimiser.init(params)), batch)
+    grads, expected_value = gradient(params, batch["x"], batch["y"])
+    norm = np.sqrt(np.sum(grads["w"] ** 2) + grads["b"] ** 2)
+    assert norm > 0.1
+    npt.assert_allclose(
+        moved["w"], params["w"] - 0.1 / norm * grads["w"], rtol=1e-5, atol=1e-6
+    )
+    npt.assert_allclose(value, expected_value, rtol=1e-5)
