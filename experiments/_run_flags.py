@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from absl import flags
 
-from fedjax_graph import clients
+from fedjax_graph import clients, devices
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.errors import InputError
 
@@ -48,6 +48,12 @@ PRECISION = flags.DEFINE_enum(
     ["float32", "tf32", "bfloat16"],
     "Precision of matrix products on accelerators; a CPU always computes float32.",
 )
+NUM_CPU_DEVICES = flags.DEFINE_integer(
+    "num_cpu_devices",
+    None,
+    "Without an accelerator: CPU cores that share the work; by default all.",
+    lower_bound=1,
+)
 RESUME = flags.DEFINE_bool("resume", False, "Go on from --workdir's checkpoint.")
 EVAL_ONLY = flags.DEFINE_bool("eval_only", False, "Score --workdir's checkpoint.")
 SPLIT = flags.DEFINE_enum(
@@ -55,6 +61,12 @@ SPLIT = flags.DEFINE_enum(
 )
 
 _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+
+
+def set_up_jax() -> None:
+    """Applies --precision, and makes the CPU's cores devices."""
+    set_precision()
+    devices.use_cpu_cores(NUM_CPU_DEVICES.value)
 
 
 def set_precision() -> None:

@@ -278,7 +278,7 @@ def benchmark_cnfgnn() -> dict[str, Any]:
 
 def main(argv: list[str]) -> None:
     del argv
-    _run_flags.set_precision()
+    _run_flags.set_up_jax()
     figures = {
         "system": SYSTEM.value,
         "shape": SHAPE.value,

@@ -174,6 +174,7 @@ def run_method(method: str, dataset, splits, workdir: pathlib.Path):
             "config": dataclasses.asdict(config),
             "seeds": seeds,
             "data": fingerprint(dataset),
+            "num_devices": jax.device_count(),
         }
     )
     if _run_flags.EVAL_ONLY.value:
@@ -241,7 +242,7 @@ def draw(workdir: pathlib.Path, dataset, test_data, runs, entries) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    _run_flags.set_precision()
+    _run_flags.set_up_jax()
     methods = setting("methods", ["cnfgnn", "persistence"])
     for method in methods:
         algorithms.get_method(method)

@@ -11,25 +11,49 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph import devices
 from fedjax_graph.errors import InputError
+
+
+def map_axis(fn: Callable[..., Any], rows_per_chunk: int | None = None):
+    """Maps a function of one row over the leading axis of its arguments.
+
+    Args:
+      fn: function of pytrees that belong to one row.
+      rows_per_chunk: how many rows run side by side. None: all (`vmap`). 1: one after
+        another. In between: `vmap` inside `lax.map`. The results differ by rounding
+        alone.
+    """
+
+    def mapped(*args):
+        num_rows = jax.tree.leaves(args)[0].shape[0]
+        if rows_per_chunk is None or rows_per_chunk >= num_rows > 1:
+            return jax.vmap(fn)(*args)
+        batch_size = None if rows_per_chunk == 1 else rows_per_chunk
+        return jax.lax.map(lambda one: fn(*one), args, batch_size=batch_size)
+
+    return mapped
 
 
 def map_clients(fn: Callable[..., Any], clients_per_chunk: int | None = None):
     """Maps a function of one client over a leading client axis of its arguments.
 
+    The clients are shared out to the devices, and mapped there with `map_axis`.
+
     Args:
-      fn: function of pytrees that belong to one client.
-      clients_per_chunk: how many clients run side by side. None: all (`vmap`).
-        1: one after another. In between: `vmap` inside `lax.map`. The results differ
-        by rounding alone.
+      fn: (*own, *shared) -> results, of pytrees that belong to one client and pytrees
+        that are the same for all.
+      clients_per_chunk: how many clients run side by side on a device.
+
+    Returns:
+      (*own [K, ...], shared=()) -> results [K, ...].
     """
 
-    def mapped(*args):
-        num_clients = jax.tree.leaves(args)[0].shape[0]
-        if clients_per_chunk is None or clients_per_chunk >= num_clients:
-            return jax.vmap(fn)(*args)
-        batch_size = None if clients_per_chunk == 1 else clients_per_chunk
-        return jax.lax.map(lambda one: fn(*one), args, batch_size=batch_size)
+    def local(own, *shared):
+        return map_axis(lambda *one: fn(*one, *shared), clients_per_chunk)(*own)
+
+    def mapped(*own, shared=()):
+        return devices.concat_parts(local)(own, shared=shared)
 
     return mapped
 

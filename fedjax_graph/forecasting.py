@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph import aggregation
+from fedjax_graph import aggregation, devices
 from fedjax_graph.data import windows
 from fedjax_graph.data.windows import TARGET_STEPS, TrafficData, Windows
 from fedjax_graph.local import local_update
@@ -244,7 +244,7 @@ def error_metrics(sums: ErrorSums, std: jax.Array) -> dict[str, Any]:
 def evaluate_forecasts(predict_batch: PredictBatch, batch_size: int):
     """Factory of `evaluate`: errors over all windows, one batch at a time."""
 
-    def evaluate(state, data: TrafficData):
+    def sums(state, data, starts, mask):  # [batches, B]
         real = (data.client_weights > 0).astype(jnp.float32)
 
         def step(sums, batch):
@@ -256,8 +256,15 @@ def evaluate_forecasts(predict_batch: PredictBatch, batch_size: int):
             return jax.tree.map(jnp.add, sums, new), None
 
         start = ErrorSums(*[jnp.zeros(TARGET_STEPS)] * len(ErrorSums._fields))
-        sums, _ = jax.lax.scan(step, start, windows.batches(data.starts, batch_size))
-        return error_metrics(sums, data.std)
+        return jax.lax.scan(step, start, (starts, mask))[0]
+
+    def evaluate(state, data: TrafficData):
+        starts, mask = windows.batches(data.starts, batch_size)
+        extra = ((0, devices.padded_size(len(starts)) - len(starts)), (0, 0))
+        total = devices.sum_parts(sums, in_axes=(None, None, 0, 0))(
+            state, data, jnp.pad(starts, extra), jnp.pad(mask, extra)
+        )
+        return error_metrics(total, data.std)
 
     return evaluate
 

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph import aggregation, communication, forecasting
+from fedjax_graph import aggregation, communication, devices, forecasting
 from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms.fed_avg import federated_round
 from fedjax_graph.data import windows
@@ -133,7 +133,7 @@ def client_phase(
 
     def phase(client_params, embeddings, data: TrafficData, key, num_steps):
         client_params, loss = federated_round(
-            lambda *args: update(*args, data, num_steps),
+            update,
             aggregate,
             participation=config.participation,
             clients_per_chunk=config.clients_per_chunk,
@@ -143,6 +143,8 @@ def client_phase(
             data.client_ids,
             data.client_weights,
             key,
+            data,
+            num_steps,
         )
         steps = forecasting.steps_per_epoch(len(data.starts), config.client_batch_size)
         return client_params, loss, config.client_rounds * steps
@@ -160,31 +162,24 @@ def server_phase(config: CNFGNNConfig):
     models = make_models(config)
     optimiser = optax.adam(config.server_learning_rate)
 
-    def phase(server_params, opt_state, client_params, hidden, data, key, num_steps):
-        real = (data.client_weights > 0).astype(jnp.float32)
+    def gradients(server_params, client_params, data, h_c, starts, weights, feed_truth):
+        """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
         share = real_share(data, config.server_batch_size)
+        real = (data.client_weights > 0).astype(jnp.float32)[:, None, None]
+        h_g, pull_back = jax.vjp(
+            lambda params: models.embed(params, data, h_c), server_params
+        )  # line 21
 
-        def step(carry, batch):
-            server_params, opt_state = carry
-            starts, h_c = data.starts[batch.places], hidden[:, batch.places]
-            h_g, pull_back = jax.vjp(
-                lambda params: models.embed(params, data, h_c), server_params
-            )  # line 21
+        def loss(h_g):  # lines 24-26, ClientBackward
+            outputs, targets = models.decode(
+                client_params, data, starts, h_c, h_g, feed_truth
+            )
+            return jnp.sum(real * weights * (outputs - targets) ** 2)
 
-            def loss(h_g):  # lines 24-26, ClientBackward; summed as in line 27
-                outputs, targets = models.decode(
-                    client_params, data, starts, h_c, h_g, batch.feed_truth
-                )
-                losses = jax.vmap(forecasting.squared_error, (0, 0, None))(
-                    outputs, targets, batch.mask
-                )
-                return jnp.sum(real * losses)
+        value, h_g_grads = jax.value_and_grad(loss)(communication.down(h_g, share))
+        return value, *pull_back(communication.up(h_g_grads, share))
 
-            value, h_g_grads = jax.value_and_grad(loss)(communication.down(h_g, share))
-            (grads,) = pull_back(communication.up(h_g_grads, share))
-            updates, opt_state = optimiser.update(grads, opt_state, server_params)
-            return (optax.apply_updates(server_params, updates), opt_state), value
-
+    def phase(server_params, opt_state, client_params, hidden, data, key, num_steps):
         batches = forecasting.epoch_batches(
             key,
             len(data.starts),
@@ -193,34 +188,68 @@ def server_phase(config: CNFGNNConfig):
             num_steps,
             config.sampling_decay,
         )
+        batch_size = devices.padded_size(config.server_batch_size)
+        extra = ((0, 0), (0, batch_size - config.server_batch_size))
+        batches = batches._replace(
+            places=jnp.pad(batches.places, extra), mask=jnp.pad(batches.mask, extra)
+        )
+
+        def step(carry, batch):
+            server_params, opt_state = carry
+            weights = batch.mask / (windows.TARGET_STEPS * jnp.sum(batch.mask))
+            loss, grads = devices.sum_parts(
+                gradients, in_axes=(None, None, None, 1, 0, 0, None)
+            )(
+                server_params,
+                client_params,
+                data,
+                hidden[:, batch.places],
+                data.starts[batch.places],
+                weights,
+                batch.feed_truth,
+            )
+            updates, opt_state = optimiser.update(grads, opt_state, server_params)
+            return (optax.apply_updates(server_params, updates), opt_state), loss
+
         (server_params, opt_state), losses = jax.lax.scan(
             step, (server_params, opt_state), batches
         )
-        return server_params, opt_state, jnp.mean(losses) / jnp.sum(real), len(losses)
+        num_clients = jnp.sum(data.client_weights > 0)
+        return server_params, opt_state, jnp.mean(losses) / num_clients, len(losses)
 
     return phase
 
 
 def real_share(data: TrafficData, batch_size: int) -> Fraction:
-    """The part of the batched windows that is not padding, for the ledger."""
+    """The part of a pass's batches that is not padding, for the ledger."""
     steps = forecasting.steps_per_epoch(len(data.starts), batch_size)
-    return Fraction(len(data.starts), steps * batch_size)
+    return Fraction(len(data.starts), steps * devices.padded_size(batch_size))
 
 
-def for_all_windows(fn, data: TrafficData, batch_size: int, size: int) -> jax.Array:
-    """Fills [K, S, size] with `fn(starts) -> [K, B, size]`, one batch at a time.
+def for_all_windows(fn, batch_size: int, size: int, data: TrafficData, *params):
+    """Fills [K, S, size] with `fn(starts, data, *params) -> [K, B, size]` by batches.
 
-    S is rounded up to whole batches.
+    S is rounded up to whole batches, as many for each device.
     """
+
+    def fill(starts, data, *params):
+        places = jnp.arange(len(starts)) * batch_size
+
+        def step(buffer, batch):
+            starts, place = batch
+            filled = fn(starts, data, *params)
+            return jax.lax.dynamic_update_slice(buffer, filled, (0, place, 0)), None
+
+        buffer = jnp.zeros((len(data.client_ids), starts.size, size))
+        return jax.lax.scan(step, buffer, (starts, places))[0]
+
     starts, _ = windows.batches(data.starts, batch_size)
-    places = jnp.arange(len(starts)) * batch_size
+    return devices.concat_parts(fill, out_axis=1)(starts, shared=(data, *params))
 
-    def step(buffer, batch):
-        starts, place = batch
-        return jax.lax.dynamic_update_slice(buffer, fn(starts), (0, place, 0)), None
 
-    buffer = jnp.zeros((len(data.client_ids), starts.size, size))
-    return jax.lax.scan(step, buffer, (starts, places))[0]
+def real_windows(hidden: jax.Array, data: TrafficData) -> Fraction:
+    """The part of `for_all_windows`' [K, S, size] that is not padding."""
+    return Fraction(len(data.starts), hidden.shape[1])
 
 
 def cnfgnn(
@@ -247,18 +276,22 @@ def cnfgnn(
     def embeddings(state: CNFGNNState, data: TrafficData) -> jax.Array:
         """Step (4) of the round before; zeros before the first round."""
 
-        def embed(starts):
-            h_c = models.encode(state.client_params, data, starts)
-            return models.embed(state.server_params, data, h_c)
+        def embed(starts, data, client_params, server_params):
+            h_c = models.encode(client_params, data, starts)
+            return models.embed(server_params, data, h_c)
 
         def embed_all(_):
-            h_g = for_all_windows(embed, data, batch_size, size)
-            return communication.down(h_g, real_share(data, batch_size))
+            params = (state.client_params, state.server_params)
+            h_g = for_all_windows(embed, batch_size, size, data, *params)
+            return communication.down(h_g, real_windows(h_g, data))
 
         shape = jax.eval_shape(embed_all, None).shape
         return jax.lax.cond(
             state.round > 0, embed_all, lambda _: jnp.zeros(shape), None
         )
+
+    def encode(starts, data, client_params):  # step (2)
+        return models.encode(client_params, data, starts)
 
     def round_(state: CNFGNNState, data: TrafficData, key: jax.Array):
         client_key, server_key = jax.random.split(key)
@@ -269,17 +302,15 @@ def cnfgnn(
             client_key,
             state.num_steps,
         )
-        hidden = for_all_windows(  # step (2)
-            lambda starts: models.encode(client_params, data, starts),
-            data,
-            batch_size,
-            size,
+        hidden = for_all_windows(encode, batch_size, size, data, client_params)
+        hidden = devices.replicated(
+            communication.up(hidden, real_windows(hidden, data))
         )
         server_params, opt_state, server_loss, server_steps = train_server(
             state.server_params,
             state.server_opt_state,
             client_params,
-            communication.up(hidden, real_share(data, batch_size)),
+            hidden,
             data,
             server_key,
             state.num_steps + client_steps,

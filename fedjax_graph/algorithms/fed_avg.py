@@ -33,17 +33,17 @@ def federated_round(
     """Factory of one round of local updates on a cohort, and their aggregation.
 
     Args:
-      update: (params, client data, key) -> (params, loss), of ONE client.
+      update: (params, client data, key, *shared) -> (params, loss), of ONE client.
       aggregate: stacked parameters and weights to stacked parameters.
       participation: share of the clients that take part.
       clients_per_chunk: see `clients.map_clients`.
 
     Returns:
-      (params [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key)
-      -> (params [1 or K, ...], mean loss of the cohort).
+      (params [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
+      *shared) -> (params [1 or K, ...], mean loss of the cohort).
     """
 
-    def round_(params, client_data, client_ids, weights, key):
+    def round_(params, client_data, client_ids, weights, key, *shared):
         cohort_key, update_key = jax.random.split(key)
         num_clients = client_ids.shape[0]
         size = clients.cohort_size(num_clients, participation)
@@ -53,6 +53,7 @@ def federated_round(
             communication.down(own),
             clients.take(client_data, cohort),
             clients.client_keys(update_key, client_ids[cohort]),
+            shared=shared,
         )
         weights = weights[cohort]
         merged = aggregate(communication.up(updated), weights)
@@ -106,7 +107,7 @@ def gru_fed_avg(
     def round_(state: FedAvgState, data: TrafficData, key: jax.Array):
         num_clients, num_windows = len(data.client_ids), len(data.starts)
         params, loss = federated_round(
-            lambda *args: update(*args, data, state.num_steps),
+            update,
             aggregate,
             participation=config.participation,
             clients_per_chunk=config.clients_per_chunk,
@@ -116,6 +117,8 @@ def gru_fed_avg(
             data.client_ids,
             data.client_weights,
             key,
+            data,
+            state.num_steps,
         )
         steps = forecasting.steps_per_epoch(num_windows, config.batch_size)
         num_steps = state.num_steps + config.client_rounds * steps

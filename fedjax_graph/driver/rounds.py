@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph import clients, communication
+from fedjax_graph import clients, communication, devices
 from fedjax_graph.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.writers import MetricsWriter, Progress
@@ -136,7 +136,7 @@ def _advance_seeds(
     def one(seed_state):
         return advance(algorithm, num_rounds, patience, seed_state, train, validation)
 
-    return clients.map_clients(one, seeds_per_chunk)(seed_states)
+    return devices.replicated(clients.map_axis(one, seeds_per_chunk)(seed_states))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -181,6 +181,7 @@ def run(
         folder = workdir / name / "checkpoints"
         checkpoints = _open_checkpoints(folder, settings, resume, eval_only)
     with contextlib.closing(checkpoints) if checkpoints else contextlib.nullcontext():
+        splits = devices.put_replicated(splits)
         seed_state, seconds = _start(algorithm, config, splits["train"], checkpoints)
         loop = _Loop(name, algorithm, splits, config, workdir, checkpoints)
         if not eval_only:
@@ -212,9 +213,9 @@ def _start(algorithm, config, data, checkpoints) -> tuple[SeedState, float]:
     if checkpoints and checkpoints.latest_round() is not None:
         like = abstract_seeds(algorithm, config.seeds, data)
         seed_state, seconds = checkpoints.restore((like, np.float64(0)))
-        return jax.device_put(seed_state), float(seconds)
+        return devices.put_replicated(seed_state), float(seconds)
     seeds = jnp.asarray(config.seeds, jnp.uint32)
-    return _init_seeds(algorithm, seeds, data), 0.0
+    return devices.put_replicated(_init_seeds(algorithm, seeds, data)), 0.0
 
 
 def evaluate_seeds(algorithm: FederatedAlgorithm, states: State, data: Data) -> Metrics:
