@@ -91,19 +91,33 @@ def cohort_size(num_clients: int, participation: float) -> int:
 
 
 def sample_cohort(
-    key: jax.Array, client_ids: jax.Array, weights: jax.Array, size: int
-) -> jax.Array:
-    """Samples `size` places of clients without replacement, ascending, [size].
+    key: jax.Array, client_ids: jax.Array, weights: jax.Array, participation: float
+) -> tuple[jax.Array, jax.Array]:
+    """Samples the clients of a round without replacement.
 
-    Each client draws a number from its own key and the smallest win, padded clients
-    (weight 0) last. Everybody taking part is no draw at all.
+    Each client draws a number from its own key and the smallest win. How many is a
+    share of the real clients: padding takes part in nothing. If everybody takes part
+    nothing is drawn.
+
+    Args:
+      key: of the round.
+      client_ids: [K] identities.
+      weights: [K], 0 = padding.
+      participation: share of the real clients that take part.
+
+    Returns:
+      Places [C], ascending, and weights [C], 0 for places that padding left over.
     """
     num_clients = client_ids.shape[0]
-    if size == num_clients:
-        return jnp.arange(num_clients)
+    sizes = [cohort_size(n, participation) for n in range(num_clients + 1)]
+    if sizes[-1] == num_clients:
+        return jnp.arange(num_clients), weights
     draws = jax.vmap(jax.random.uniform)(client_keys(key, client_ids))
     draws = jnp.where(weights > 0, draws, jnp.inf)
-    return jnp.sort(jnp.argsort(draws)[:size])
+    places = jnp.argsort(draws)[: sizes[-1]]
+    is_wanted = jnp.arange(sizes[-1]) < jnp.array(sizes)[jnp.sum(weights > 0)]
+    ascending = jnp.argsort(places)
+    return places[ascending], jnp.where(is_wanted, weights[places], 0)[ascending]
 
 
 def take(tree: Any, places: jax.Array) -> Any:

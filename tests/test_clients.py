@@ -78,38 +78,42 @@ def test_cohort_sizes(num_clients, participation, size):
     assert clients.cohort_size(num_clients, participation) == size
 
 
-def cohort_ids(key, client_ids, weights, size):
-    places = clients.sample_cohort(key, client_ids, weights, size)
-    assert places.shape == (size,)
+def cohort_ids(key, client_ids, weights, participation):
+    places, kept = clients.sample_cohort(key, client_ids, weights, participation)
+    assert places.shape == (clients.cohort_size(len(client_ids), participation),)
     assert np.all(np.diff(places) > 0)  # ascending, without replacement
-    return set(np.asarray(client_ids)[places].tolist())
+    takes_part = np.asarray(kept) > 0
+    npt.assert_array_equal(kept[takes_part], weights[places][takes_part])
+    assert np.sum(takes_part) == clients.cohort_size(np.sum(weights > 0), participation)
+    return set(np.asarray(client_ids)[places][takes_part].tolist())
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("size", [1, 3, 5])
-def test_a_cohort_depends_on_identities_alone(seed, size):
+@pytest.mark.parametrize("participation", [0.2, 0.6, 1.0])
+def test_a_cohort_depends_on_identities_alone(seed, participation):
     key, ids, weights = jax.random.key(seed), jnp.arange(5) * 7, jnp.arange(1.0, 6)
-    cohort = cohort_ids(key, ids, weights, size)
+    cohort = cohort_ids(key, ids, weights, participation)
     order = np.array([3, 1, 4, 0, 2])
-    assert cohort_ids(key, ids[order], weights[order], size) == cohort
-    assert cohort_ids(key, ids, weights[::-1], size) == cohort
+    assert cohort_ids(key, ids[order], weights[order], participation) == cohort
+    assert cohort_ids(key, ids, weights[::-1], participation) == cohort
     padded_ids = jnp.array([100, *ids[:2], 101, *ids[2:], 102])
     padded_weights = jnp.array([0, *weights[:2], 0, *weights[2:], 0])
-    assert cohort_ids(key, padded_ids, padded_weights, size) == cohort
+    assert cohort_ids(key, padded_ids, padded_weights, participation) == cohort
 
 
 def test_a_cohort_is_the_smallest_draws():
     key, ids = jax.random.key(1), jnp.array([2, 5, 8, 11])
     draws = [float(jax.random.uniform(jax.random.fold_in(key, i))) for i in ids]
     expected = {int(ids[place]) for place in np.argsort(draws)[:2]}
-    assert cohort_ids(key, ids, jnp.ones(4), 2) == expected
+    assert cohort_ids(key, ids, jnp.ones(4), 0.5) == expected
 
 
 def test_every_client_is_as_likely_as_the_others():
     keys = jax.random.split(jax.random.key(0), 2000)
     ids, weights = jnp.arange(6), jnp.array([1.0, 5, 0, 1, 9, 1])
-    cohorts = jax.vmap(lambda key: clients.sample_cohort(key, ids, weights, 2))(keys)
-    shares = np.bincount(np.asarray(cohorts).ravel(), minlength=6) / 2000
+    sample = jax.vmap(lambda key: clients.sample_cohort(key, ids, weights, 0.4))
+    cohorts, kept = map(np.asarray, sample(keys))
+    shares = np.bincount(cohorts[kept > 0], minlength=6) / 2000
     assert shares[2] == 0  # padding
     npt.assert_allclose(shares[[0, 1, 3, 4, 5]], 0.4, atol=0.04)  # 3.6 deviations
 

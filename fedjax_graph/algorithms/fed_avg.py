@@ -46,8 +46,9 @@ def federated_round(
     def round_(params, client_data, client_ids, weights, key, *shared):
         cohort_key, update_key = jax.random.split(key)
         num_clients = client_ids.shape[0]
-        size = clients.cohort_size(num_clients, participation)
-        cohort = clients.sample_cohort(cohort_key, client_ids, weights, size)
+        cohort, weights = clients.sample_cohort(
+            cohort_key, client_ids, weights, participation
+        )
         own = clients.take(aggregation.broadcast(params, num_clients), cohort)
         updated, losses = clients.map_clients(update, clients_per_chunk)(
             communication.down(own),
@@ -55,10 +56,15 @@ def federated_round(
             clients.client_keys(update_key, client_ids[cohort]),
             shared=shared,
         )
-        weights = weights[cohort]
         merged = aggregate(communication.up(updated), weights)
         if aggregation.num_models(params) == num_clients:  # the others keep theirs
-            merged = jax.tree.map(lambda x, new: x.at[cohort].set(new), params, merged)
+            takes_part = weights > 0
+
+            def place(x, new):
+                is_new = takes_part.reshape(-1, *[1] * (x.ndim - 1))
+                return x.at[cohort].set(jnp.where(is_new, new, x[cohort]))
+
+            merged = jax.tree.map(place, params, merged)
         return merged, jnp.sum(weights * losses) / jnp.sum(weights)
 
     return round_

@@ -1,0 +1,103 @@
+"""One device or several: the same numbers, the same bytes, one program.
+
+The number of devices is fixed once JAX has started, so each case is a process.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph import devices
+
+PROGRAM = """
+import json, sys
+from fedjax_graph import devices
+devices.use_cpu_cores(int(sys.argv[1]))
+import jax, jax.numpy as jnp, numpy as np
+from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.data import synthetic, windows
+from fedjax_graph.driver import rounds
+
+assert jax.device_count() == int(sys.argv[1])
+splits = windows.make_splits(synthetic.traffic_network(num_sensors=5, num_days=1))
+small = {"hidden_size": 4, "gn_mlp_sizes": (4, 4, 4), "gn_layers": 1}
+small |= {"batch_size": 50, "client_batch_size": 50, "server_batch_size": 47}
+runs = {
+    "cnfgnn": {"clients_per_chunk": 1},
+    "gru_fedavg": {"clients_per_chunk": 2, "participation": 0.6},
+    "persistence": {},
+}
+out = {}
+for method, values in runs.items():
+    algorithm = get_method(method).factory(make_config(method, small | values))
+    config = rounds.RunConfig(
+        num_rounds=2 if "clients_per_chunk" in values else 0,
+        seeds=(0, 1),
+        seeds_per_chunk=1,
+    )
+    result = rounds.run(method, algorithm, splits, config)
+    forecast = jax.jit(algorithm.predict)(
+        jax.tree.map(lambda x: x[0], result.best_state), splits["test"]
+    )
+    out[method] = {
+        "rmse": result.test["rmse"].tolist(),
+        "loss": result.test["loss"].tolist(),
+        "forecast": np.asarray(forecast)[::9].ravel().tolist(),
+        "bytes": result.communication,
+        "programs": rounds._advance_seeds._cache_size(),
+    }
+row = jnp.arange(5.0)
+double = devices.concat_parts(lambda x, shared: x * shared)
+out["concat"] = jax.jit(lambda: double(row, shared=(2.0,)))().tolist()
+total = devices.sum_parts(lambda x, y: jnp.sum(x * y), in_axes=(0, None))
+out["sum"] = float(jax.jit(lambda: total(jnp.arange(6.0), 2.0))())
+print(json.dumps(out))
+"""
+
+
+def run_on(num_devices):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM, str(num_devices)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def on_one():
+    return run_on(1)
+
+
+@pytest.mark.parametrize("num_devices", [3])  # does not divide the 5 clients
+def test_results_do_not_depend_on_the_number_of_devices(on_one, num_devices):
+    several = run_on(num_devices)
+    for method in ("cnfgnn", "gru_fedavg", "persistence"):
+        for key in ("rmse", "loss", "forecast"):
+            npt.assert_allclose(
+                several[method][key], on_one[method][key], rtol=1e-4, err_msg=method
+            )
+        assert several[method]["bytes"] == on_one[method]["bytes"]
+        assert several[method]["programs"] == on_one[method]["programs"]
+    assert several["concat"] == on_one["concat"] == [0, 2, 4, 6, 8]
+    assert several["sum"] == on_one["sum"] == 30
+
+
+def test_one_device_is_the_plain_call():
+    if jax.device_count() > 1:
+        pytest.skip("this process has several devices")
+    assert devices.padded_size(5) == 5
+    assert devices.sum_parts(fn := lambda x: x, in_axes=(0,)) is fn
+    rows = jnp.arange(3)
+    npt.assert_array_equal(devices.concat_parts(fn)(rows), np.arange(3))
+    assert devices.replicated(rows) is rows
