@@ -218,8 +218,10 @@ def draw(workdir: pathlib.Path, dataset, test_data, runs, entries) -> None:
     steps = np.asarray(one_day.starts)[:, None] + windows.INPUT_STEPS + np.arange(12)
     liveliest = np.argsort(dataset.speed[steps[:, 0]].std(axis=0))[-3:]
     sensors = np.sort(liveliest)
+    trained = [m for m in runs if algorithms.get_method(m).is_trained]
     forecasts = {}
-    for method, (algorithm, result, _) in runs.items():
+    for method in trained or runs:
+        algorithm, result, _ = runs[method]
         state = jax.tree.map(lambda x: x[0], result.best_state)
         forecast = np.asarray(jax.jit(algorithm.predict)(state, one_day))
         forecasts[TITLES[method]] = {60: forecast[:, sensors, -1]}
