@@ -36,9 +36,20 @@ SEED = flags.DEFINE_integer("seed", 0, "Seed of all randomness.", 0, 2**31)
 NUM_SEEDS = flags.DEFINE_integer(
     "num_seeds", 1, "Seeds run in one program, from --seed on.", lower_bound=1
 )
+
+
+def refuse_nan(*holders: flags.FlagHolder) -> None:
+    """NaN lies within all bounds of absl's."""
+    for holder in holders:
+        flags.register_validator(
+            holder, lambda x: x is None or x == x, message="expected a number"
+        )
+
+
 PARTICIPATION = flags.DEFINE_float(
     "participation", 1.0, "Share of the clients in a round.", 1e-9, 1.0
 )
+refuse_nan(PARTICIPATION)
 CLIENTS_PER_CHUNK = flags.DEFINE_string(
     "clients_per_chunk", "auto", "Clients side by side: auto, all or a number."
 )

@@ -97,7 +97,9 @@ def matmul_rate() -> float:
     size = 4096 if jax.default_backend() == "cpu" else 16384
     x = jnp.ones((size, size))
     program, _ = compiled(jnp.matmul, x, x)
-    return 2 * size**3 / min(seconds(program, x, x) for _ in range(3))
+    rate = 2 * size**3 / min(seconds(program, x, x) for _ in range(3))
+    is_cpu = jax.default_backend() == "cpu"  # whose product runs on all cores
+    return rate if is_cpu else rate * jax.device_count()
 
 
 def client_window_flops(hidden: int) -> int:
@@ -220,8 +222,11 @@ def peer_measure(num_nodes: int, num_edges: int) -> Measure:
         command += [f"--nodes={num_nodes}", f"--edges={num_edges}"]
         if jax.default_backend() == "gpu":
             command += ["--device=cuda"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise InputError(f"--peer_python={PEER_PYTHON.value}: {error}") from error
+        if done.returncode or not done.stdout.strip():
             reason = (done.stderr.strip() or "no output").splitlines()[-1]
             raise InputError(f"the peer {PEER_SCRIPT.value} failed: {reason}")
         figures = json.loads(done.stdout.splitlines()[-1])
@@ -259,7 +264,9 @@ def benchmark_cnfgnn() -> dict[str, Any]:
                 samples.setdefault(key, []).append(value)
     figures = {key: statistics.median(values) for key, values in samples.items()}
     rate = matmul_rate()
-    client_rate = figures["client_windows_per_s"] * client_window_flops(64)
+    client_rate = figures["client_windows_per_s"] * client_window_flops(
+        config.hidden_size
+    )
     server_flops = server_step_flops(config, num_nodes, num_edges)
     figures |= {**compile_s, **server_compile_s}
     figures |= {

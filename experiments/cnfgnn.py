@@ -16,7 +16,7 @@ import numpy as np
 from absl import flags
 
 from experiments import _flags, _run_flags, _traffic_flags
-from fedjax_graph import algorithms, forecasting
+from fedjax_graph import algorithms, clients, forecasting
 from fedjax_graph.algorithms.cnfgnn import CNFGNNConfig
 from fedjax_graph.data import windows
 from fedjax_graph.data.traffic import TrafficDataset
@@ -57,10 +57,15 @@ GN_LAYERS = flags.DEFINE_integer(
 GN_MLP_SIZES = flags.DEFINE_list(
     "gn_mlp_sizes", None, "Layer sizes of the graph network's MLPs."
 )
+_run_flags.refuse_nan(SAMPLING_DECAY, CLIENT_LEARNING_RATE, SERVER_LEARNING_RATE)
 flags.register_validator(
     GN_MLP_SIZES,
-    lambda sizes: all(size.isdecimal() and int(size) for size in sizes or []),
-    message="expected positive whole numbers, such as 256,256,128",
+    lambda sizes: (
+        sizes is None
+        or len(sizes) > 1
+        and all(size.isdecimal() and int(size) for size in sizes)
+    ),
+    message="expected two or more positive whole numbers, such as 256,256,128",
 )
 GRU_HIDDEN_SIZE = flags.DEFINE_integer(
     "gru_hidden_size", None, "Of GRU + FedAvg; 100 for the 63K model.", lower_bound=1
@@ -164,7 +169,9 @@ def run_method(method: str, dataset, splits, workdir: pathlib.Path):
         patience=_run_flags.PATIENCE.value,
         seeds=seeds,
         seeds_per_chunk=1 if jax.default_backend() == "cpu" else None,
-        examples_per_round=num_clients
+        examples_per_round=clients.cohort_size(
+            num_clients, _run_flags.PARTICIPATION.value
+        )
         * num_train
         * getattr(config, "client_rounds", 1),
     )
@@ -175,6 +182,8 @@ def run_method(method: str, dataset, splits, workdir: pathlib.Path):
             "seeds": seeds,
             "data": fingerprint(dataset),
             "num_devices": jax.device_count(),
+            "precision": _run_flags.PRECISION.value,
+            "eval_every": _run_flags.EVAL_EVERY.value,
         }
     )
     if _run_flags.EVAL_ONLY.value:
@@ -256,6 +265,7 @@ def main(argv: list[str]) -> None:
     num_steps, num_sensors = dataset.speed.shape
     print(f"{dataset.name}: {num_sensors} sensors, {num_steps} steps")
     print(f"on {jax.devices()[0].device_kind}; writing to {workdir}", flush=True)
+    before = results.read_methods(workdir)
     save_network(workdir / "network.npz", dataset, splits["train"])
     runs = {m: run_method(m, dataset, splits, workdir) for m in methods}
     entries = {
@@ -274,7 +284,7 @@ def main(argv: list[str]) -> None:
             "num_sensors": num_sensors,
             "num_steps": num_steps,
         },
-        entries,
+        {**before, **entries},
     )
     draw(workdir, dataset, splits["test"], runs, entries)
     print(f"results.json, metrics.jsonl and pictures are in {workdir}")

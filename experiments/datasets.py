@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import _flags
-from fedjax_graph.data import download, traffic
+from fedjax_graph.data import download, synthetic, traffic
 from fedjax_graph.errors import InputError
 
 _DOWNLOAD = flags.DEFINE_bool(
@@ -41,6 +41,12 @@ DATASETS = {
     name: _traffic(published.description)
     for name, published in traffic.PUBLISHED.items()
 }
+DATASETS["synthetic"] = Entry(
+    "cell transmission model on a random road network, 20 sensors, 14 days",
+    lambda name, data_dir: synthetic.traffic_network(),
+    traffic.statistics,
+    lambda name, data_dir: Path("made on the spot"),
+)
 
 
 def _entry(name: str) -> Entry:

@@ -27,7 +27,11 @@ def weighted_mean(stacked: Stacked, weights: jax.Array) -> Stacked:
       Pytree of [1, ...].
     """
     shares = weights / jnp.sum(weights)
-    return jax.tree.map(lambda x: jnp.tensordot(shares, x, axes=1)[None], stacked)
+
+    def mean(x):  # in float32 whatever the precision of the models' products
+        return jnp.tensordot(shares, x, axes=1, precision=jax.lax.Precision.HIGHEST)
+
+    return jax.tree.map(lambda x: mean(x)[None], stacked)
 
 
 def none(stacked: Stacked, weights: jax.Array) -> Stacked:

@@ -22,9 +22,13 @@ def use_cpu_cores(num_cores: int | None = None) -> None:
     """Makes each CPU core a device; only before JAX has been used.
 
     Args:
-      num_cores: how many; all by default.
+      num_cores: how many; by default those that this process may use, at most 8, as
+        each holds a copy of what is not shared out.
     """
-    num_cores = num_cores or os.cpu_count() or 1
+    if num_cores is None:
+        has_affinity = hasattr(os, "sched_getaffinity")  # Linux
+        usable = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+        num_cores = min(usable or 1, 8)
     if jax.config.jax_num_cpu_devices != num_cores:
         jax.config.update("jax_num_cpu_devices", num_cores)
 

@@ -35,7 +35,8 @@ def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -
         "mean": np.asarray(train.mean),
         "std": np.asarray(train.std),
     }
-    if path.exists() and any(path.parent.glob("*/checkpoints/*")):
+    results = path.with_name("results.json")
+    if path.exists() and (results.exists() or any(path.parent.glob("*/checkpoints/*"))):
         kept = files.read_npz(path)
         for key, value in network.items():
             if not np.array_equal(kept.get(key), value):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_graph import algorithms, communication
+from fedjax_graph import aggregation, algorithms, communication
 from fedjax_graph.communication import Bytes, bytes_per_round, down, up
 
 X = jnp.zeros((3, 4))  # 48 bytes
@@ -136,6 +136,19 @@ def test_cnfgnn_exchanges_what_its_formula_says(
     if cohort == 5:
         total = communication.split_learning_total(1, 5, hidden, model, server_rounds)
         assert total == exchanged.up + exchanged.down
+
+
+def test_without_fed_avg_no_model_crosses(train, rolled_scans):
+    config = algorithms.make_config(
+        "cnfgnn", {"hidden_size": 4, "gn_mlp_sizes": (6, 6, 6)}
+    )
+    algorithm = algorithms.REGISTRY["cnfgnn"].factory(config, aggregation.none)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), train)
+    exchanged = communication.bytes_per_round(
+        algorithm.round, state, train, jax.random.key(0)
+    )
+    total = communication.split_learning_total(1, 5, hidden_bytes=26 * 4 * 4)
+    assert exchanged == Bytes(up=total // 2, down=total // 2)
 
 
 # --- Tables 2 to 6 of the paper -------------------------------------------------------

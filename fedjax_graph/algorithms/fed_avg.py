@@ -43,20 +43,24 @@ def federated_round(
       *shared) -> (params [1 or K, ...], mean loss of the cohort).
     """
 
+    exchanges = aggregate is not aggregation.none
+
     def round_(params, client_data, client_ids, weights, key, *shared):
         cohort_key, update_key = jax.random.split(key)
         num_clients = client_ids.shape[0]
         cohort, weights = clients.sample_cohort(
             cohort_key, client_ids, weights, participation
         )
-        own = clients.take(aggregation.broadcast(params, num_clients), cohort)
+        own = aggregation.broadcast(params, num_clients)
+        if len(cohort) < num_clients:  # else no copy of what may fill the memory
+            own, client_data = clients.take((own, client_data), cohort)
         updated, losses = clients.map_clients(update, clients_per_chunk)(
-            communication.down(own),
-            clients.take(client_data, cohort),
+            communication.down(own) if exchanges else own,
+            client_data,
             clients.client_keys(update_key, client_ids[cohort]),
             shared=shared,
         )
-        merged = aggregate(communication.up(updated), weights)
+        merged = aggregate(communication.up(updated) if exchanges else updated, weights)
         if aggregation.num_models(params) == num_clients:  # the others keep theirs
             takes_part = weights > 0
 

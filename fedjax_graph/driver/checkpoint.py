@@ -17,11 +17,16 @@ class Checkpoints:
 
     Orbax writes into a temporary folder and renames it, so a kill leaves the latest
     complete checkpoint in place. `settings` travel with every checkpoint; resuming
-    with others is refused.
+    with others is refused, but for those `ignored`.
     """
 
-    def __init__(self, folder: pathlib.Path, settings: dict[str, Any] | None = None):
-        self._settings = to_jsonable(settings)
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        settings: dict[str, Any] | None = None,
+        ignored: tuple[str, ...] = (),
+    ):
+        self._settings, self._ignored = to_jsonable(settings), ignored
         self._manager = ocp.CheckpointManager(
             folder.absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -61,7 +66,9 @@ class Checkpoints:
             read.
         """
         if self._settings is not None:
-            _check_settings(self.settings(), self._settings, self._manager.directory)
+            _check_settings(
+                self.settings(), self._settings, self._ignored, self._manager.directory
+            )
         like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
         restored = self._restore(state=ocp.args.StandardRestore(like))["state"]
         for x, wanted in zip(*map(jax.tree.leaves, (restored, like)), strict=True):
@@ -93,11 +100,11 @@ class Checkpoints:
         self._manager.close()
 
 
-def _check_settings(stored: dict, wanted: dict, folder: Any) -> None:
+def _check_settings(stored: dict, wanted: dict, ignored, folder: Any) -> None:
     stored, wanted = _flatten(stored), _flatten(wanted)
     differences = [
         f"{key}={stored.get(key)}, not {wanted.get(key)}"
-        for key in sorted(stored.keys() | wanted.keys())
+        for key in sorted((stored.keys() | wanted.keys()) - set(ignored))
         if stored.get(key) != wanted.get(key)
     ]
     if differences:

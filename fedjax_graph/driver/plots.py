@@ -21,7 +21,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 TRUTH_COLOUR = "#222222"
 MOST_MARKERS = 50  # points of a line; more would only blur it
-MOST_MARKERS = 50  # points of a line; more would only blur it
 DPI = 150
 
 
@@ -104,7 +103,6 @@ def rmse_by_horizon_figure(rmse):
     figure, (axes,) = _panels(1, 1, size=(7.0, 4.2))
     _draw(axes, series, _colours(series))
     _label(axes, "minutes ahead", "RMSE (mph)")
-    steps = max(map(len, rmse.values()), default=0)
     steps = max(map(len, rmse.values()), default=0)
     axes.set_xticks(np.arange(0, 5 * steps + 1, 15))
     axes.set_ylim(bottom=0)

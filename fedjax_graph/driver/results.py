@@ -22,6 +22,7 @@ import numpy as np
 
 from fedjax_graph.driver.rounds import RunResult
 from fedjax_graph.driver.writers import to_jsonable, write_atomically
+from fedjax_graph.errors import InputError
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "jraph", "numpy", "orbax-checkpoint")
 
@@ -80,21 +81,37 @@ def method_entry(
     return to_jsonable(entry)
 
 
+def read_methods(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """The entries of an earlier run in the same folder, by method.
+
+    Raises:
+      InputError: if its `results.json` cannot be read.
+    """
+    path = workdir / "results.json"
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text())["methods"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path}: expected the results of an earlier run, cannot read them; delete "
+            "it or name another --workdir"
+        ) from error
+
+
 def write_results(
     workdir: pathlib.Path,
     dataset: str,
     settings: dict[str, Any],
     methods: dict[str, dict[str, Any]],
 ) -> None:
-    """Writes `results.json` whole; methods run there before keep their entries."""
-    path = workdir / "results.json"
-    before = json.loads(path.read_text())["methods"] if path.exists() else {}
+    """Writes `results.json` whole."""
     results = {
         "dataset": dataset,
         "settings": to_jsonable({**settings, **environment()}),
-        "methods": {**before, **methods},
+        "methods": methods,
     }
-    write_atomically(path, json.dumps(results, indent=2) + "\n")
+    write_atomically(workdir / "results.json", json.dumps(results, indent=2) + "\n")
 
 
 def format_table(header: list[str], rows: list[list[str]]) -> str:

@@ -35,6 +35,10 @@ class RunConfig:
     examples_per_round: int = 0  # for the rate shown, of one seed
 
 
+# Settings of how a method was trained; a checkpoint is scored under any.
+TRAINING_SETTINGS = ("num_devices", "precision", "eval_every")
+
+
 class SeedState(NamedTuple):
     """All that a seed's next round reads. Saved whole."""
 
@@ -201,7 +205,8 @@ def run(
 def _open_checkpoints(folder, settings, resume, eval_only) -> Checkpoints:
     if eval_only and not folder.is_dir():
         raise InputError(f"{folder}: no finished round of a run to score")
-    checkpoints = Checkpoints(folder, settings)
+    ignored = TRAINING_SETTINGS if eval_only else ()
+    checkpoints = Checkpoints(folder, settings, ignored)
     if not (resume or eval_only) and checkpoints.latest_round() is not None:
         checkpoints.close()
         raise InputError(f"{folder}: holds another run; resume it or name a new folder")
