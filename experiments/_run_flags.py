@@ -62,7 +62,8 @@ PRECISION = flags.DEFINE_enum(
 NUM_CPU_DEVICES = flags.DEFINE_integer(
     "num_cpu_devices",
     None,
-    "Without an accelerator: CPU cores that share the work; by default all.",
+    "Without an accelerator: CPU cores that share the work; by default all, but one "
+    "for data so large that copies of it would fill the memory.",
     lower_bound=1,
 )
 RESUME = flags.DEFINE_bool("resume", False, "Go on from --workdir's checkpoint.")
@@ -71,13 +72,20 @@ SPLIT = flags.DEFINE_enum(
     "split", "test", ["train", "validation", "test"], "What --eval_only scores."
 )
 
+MOST_COPIED_BYTES = 1.3 * 2**30  # METR-LA in full has 1.2 GiB, PEMS-BAY 2.8 GiB
 _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 
 
-def set_up_jax() -> None:
-    """Applies --precision, and makes the CPU's cores devices."""
+def set_up_jax(copied_bytes: int = 0) -> None:
+    """Applies --precision, and makes the CPU's cores devices.
+
+    Args:
+      copied_bytes: what each device will hold a copy of. Where that is much, and
+        --num_cpu_devices is not given, the CPU stays one device.
+    """
     set_precision()
-    devices.use_cpu_cores(NUM_CPU_DEVICES.value)
+    is_large = copied_bytes > MOST_COPIED_BYTES
+    devices.use_cpu_cores(NUM_CPU_DEVICES.value or (1 if is_large else None))
 
 
 def set_precision() -> None:

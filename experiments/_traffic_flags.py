@@ -18,6 +18,20 @@ def dataset_name() -> str:
     return _flags.DATASET.value or "synthetic"
 
 
+def num_readings() -> int:
+    """Readings of the dataset as the flags alone tell; 0 for a user's own file."""
+    name = dataset_name()
+    if name == "synthetic":
+        num_sensors, num_steps = 20, 14 * 288
+    elif name in traffic.PUBLISHED:
+        num_sensors = traffic.PUBLISHED[name].num_sensors
+        num_steps = traffic.PUBLISHED[name].num_steps
+    else:
+        num_sensors = num_steps = 0
+    num_sensors = NUM_SENSORS.value or num_sensors
+    return num_sensors * (NUM_DAYS.value * 288 if NUM_DAYS.value else num_steps)
+
+
 def load_dataset() -> TrafficDataset:
     """Loads, makes or cuts the dataset that the flags name.
 

@@ -149,6 +149,12 @@ def steps_per_round(config: CNFGNNConfig, num_train: int) -> int:
     return config.client_rounds * client + config.server_rounds * server
 
 
+def hidden_bytes() -> int:
+    """Bytes of h_c of all training windows, 70 % of the readings or so."""
+    size = setting("hidden_size", CNFGNNConfig.hidden_size)
+    return int(0.7 * 4 * size * _traffic_flags.num_readings())
+
+
 def fingerprint(dataset: TrafficDataset) -> int:
     """A checksum of readings and graph: a resumed run must see the same data."""
     return zlib.crc32(dataset.adjacency.tobytes(), zlib.crc32(dataset.speed.tobytes()))
@@ -253,7 +259,7 @@ def draw(workdir: pathlib.Path, dataset, test_data, runs, entries) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    _run_flags.set_up_jax()
+    _run_flags.set_up_jax(copied_bytes=hidden_bytes())
     methods = setting("methods", ["cnfgnn", "persistence"])
     for method in methods:
         algorithms.get_method(method)
