@@ -6,21 +6,18 @@ python -m experiments.cnfgnn --workdir=FOLDER --resume
 python -m experiments.cnfgnn --workdir=FOLDER --eval_only --split=validation
 """
 
-import dataclasses
 import pathlib
-import zlib
 from typing import Any
 
 import jax
 import numpy as np
 from absl import flags
 
-from experiments import _flags, _run_flags, _traffic_flags
+from experiments import _flags, _run_flags, _runs, _traffic_flags
 from fedjax_graph import algorithms, clients, forecasting
 from fedjax_graph.algorithms.cnfgnn import CNFGNNConfig
 from fedjax_graph.data import windows
-from fedjax_graph.data.traffic import TrafficDataset
-from fedjax_graph.driver import plots, results, rounds, writers
+from fedjax_graph.driver import plots, results
 from fedjax_graph.serving import save_network
 
 SAMPLING_DECAY = flags.DEFINE_float(
@@ -155,56 +152,20 @@ def hidden_bytes() -> int:
     return int(0.7 * 4 * size * _traffic_flags.num_readings())
 
 
-def fingerprint(dataset: TrafficDataset) -> int:
-    """A checksum of readings and graph: a resumed run must see the same data."""
-    return zlib.crc32(dataset.adjacency.tobytes(), zlib.crc32(dataset.speed.tobytes()))
-
-
-def run_method(method: str, dataset, splits, workdir: pathlib.Path):
-    """Runs or scores one method; returns its algorithm, result and rounds run."""
-    num_train = len(splits["train"].starts)
+def run_method(method: str, splits, workdir: pathlib.Path, checksum: int) -> _runs.Run:
+    """Runs or scores one method."""
+    num_clients, num_train = len(splits["train"].speed), len(splits["train"].starts)
     values = config_values(method, num_train, workdir)
-    registered = algorithms.get_method(method)
-    config = algorithms.make_config(method, values)
-    algorithm = registered.factory(config)
-    seeds = _run_flags.seeds() if registered.is_trained else _run_flags.seeds()[:1]
-    num_clients = dataset.speed.shape[1]
-    run_config = rounds.RunConfig(
-        num_rounds=setting("num_rounds", 500) if registered.is_trained else 0,
-        eval_every=_run_flags.EVAL_EVERY.value,
-        patience=_run_flags.PATIENCE.value,
-        seeds=seeds,
-        seeds_per_chunk=1 if jax.default_backend() == "cpu" else None,
-        examples_per_round=clients.cohort_size(
-            num_clients, _run_flags.PARTICIPATION.value
-        )
-        * num_train
-        * getattr(config, "client_rounds", 1),
-    )
-    settings = writers.to_jsonable(
-        {
-            "method": method,
-            "config": dataclasses.asdict(config),
-            "seeds": seeds,
-            "data": fingerprint(dataset),
-            "num_devices": jax.device_count(),
-            "precision": _run_flags.PRECISION.value,
-            "eval_every": _run_flags.EVAL_EVERY.value,
-        }
-    )
-    if _run_flags.EVAL_ONLY.value:
-        splits = {**splits, "test": splits[_run_flags.SPLIT.value]}
-    result = rounds.run(
+    cohort = clients.cohort_size(num_clients, _run_flags.PARTICIPATION.value)
+    return _runs.run_method(
         method,
-        algorithm,
+        values,
         splits,
-        run_config,
         workdir,
-        settings,
-        resume=_run_flags.RESUME.value,
-        eval_only=_run_flags.EVAL_ONLY.value,
+        checksum=checksum,
+        num_rounds=setting("num_rounds", 500),
+        examples_per_round=cohort * num_train * values.get("client_rounds", 1),
     )
-    return algorithm, result, settings
 
 
 def table(entries: dict[str, dict[str, Any]]) -> str:
@@ -247,9 +208,7 @@ def draw(workdir: pathlib.Path, dataset, test_data, runs, entries) -> None:
         forecasts=forecasts,
         sensors=[f"sensor {dataset.sensor_ids[i]}, an hour ahead" for i in sensors],
     )
-    records = writers.read_records(workdir / "metrics.jsonl")
-    if records:
-        records = [{**r, "method": TITLES[r["method"]]} for r in records]
+    if records := _runs.records_of(workdir, TITLES):
         plots.training_curves(workdir / "training_curves.png", records)
     plots.rmse_by_horizon(
         workdir / "rmse_by_horizon.png",
@@ -266,18 +225,14 @@ def main(argv: list[str]) -> None:
     dataset = _traffic_flags.load_dataset()
     workdir = _run_flags.make_workdir("cnfgnn", dataset.name)
     splits = windows.make_splits(dataset)
-    for note in dataset.notes:
-        print(f"note: {note}")
     num_steps, num_sensors = dataset.speed.shape
-    print(f"{dataset.name}: {num_sensors} sensors, {num_steps} steps")
-    print(f"on {jax.devices()[0].device_kind}; writing to {workdir}", flush=True)
+    size = f"{dataset.name}: {num_sensors} sensors, {num_steps} steps"
+    _runs.announce(size, dataset.notes, workdir)
     before = results.read_methods(workdir)
     save_network(workdir / "network.npz", dataset, splits["train"])
-    runs = {m: run_method(m, dataset, splits, workdir) for m in methods}
-    entries = {
-        method: results.method_entry(result, TEST_KEYS, settings["config"])
-        for method, (_, result, settings) in runs.items()
-    }
+    checksum = _runs.fingerprint(dataset.speed, dataset.adjacency)
+    runs = {m: run_method(m, splits, workdir, checksum) for m in methods}
+    entries = _runs.entries_of(runs, TEST_KEYS)
     print(table(entries))
     if _run_flags.EVAL_ONLY.value:
         return

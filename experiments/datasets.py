@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import _flags
-from fedjax_graph.data import download, synthetic, traffic
+from fedjax_graph.data import download, images, synthetic, synthetic_images, traffic
 from fedjax_graph.errors import InputError
 
 _DOWNLOAD = flags.DEFINE_bool(
@@ -37,27 +37,50 @@ def _traffic(description: str) -> Entry:
     return Entry(description, traffic.load, traffic.statistics, traffic.locate)
 
 
+def _images(description: str) -> Entry:
+    return Entry(description, images.load, images.statistics, images.locate)
+
+
+def _made(description: str, make: Callable[[], Any], statistics: Callable) -> Entry:
+    return Entry(
+        description,
+        lambda name, data_dir: make(),
+        statistics,
+        lambda name, data_dir: Path("made on the spot"),
+    )
+
+
 DATASETS = {
     name: _traffic(published.description)
     for name, published in traffic.PUBLISHED.items()
 }
-DATASETS["synthetic"] = Entry(
+DATASETS["synthetic"] = _made(
     "cell transmission model on a random road network, 20 sensors, 14 days",
-    lambda name, data_dir: synthetic.traffic_network(),
+    synthetic.traffic_network,
     traffic.statistics,
-    lambda name, data_dir: Path("made on the spot"),
+)
+DATASETS[images.CIFAR10] = _images(
+    "CIFAR-10: 60000 photographs of 32 x 32 pixels, 10 classes"
+)
+DATASETS["synthetic_images"] = _made(
+    "textured shapes before clutter, 3200 images of 32 x 32 pixels, 10 classes",
+    synthetic_images.images,
+    images.statistics,
 )
 
 
 def _entry(name: str) -> Entry:
     if name.endswith(".npz"):
-        return _traffic("a user's own file")
-    if name not in DATASETS:
-        raise InputError(
-            f"unknown dataset {name!r}; known: {', '.join(DATASETS)}, or the path of a "
-            ".npz file"
-        )
-    return DATASETS[name]
+        kind = _images if images.is_image_file(name) else _traffic
+        return kind("a user's own file")
+    if name in DATASETS:
+        return DATASETS[name]
+    if Path(name).is_dir():
+        return _images("a user's own folder")
+    raise InputError(
+        f"unknown dataset {name!r}; known: {', '.join(DATASETS)}, or the path of a "
+        ".npz file or of a folder with the batches of CIFAR-10"
+    )
 
 
 def _listing(data_dir: str | None) -> list[dict]:
@@ -84,6 +107,8 @@ def _print_statistics(statistics: dict) -> None:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(value)
     return f"{value:.6f}" if isinstance(value, float) else str(value)
 
 

@@ -6,13 +6,20 @@ clients never changes another client's draw.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_graph import devices
 from fedjax_graph.errors import InputError
+
+
+class Cohort(NamedTuple):
+    """The clients of a round."""
+
+    places: jax.Array  # [C] int32, ascending places among the K clients
+    weights: jax.Array  # [C] float32; 0 for places that padding left over
 
 
 def map_axis(fn: Callable[..., Any], rows_per_chunk: int | None = None):
@@ -92,7 +99,7 @@ def cohort_size(num_clients: int, participation: float) -> int:
 
 def sample_cohort(
     key: jax.Array, client_ids: jax.Array, weights: jax.Array, participation: float
-) -> tuple[jax.Array, jax.Array]:
+) -> Cohort:
     """Samples the clients of a round without replacement.
 
     Each client draws a number from its own key and the smallest win. How many is a
@@ -104,20 +111,18 @@ def sample_cohort(
       client_ids: [K] identities.
       weights: [K], 0 = padding.
       participation: share of the real clients that take part.
-
-    Returns:
-      Places [C], ascending, and weights [C], 0 for places that padding left over.
     """
     num_clients = client_ids.shape[0]
     sizes = [cohort_size(n, participation) for n in range(num_clients + 1)]
     if sizes[-1] == num_clients:
-        return jnp.arange(num_clients), weights
+        return Cohort(jnp.arange(num_clients), weights)
     draws = jax.vmap(jax.random.uniform)(client_keys(key, client_ids))
     draws = jnp.where(weights > 0, draws, jnp.inf)
     places = jnp.argsort(draws)[: sizes[-1]]
     is_wanted = jnp.arange(sizes[-1]) < jnp.array(sizes)[jnp.sum(weights > 0)]
     ascending = jnp.argsort(places)
-    return places[ascending], jnp.where(is_wanted, weights[places], 0)[ascending]
+    kept = jnp.where(is_wanted, weights[places], 0)
+    return Cohort(places[ascending], kept[ascending])
 
 
 def take(tree: Any, places: jax.Array) -> Any:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph import aggregation, devices
+from fedjax_graph import aggregation, clients, devices
 from fedjax_graph.data import windows
 from fedjax_graph.data.windows import TARGET_STEPS, TrafficData, Windows
 from fedjax_graph.local import local_update
@@ -48,6 +48,19 @@ def sampling_probability(step: jax.Array, decay: float) -> jax.Array:
     return decay / (decay + jnp.exp(step / decay))
 
 
+def shuffled_batches(
+    key: jax.Array, num_windows: int, batch_size: int, num_epochs: int
+) -> tuple[jax.Array, jax.Array]:
+    """Places and mask of shuffled minibatches, both `[num_epochs * steps, B]`."""
+
+    def one_pass(key):
+        order = jax.random.permutation(key, num_windows)
+        return windows.batches(order.astype(jnp.int32), batch_size)
+
+    places, mask = jax.vmap(one_pass)(jax.random.split(key, num_epochs))
+    return places.reshape(-1, batch_size), mask.reshape(-1, batch_size)
+
+
 def epoch_batches(
     key: jax.Array,
     num_windows: int,
@@ -70,13 +83,7 @@ def epoch_batches(
       sampling_decay: k of `sampling_probability`.
     """
     shuffle_key, feed_key = jax.random.split(key)
-
-    def one_pass(key):
-        order = jax.random.permutation(key, num_windows)
-        return windows.batches(order.astype(jnp.int32), batch_size)
-
-    places, mask = jax.vmap(one_pass)(jax.random.split(shuffle_key, num_epochs))
-    places, mask = places.reshape(-1, batch_size), mask.reshape(-1, batch_size)
+    places, mask = shuffled_batches(shuffle_key, num_windows, batch_size, num_epochs)
     steps = jnp.arange(len(places))
     probability = sampling_probability(first_step + steps, sampling_decay)
     draws = jax.random.uniform(feed_key, (len(places), TARGET_STEPS))
@@ -143,22 +150,32 @@ def gather_all(data: TrafficData, starts: jax.Array) -> Windows:
     return jax.vmap(lambda speed: windows.gather(data, speed, starts))(data.speed)
 
 
-def apply_models(fn: Callable[..., jax.Array], stacked_params, *args) -> jax.Array:
+def apply_models(
+    fn: Callable[..., jax.Array],
+    stacked_params,
+    *args,
+    clients_per_chunk: int | None = None,
+) -> jax.Array:
     """Applies each client's model to its data.
 
-    One model for all folds the clients into the batch: one large product, not K.
+    One model for all folds the clients into the batch, one large product and not K,
+    unless clients are to run in chunks: on a CPU a small model's states then stay in
+    the cache.
 
     Args:
       fn: (params, *args) -> [..., B, F], of arguments [..., B, F'].
-      stacked_params: pytree of [1, ...] or [K, ...].
+      stacked_params: pytree of [1, ...] or [K, ...], also in one tree.
       *args: arrays [K, ..., B, F'].
+      clients_per_chunk: see `clients.map_axis`.
 
     Returns:
       [K, ..., B, F].
     """
     num_clients = args[0].shape[0]
-    if aggregation.num_models(stacked_params) == num_clients:
-        return jax.vmap(fn)(stacked_params, *args)
+    has_own = aggregation.num_models(stacked_params) == num_clients
+    if has_own or clients_per_chunk is not None:
+        own = aggregation.broadcast(stacked_params, num_clients)
+        return clients.map_axis(fn, clients_per_chunk)(own, *args)
     params = jax.tree.map(lambda x: x[0], stacked_params)
 
     def fold(x):  # [K, ..., B, F] -> [..., K B, F]
@@ -174,12 +191,12 @@ def apply_models(fn: Callable[..., jax.Array], stacked_params, *args) -> jax.Arr
 
 
 class ErrorSums(NamedTuple):
-    """Sums over windows and clients for each of the 12 steps ahead."""
+    """Sums over windows for each client and each of the 12 steps ahead."""
 
-    count: jax.Array  # [12]
-    squared: jax.Array  # [12] mph^2
-    absolute: jax.Array  # [12] mph
-    masked_count: jax.Array  # [12], readings that are not missing
+    count: jax.Array  # [K, 12]
+    squared: jax.Array  # [K, 12] mph^2
+    absolute: jax.Array  # [K, 12] mph
+    masked_count: jax.Array  # [K, 12], readings that are not missing
     masked_squared: jax.Array
     masked_absolute: jax.Array
     masked_relative: jax.Array
@@ -199,7 +216,7 @@ def error_sums(forecast: jax.Array, truth: jax.Array, weights: jax.Array) -> Err
     relative = jnp.abs(error) / jnp.where(truth != 0, jnp.abs(truth), 1)
 
     def total(x):
-        return jnp.sum(x, axis=(0, 1))
+        return jnp.sum(x, axis=1)
 
     return ErrorSums(
         count=total(weights),
@@ -212,6 +229,29 @@ def error_sums(forecast: jax.Array, truth: jax.Array, weights: jax.Array) -> Err
     )
 
 
+def masked_errors(sums: ErrorSums) -> dict[str, jax.Array]:
+    """MAE, RMSE and MAPE (percent) without missing readings, of sums of any shape."""
+    count = jnp.maximum(sums.masked_count, 1)
+    return {
+        "mae": sums.masked_absolute / count,
+        "rmse": jnp.sqrt(sums.masked_squared / count),
+        "mape": 100 * sums.masked_relative / count,
+    }
+
+
+def client_errors(sums: ErrorSums, minutes: str = "60") -> dict[str, jax.Array]:
+    """`masked_errors` of each client at a horizon, averaged over the clients.
+
+    Clients without a reading to compare with are left out.
+    """
+    at = jax.tree.map(lambda x: x[:, HORIZONS[minutes] - 1], sums)
+    has_any = at.masked_count > 0
+    num_clients = jnp.maximum(jnp.sum(has_any), 1)
+    return jax.tree.map(
+        lambda x: jnp.sum(jnp.where(has_any, x, 0)) / num_clients, masked_errors(at)
+    )
+
+
 def error_metrics(sums: ErrorSums, std: jax.Array) -> dict[str, Any]:
     """The paper's figures and those of the traffic literature, from sums.
 
@@ -219,17 +259,10 @@ def error_metrics(sums: ErrorSums, std: jax.Array) -> dict[str, Any]:
     paper. `masked` leaves them out. MAPE is in percent, the others in mph.
     """
 
-    def masked(pick):
-        count = jnp.maximum(pick(sums.masked_count), 1)
-        return {
-            "mae": pick(sums.masked_absolute) / count,
-            "rmse": jnp.sqrt(pick(sums.masked_squared) / count),
-            "mape": 100 * pick(sums.masked_relative) / count,
-        }
-
+    sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)  # over clients, [12]
     squared = jnp.sum(sums.squared) / jnp.sum(sums.count)
     at = {
-        minutes: masked(lambda x, step=step: x[step - 1])
+        minutes: masked_errors(jax.tree.map(lambda x, step=step: x[step - 1], sums))
         for minutes, step in HORIZONS.items()
     }
     return {
@@ -237,11 +270,15 @@ def error_metrics(sums: ErrorSums, std: jax.Array) -> dict[str, Any]:
         "rmse": jnp.sqrt(squared),
         "mae": jnp.sum(sums.absolute) / jnp.sum(sums.count),
         "rmse_by_horizon": jnp.sqrt(sums.squared / sums.count),
-        "masked": {**at, "all": masked(jnp.sum)},
+        "masked": {**at, "all": masked_errors(jax.tree.map(jnp.sum, sums))},
     }
 
 
-def evaluate_forecasts(predict_batch: PredictBatch, batch_size: int):
+def evaluate_forecasts(
+    predict_batch: PredictBatch,
+    batch_size: int,
+    metrics: Callable[[ErrorSums, jax.Array], dict[str, Any]] = error_metrics,
+):
     """Factory of `evaluate`: errors over all windows, one batch at a time."""
 
     def sums(state, data, starts, mask):  # [batches, B]
@@ -255,7 +292,8 @@ def evaluate_forecasts(predict_batch: PredictBatch, batch_size: int):
             new = error_sums(forecast, truth, real[:, None] * mask)
             return jax.tree.map(jnp.add, sums, new), None
 
-        start = ErrorSums(*[jnp.zeros(TARGET_STEPS)] * len(ErrorSums._fields))
+        zeros = jnp.zeros((len(data.client_ids), TARGET_STEPS))
+        start = ErrorSums(*[zeros] * len(ErrorSums._fields))
         return jax.lax.scan(step, start, (starts, mask))[0]
 
     def evaluate(state, data: TrafficData):
@@ -264,7 +302,7 @@ def evaluate_forecasts(predict_batch: PredictBatch, batch_size: int):
         total = devices.sum_parts(sums, in_axes=(None, None, 0, 0))(
             state, data, jnp.pad(starts, extra), jnp.pad(mask, extra)
         )
-        return error_metrics(total, data.std)
+        return metrics(total, data.std)
 
     return evaluate
 

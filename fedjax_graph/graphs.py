@@ -69,3 +69,22 @@ def to_jraph(graph: Graph, nodes: Any, edges: Any, globals_: Any) -> jraph.Graph
         n_node=jnp.array([graph.num_nodes], jnp.int32),
         n_edge=jnp.array([graph.senders.shape[0]], jnp.int32),
     )
+
+
+def dense_adjacency(graph: Graph) -> jax.Array:
+    """[N, N] weights with self edges: [i, j] is what node i receives from node j.
+
+    A node without a self edge gets one of weight 1.
+    """
+    size = graph.num_nodes
+    adjacency = jnp.zeros((size, size)).at[graph.receivers, graph.senders]
+    adjacency = adjacency.add(graph.weights)
+    missing = jnp.diagonal(adjacency) == 0
+    return adjacency + jnp.diag(missing.astype(adjacency.dtype))
+
+
+def row_normalise(adjacency: jax.Array) -> jax.Array:
+    """Rows divided by their sums; a row of zeros becomes a self edge."""
+    sums = jnp.sum(adjacency, axis=1, keepdims=True)
+    rows = adjacency / jnp.where(sums > 0, sums, 1)
+    return jnp.where(sums > 0, rows, jnp.eye(len(adjacency)))

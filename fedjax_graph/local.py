@@ -1,7 +1,7 @@
 """The local update of ONE client: a scan of optimiser steps over minibatches."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,46 +9,97 @@ import optax
 
 Params = Any
 Batch = Any
+Model = dict[str, Any]  # {"params": what is trained, "batch_stats": running statistics}
 Loss = Callable[[Params, Batch], jax.Array]  # -> [] mean loss of the batch
+ModelLoss = Callable[[Params, Any, Batch], tuple[jax.Array, Any]]
+"""(params, batch_stats, batch) -> mean loss of the batch, batch_stats after it."""
+
+
+class LocalResult(NamedTuple):
+    """What a client has after its local steps."""
+
+    model: Model
+    opt_state: optax.OptState
+    loss: jax.Array  # [] mean over the steps
 
 
 def optimiser_step(
     loss: Loss, optimiser: optax.GradientTransformation
 ) -> Callable[[tuple[Params, optax.OptState], Batch], tuple[Any, jax.Array]]:
     """One step, in the form of a `lax.scan` body: (params, state), batch -> loss."""
+    model_step = _model_step(_without_statistics(loss), optimiser)
 
     def step(carry, batch):
         params, opt_state = carry
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        updates, opt_state = optimiser.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), value
+        (params, _, opt_state), value = model_step((params, {}, opt_state), batch)
+        return (params, opt_state), value
 
     return step
 
 
-def local_update(
-    loss: Loss, optimiser: optax.GradientTransformation
-) -> Callable[[Params, Batch], tuple[Params, jax.Array]]:
-    """Factory of the client's update.
+def local_steps(
+    loss: ModelLoss, optimiser: optax.GradientTransformation
+) -> Callable[[Model, Batch], LocalResult]:
+    """Factory of the client's update of a whole model.
 
     What a method adds (a proximal pull, a control variate, clipping, noise) is a
     gradient transformation chained into `optimiser` or a term of `loss`: the loop
     stays this one.
 
     Args:
+      loss: of the parameters, and the new batch statistics.
+      optimiser: started anew at each call.
+
+    Returns:
+      (model, batches) -> LocalResult, where `batches` is a pytree with a leading axis
+      of steps.
+    """
+
+    def run(model, batches):
+        params, stats = model["params"], model["batch_stats"]
+        (params, stats, opt_state), losses = jax.lax.scan(
+            _model_step(loss, optimiser),
+            (params, stats, optimiser.init(params)),
+            batches,
+        )
+        model = {"params": params, "batch_stats": stats}
+        return LocalResult(model, opt_state, jnp.mean(losses))
+
+    return run
+
+
+def local_update(
+    loss: Loss, optimiser: optax.GradientTransformation
+) -> Callable[[Params, Batch], tuple[Params, jax.Array]]:
+    """`local_steps` of a model without batch statistics.
+
+    Args:
       loss: (params, batch) -> mean loss.
       optimiser: started anew at each call.
 
     Returns:
-      (params, batches) -> (params, mean loss over the steps), where `batches` is a
-      pytree with a leading axis of steps.
+      (params, batches) -> (params, mean loss over the steps).
     """
+    steps = local_steps(_without_statistics(loss), optimiser)
 
     def update(params, batches):
-        carry = (params, optimiser.init(params))
-        (params, _), losses = jax.lax.scan(
-            optimiser_step(loss, optimiser), carry, batches
-        )
-        return params, jnp.mean(losses)
+        result = steps({"params": params, "batch_stats": {}}, batches)
+        return result.model["params"], result.loss
 
     return update
+
+
+def _model_step(loss: ModelLoss, optimiser: optax.GradientTransformation):
+    def step(carry, batch):
+        params, stats, opt_state = carry
+        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(
+            params, stats, batch
+        )
+        updates, opt_state = optimiser.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), stats, opt_state), value
+
+    return step
+
+
+def _without_statistics(loss: Loss) -> ModelLoss:
+    return lambda params, stats, batch: (loss(params, batch), stats)

@@ -55,13 +55,13 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
     """Loads the best state of a run (of its first seed).
 
     Args:
-      workdir: of a run of `experiments.cnfgnn`.
+      workdir: of a run of `experiments.cnfgnn`, or of `experiments.sfl` on traffic.
       method: a trained method of that run.
 
     Returns:
-      A function of the last 12 readings [12, N] in mph (0 or NaN = missing), in the
-      order of `network.npz`'s `sensor_ids`, and their time stamps [12] datetime64.
-      It returns the next 12 readings [12, N] in mph.
+      A function of the last 12 readings [12, N] in the unit of the data (0 or NaN =
+      missing), in the order of `network.npz`'s `sensor_ids`, and their time stamps [12]
+      datetime64. It returns the next 12 readings [12, N] in the same unit.
 
     Raises:
       InputError: if there is no such run or it cannot be read; by the function, if

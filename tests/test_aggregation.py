@@ -10,6 +10,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph import aggregation
+from fedjax_graph.clients import Cohort
 
 
 def stacked_params(num_clients, seed=0):
@@ -30,12 +31,16 @@ clients_and_weights = st.integers(1, 6).flatmap(
 )
 
 
+def cohort_of(weights):
+    return Cohort(np.arange(len(weights)), jnp.asarray(weights))
+
+
 @hypothesis.settings(deadline=None, max_examples=50, derandomize=True)
 @hypothesis.given(clients_and_weights)
 def test_the_weighted_mean_is_that_of_numpy_and_convex(case):
     values, weights = case
     hypothesis.assume(weights.sum() > 0)
-    (mean,) = np.asarray(aggregation.weighted_mean(values, weights))
+    (mean,) = np.asarray(aggregation.weighted_mean(values, cohort_of(weights)))
     npt.assert_allclose(
         mean, np.average(values, axis=0, weights=weights), rtol=1e-5, atol=1e-3
     )
@@ -47,7 +52,7 @@ def test_the_weighted_mean_is_that_of_numpy_and_convex(case):
 
 def test_the_weighted_mean_keeps_the_tree_and_adds_a_leading_axis_of_one():
     stacked, weights = stacked_params(4), np.array([1, 2, 0, 5], np.float32)
-    merged = aggregation.weighted_mean(stacked, weights)
+    merged = aggregation.weighted_mean(stacked, cohort_of(weights))
     assert jax.tree.structure(merged) == jax.tree.structure(stacked)
     for name, value in stacked.items():
         expected = sum(w * row for w, row in zip(weights, value, strict=True)) / 8
@@ -63,8 +68,8 @@ def test_clients_of_weight_zero_change_nothing(weights):
         name: np.where(weights.reshape(-1, *[1] * (x.ndim - 1)) == 0, 1e6, x)
         for name, x in stacked.items()
     }
-    merged = aggregation.weighted_mean(stacked, weights)
-    with_altered = aggregation.weighted_mean(altered, weights)
+    merged = aggregation.weighted_mean(stacked, cohort_of(weights))
+    with_altered = aggregation.weighted_mean(altered, cohort_of(weights))
     for name in stacked:
         npt.assert_array_equal(merged[name], with_altered[name])
 
@@ -73,15 +78,15 @@ def test_the_order_of_clients_does_not_matter():
     stacked, weights = stacked_params(4), np.array([1, 2, 3, 4], np.float32)
     order = np.array([2, 0, 3, 1])
     permuted = {name: x[order] for name, x in stacked.items()}
-    merged = aggregation.weighted_mean(stacked, weights)
-    of_permuted = aggregation.weighted_mean(permuted, weights[order])
+    merged = aggregation.weighted_mean(stacked, cohort_of(weights))
+    of_permuted = aggregation.weighted_mean(permuted, cohort_of(weights[order]))
     for name in stacked:
         npt.assert_allclose(merged[name], of_permuted[name], atol=1e-6)
 
 
 def test_none_is_the_identity():
     stacked = stacked_params(3)
-    kept = aggregation.none(stacked, jnp.array([0.0, 1, 2]))
+    kept = aggregation.none(stacked, cohort_of([0.0, 1, 2]))
     for name in stacked:
         npt.assert_array_equal(kept[name], stacked[name])
 
@@ -101,8 +106,8 @@ def test_broadcast_gives_each_client_a_row(rows):
     "aggregate, rows", [(aggregation.weighted_mean, 1), (aggregation.none, 4)]
 )
 def test_initial_has_as_many_rows_as_the_aggregator_returns(aggregate, rows):
-    params = {name: x[0] for name, x in stacked_params(1).items()}
+    params = stacked_params(1)
     first = aggregation.initial(aggregate, params, 4)
     assert aggregation.num_models(first) == rows
     for name, value in params.items():
-        npt.assert_array_equal(first[name], np.stack([value] * rows))
+        npt.assert_array_equal(first[name], np.concatenate([value] * rows))

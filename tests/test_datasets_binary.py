@@ -37,6 +37,20 @@ def mine(tmp_path):
     return path
 
 
+@pytest.fixture
+def pictures(tmp_path):
+    path = tmp_path / "pictures.npz"
+    np.savez(
+        path,
+        train_images=np.zeros((3, 4, 5, 3), np.uint8),
+        train_labels=np.array([1, 0, 1]),
+        test_images=np.zeros((1, 4, 5, 3), np.uint8),
+        test_labels=np.array([1]),
+        class_names=np.array(["cat", "dog"]),
+    )
+    return path
+
+
 def test_json_holds_the_statistics(mine):
     result = run(f"--dataset={mine}", "--json")
     assert (result.returncode, result.stderr) == (0, "")
@@ -61,6 +75,32 @@ def test_the_table_holds_the_same(mine):
     assert (table["num_edges"], table["missing_fraction"]) == ("3", "0.015873")
 
 
+def test_a_file_of_images_is_told_by_its_keys(pictures):
+    result = run(f"--dataset={pictures}", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout) == {
+        "name": "pictures",
+        "train_images": 3,
+        "test_images": 1,
+        "image_size": "4 x 5",
+        "num_classes": 2,
+        "smallest_class": 1,
+        "largest_class": 2,
+        "class_names": ["cat", "dog"],
+        "notes": [],
+    }
+
+
+def test_images_made_on_the_spot_as_a_table():
+    result = run("--dataset=synthetic_images")
+    assert (result.returncode, result.stderr) == (0, "")
+    *rows, note = result.stdout.splitlines()
+    table = dict(row.split(maxsplit=1) for row in rows)
+    assert (table["train_images"], table["smallest_class"]) == ("2000", "200")
+    assert table["class_names"].startswith("striped disc, chequered disc, ")
+    assert note.startswith("note: synthetic")
+
+
 def test_the_listing_says_what_is_found_and_where(mine):
     folder = mine.parent
     mine.rename(folder / "metr_la.npz")
@@ -68,9 +108,11 @@ def test_the_listing_says_what_is_found_and_where(mine):
     result = run(FEDJAX_GRAPH_DATA=str(folder), FEDJAX_GRAPH_CACHE=cache)
     assert (result.returncode, result.stderr) == (0, "")
     lines = {line.split()[0]: line for line in result.stdout.splitlines()}
-    assert {"metr_la", "pems_bay", "pems_bay_subset"} <= lines.keys()
+    assert {"metr_la", "pems_bay", "pems_bay_subset", "cifar10"} <= lines.keys()
     assert str(folder / "metr_la.npz") in lines["metr_la"]
     assert "not found" in lines["pems_bay"]
+    assert "not found" in lines["cifar10"]
+    assert "made on the spot" in lines["synthetic_images"]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +123,9 @@ def test_the_listing_says_what_is_found_and_where(mine):
         (["--dataset=broken.npz"], ["broken.npz", "not a readable"]),
         (["--download"], ["--dataset=NAME"]),
         (["--dataset=pems_bay_subset", "--download"], ["not known as a public"]),
+        (["--dataset=synthetic_images", "--download"], ["not known as a public"]),
+        (["--dataset=cifar10"], ["cifar-10-batches-py", "--download", "--data_dir"]),
+        (["--dataset=experiments"], ["data_batch_1", "no such file"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(tmp_path, flags, words):

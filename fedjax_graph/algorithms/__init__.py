@@ -5,8 +5,26 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedjax_graph.algorithm import FederatedAlgorithm
-from fedjax_graph.algorithms import cnfgnn, fed_avg, naive
+from fedjax_graph.algorithms import (
+    cnfgnn,
+    ditto,
+    fed_att,
+    fed_avg,
+    fed_per,
+    fed_prox,
+    graph_fed_avg,
+    gru_fed_avg,
+    lg_fed_avg,
+    local_training,
+    naive,
+    scaffold,
+    sfl,
+)
 from fedjax_graph.errors import InputError
+from fedjax_graph.federated import FederatedConfig
+from fedjax_graph.structure_learning import StructureConfig
+from fedjax_graph.tasks.images import ImageTask
+from fedjax_graph.tasks.traffic import TrafficTask
 
 
 class Method(NamedTuple):
@@ -16,15 +34,35 @@ class Method(NamedTuple):
     factory: Callable[[Any], FederatedAlgorithm]
     is_trained: bool = True
 
+    @property
+    def takes_task(self) -> bool:
+        """Whether it works on any task, which its config then names."""
+        return issubclass(self.config_type, FederatedConfig)
+
 
 REGISTRY: dict[str, Method] = {
     "cnfgnn": Method(cnfgnn.CNFGNNConfig, cnfgnn.cnfgnn),
-    "gru_fedavg": Method(fed_avg.FedAvgConfig, fed_avg.gru_fed_avg),
+    "ditto": Method(ditto.DittoConfig, ditto.ditto),
+    "fed_att": Method(fed_att.FedAttConfig, fed_att.fed_att),
+    "fed_avg": Method(fed_avg.FedAvgConfig, fed_avg.fed_avg),
+    "fed_per": Method(fed_avg.FedAvgConfig, fed_per.fed_per),
+    "fed_prox": Method(fed_prox.FedProxConfig, fed_prox.fed_prox),
+    "graph_fed_avg": Method(FederatedConfig, graph_fed_avg.graph_fed_avg),
+    "gru_fedavg": Method(gru_fed_avg.GRUFedAvgConfig, gru_fed_avg.gru_fed_avg),
     "historical_average": Method(
         naive.NaiveConfig, naive.historical_average, is_trained=False
     ),
+    "lg_fed_avg": Method(fed_avg.FedAvgConfig, lg_fed_avg.lg_fed_avg),
+    "local": Method(FederatedConfig, local_training.local_training),
+    "mp_fed_avg": Method(graph_fed_avg.MPFedAvgConfig, graph_fed_avg.mp_fed_avg),
     "persistence": Method(naive.NaiveConfig, naive.persistence, is_trained=False),
+    "scaffold": Method(fed_avg.FedAvgConfig, scaffold.scaffold),
+    "sfl": Method(sfl.SFLConfig, sfl.sfl),
+    "sfl_lg": Method(sfl.SFLConfig, sfl.sfl_lg),
+    "sfl_per": Method(sfl.SFLConfig, sfl.sfl_per),
+    "sfl_star": Method(sfl.SFLStarConfig, sfl.sfl_star),
 }
+TASKS = {config.kind: config for config in (ImageTask, TrafficTask)}
 
 
 def get_method(name: str) -> Method:
@@ -39,10 +77,24 @@ def get_method(name: str) -> Method:
 
 
 def make_config(name: str, values: dict[str, Any]) -> Any:
-    """A method's config from those of `values` that are its fields."""
-    fields = {field.name for field in dataclasses.fields(get_method(name).config_type)}
-    chosen = {key: value for key, value in values.items() if key in fields}
-    for key, value in chosen.items():
-        if isinstance(value, list):
-            chosen[key] = tuple(value)
+    """A method's config from those of `values` that are its fields.
+
+    Nested configs may be given as dicts, as they stand in a file.
+    """
+    chosen = _fields(get_method(name).config_type, values)
+    if isinstance(chosen.get("task"), dict):
+        task_type = TASKS[chosen["task"]["kind"]]
+        chosen["task"] = task_type(**_fields(task_type, chosen["task"]))
+    if isinstance(chosen.get("structure"), dict):
+        chosen["structure"] = StructureConfig(**chosen["structure"])
     return get_method(name).config_type(**chosen)
+
+
+def _fields(config_type: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Those of `values` that are fields; lists, as JSON has them, become tuples."""
+    names = {field.name for field in dataclasses.fields(config_type)}
+    return {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in values.items()
+        if key in names
+    }

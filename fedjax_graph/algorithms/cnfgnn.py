@@ -30,9 +30,9 @@ import optax
 
 from fedjax_graph import aggregation, communication, devices, forecasting
 from fedjax_graph.algorithm import FederatedAlgorithm
-from fedjax_graph.algorithms.fed_avg import federated_round
 from fedjax_graph.data import windows
 from fedjax_graph.data.windows import TrafficData
+from fedjax_graph.federated import federated_round
 from fedjax_graph.models import graph_network, gru_seq2seq
 
 
@@ -264,6 +264,7 @@ def cnfgnn(
     def init(key: jax.Array, data: TrafficData) -> CNFGNNState:
         client_key, server_key = jax.random.split(key)
         client_params = gru_seq2seq.init_params(models.client, client_key)
+        client_params = jax.tree.map(lambda x: x[None], client_params)
         server_params = graph_network.init_params(models.server, server_key)
         return CNFGNNState(
             aggregation.initial(aggregate, client_params, len(data.client_ids)),

@@ -18,6 +18,7 @@ from fedjax_graph.errors import InputError
 
 _DCRNN = "https://raw.githubusercontent.com/liyaguang/DCRNN/master/data/sensor_graph/"
 _DL_TRAFF = "https://raw.githubusercontent.com/deepkashiwa20/DL-Traff-Graph/main/"
+_ASTGCN = "https://github.com/wanhuaiyu/ASTGCN/raw/master/data/"
 _CSV = "https://raw.githubusercontent.com/radandreicristian/traffic-datasets/master/"
 
 
@@ -107,6 +108,50 @@ REGISTRY: dict[str, tuple[tuple[Source, ...], ...]] = {
                 "graph_sensor_locations_bay.csv",
                 (f"{_DCRNN}graph_sensor_locations_bay.csv",),
                 "b3e2471001f719e805ed4bae8d5d5e6262a1006a",
+            ),
+        ),
+    ),
+    "pems_d4": (
+        (
+            Source(
+                "pems04.npz",
+                (f"{_ASTGCN}PEMS04/pems04.npz",),
+                "a1a39eac4b86963b1ac22874fd1cc693eb642cd2",
+            ),
+        ),
+        (
+            Source(
+                "PEMS04.distance.csv",
+                (f"{_ASTGCN}PEMS04/distance.csv",),
+                "2569623e29fa9685ae230246a20f31741ee6cf01",
+                "68ffaa80447eb34428a9999dc28363c61406ec0fd714686d0582d2386ac6f5f7",
+            ),
+        ),
+    ),
+    "pems_d8": (
+        (
+            Source(
+                "pems08.npz",
+                (f"{_ASTGCN}PEMS08/pems08.npz",),
+                "f5f3e84a00417573aa8487fe1e9e8cd13c6026c8",
+            ),
+        ),
+        (
+            Source(
+                "PEMS08.distance.csv",
+                (f"{_ASTGCN}PEMS08/distance.csv",),
+                "cf11bea3ff4229d2d900fdcf1085828d25429c88",
+                "859d68e7583ed4e6016588eaaca494d3ece286dae361614c5c1833017f87eaa7",
+            ),
+        ),
+    ),
+    "cifar10": (
+        (
+            Source(
+                "cifar-10-python.tar.gz",
+                ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
+                sha256="6d958be074577803d12ecdefd02955f3"
+                "9262c83c16fe9348329d7fe0b5c001ce",
             ),
         ),
     ),

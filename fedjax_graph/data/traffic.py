@@ -1,7 +1,8 @@
-"""Traffic networks: one sensor, one series of speeds; roads as a weighted graph.
+"""Traffic networks: one sensor, one series of readings; roads as a weighted graph.
 
-`load` reads METR-LA and PEMS-BAY in the forms that users have them, or a user's own
-.npz file; `cut` makes a dataset smaller, `statistics` counts what is in it.
+`load` reads METR-LA, PEMS-BAY, PEMSD4 and PEMSD8 in the forms that users have them, or
+a user's own .npz file; `cut` makes a dataset smaller, `statistics` counts what is in
+it.
 """
 
 import dataclasses
@@ -28,16 +29,23 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class TrafficDataset:
-    """Speeds of a sensor network and the graph between its sensors, on the host."""
+    """Readings of a sensor network and the graph between its sensors, on the host.
+
+    `speed` holds whatever quantity is forecast, be it speed or flow; `unit` tells.
+    """
 
     name: str
-    speed: np.ndarray  # [T, N] float32, mph; 0 = missing
+    speed: np.ndarray  # [T, N] float32, what is forecast, in `unit`; 0 = missing
     timestamps: np.ndarray  # [T] datetime64[ns], wall-clock time of each row
     sensor_ids: np.ndarray  # [N]
     adjacency: np.ndarray  # [N, N] float32; [i, j] = edge from sender i to receiver j
     latitude: np.ndarray | None = None  # [N], degrees
     longitude: np.ndarray | None = None  # [N], degrees
     notes: tuple[str, ...] = ()  # what was done to the data since it was published
+    unit: str = "mph"  # of `speed`
+
+
+_FLOW = "vehicles / 5 min"
 
 
 class Published(NamedTuple):
@@ -51,6 +59,8 @@ class Published(NamedTuple):
     places: tuple[str, ...] = ()  # likewise; may be absent
     subfolders: tuple[str, ...] = ()  # of the data folder, looked into as well
     notes: tuple[str, ...] = ()
+    start: str = ""  # time of the first row, where the readings have no time stamps
+    unit: str = "mph"
 
 
 PUBLISHED = {
@@ -81,7 +91,30 @@ PUBLISHED = {
             "67 of the 325 sensors of PEMS-BAY: not comparable with published results",
         ),
     ),
+    "pems_d4": Published(
+        "PEMSD4: flow at 307 loop detectors, San Francisco Bay Area, 59 days of 2018",
+        num_sensors=307,
+        num_steps=16992,
+        readings=("pems_d4.npz", "pems04.npz", "PEMS04.npz"),
+        graphs=("PEMS04.distance.csv", "PEMS04.csv"),
+        subfolders=("PEMS04", "pems_d4_d8"),
+        start="2018-01-01T00:00",
+        unit=_FLOW,
+    ),
+    "pems_d8": Published(
+        "PEMSD8: flow at 170 loop detectors, San Bernardino, 62 days of 2016",
+        num_sensors=170,
+        num_steps=17856,
+        readings=("pems_d8.npz", "pems08.npz", "PEMS08.npz"),
+        graphs=("PEMS08.distance.csv", "PEMS08.csv"),
+        subfolders=("PEMS08", "pems_d4_d8"),
+        start="2016-07-01T00:00",
+        unit=_FLOW,
+    ),
 }
+
+# Name of the road distances of PEMSD4 and of PEMSD8: only found beside the readings.
+_BESIDE = "distance.csv"
 
 
 def load(name: str, data_dir: str | os.PathLike | None = None) -> TrafficDataset:
@@ -95,9 +128,18 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> TrafficDataset
     (`adj_mx_bay.pkl`, `distances_bay_2017.csv`), coordinates, where present, from
     `graph_sensor_locations.csv` (`graph_sensor_locations_bay.csv`).
 
+    PEMSD4, of which the flow is forecast, is looked for likewise, also in the
+    subfolders `PEMS04` and `pems_d4_d8`: `pems_d4.npz`, `pems04.npz` or `PEMS04.npz`,
+    the graph of the latter two from the road distances in `PEMS04.distance.csv`,
+    `PEMS04.csv`, or a `distance.csv` in the folder of the readings (PEMSD8 with 8 in
+    place of 4). Roads are listed one way and used both ways. The lists hold roads
+    between neighbours only, so the threshold of `gaussian_kernel_adjacency` cuts many:
+    418 of 680 edges stay in PEMSD4, 270 of 548 in PEMSD8, and 67 and 48 sensors keep
+    no edge but that to themselves.
+
     A user's own file is a `numpy.savez` archive without object arrays:
 
-        speed [T, N]            mph; 0 or NaN where a reading is missing
+        speed [T, N]            what is forecast; 0 or NaN where a reading is missing
         timestamps_ns [T]       wall-clock time, ns since 1970-01-01, increasing;
         start_ns, freq_ns       or the first time stamp and the step between rows
         adjacency [N, N]        weights >= 0; [i, j] is an edge from sensor i to j;
@@ -107,6 +149,7 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> TrafficDataset
         sensor_ids [N]          optional: integers or text; 0 to N - 1 if absent
         latitude [N], longitude [N]
                                 optional: degrees
+        unit                    optional: text, the unit of `speed`; mph if absent
 
     Args:
       name: a name of `PUBLISHED`, or a path that ends in `.npz`.
@@ -116,13 +159,13 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> TrafficDataset
       InputError: one line; a file is missing, broken or not what it should be.
     """
     if name.endswith(".npz"):
-        return _read_npz(Path(name), name=Path(name).stem)
+        return _read_npz(Path(name), Path(name).stem)
     path = locate(name, data_dir)
     published = PUBLISHED[name]
     if path is None:
         raise InputError(_how_to_get(name, published.readings, data_dir))
-    if path.suffix == ".npz":
-        dataset = _read_npz(path, name)
+    if path.name == f"{name}.npz":
+        dataset = _read_npz(path, name, published.unit)
     else:
         dataset = _read_canonical(path, name, data_dir)
     num_steps, num_sensors = dataset.speed.shape
@@ -166,26 +209,23 @@ def _how_to_get(name: str, wanted: tuple[str, ...], data_dir) -> str:
     return message + f"put {by_hand} there, or name their folder with --data_dir"
 
 
-def _read_npz(path: Path, name: str) -> TrafficDataset:
-    fields = traffic_formats.read_npz(path)
+def _read_npz(path: Path, name: str, unit: str = "mph") -> TrafficDataset:
+    fields = {"unit": unit} | traffic_formats.read_npz(path)
     with files.reading(path, "traffic dataset"):
         return _checked(TrafficDataset(name, **fields))
 
 
 def _read_canonical(path: Path, name: str, data_dir) -> TrafficDataset:
-    """Readings in a .h5 or .csv file, the graph and the coordinates beside it."""
+    """Readings as published, the graph and the coordinates beside them."""
     published = PUBLISHED[name]
-    read = {".h5": traffic_formats.read_hdf, ".csv": traffic_formats.read_csv}
-    readings = read[path.suffix](path)
+    readings = _readings(path, published)
     graph_path = _find(published.graphs, name, data_dir)
+    if graph_path is None and published.start:
+        graph_path = files.find([_BESIDE], [path.parent])
     if graph_path is None:
         raise InputError(_how_to_get(name, published.graphs, data_dir))
     with files.reading(graph_path, "sensor graph"):
-        if graph_path.suffix == ".csv":
-            distances = traffic_formats.read_triples(graph_path)
-            graph = traffic_formats.graph_from_distances(distances, readings.sensor_ids)
-        else:
-            graph = traffic_formats.read_graph_pickle(graph_path)
+        graph = _graph(graph_path, readings.sensor_ids, published)
         readings, adjacency = traffic_formats.match(readings, graph)
     latitude = longitude = None
     places_path = _find(published.places, name, data_dir)
@@ -201,8 +241,28 @@ def _read_canonical(path: Path, name: str, data_dir) -> TrafficDataset:
                 adjacency,
                 latitude,
                 longitude,
+                unit=published.unit,
             )
         )
+
+
+def _readings(path: Path, published: Published) -> traffic_formats.Readings:
+    if path.suffix == ".h5":
+        return traffic_formats.read_hdf(path)
+    if path.suffix == ".csv":
+        return traffic_formats.read_csv(path)
+    return traffic_formats.read_pems(
+        path, published.start, published.num_steps, published.num_sensors
+    )
+
+
+def _graph(path: Path, sensor_ids, published: Published) -> traffic_formats.Graph:
+    if path.suffix == ".pkl":
+        return traffic_formats.read_graph_pickle(path)
+    distances = traffic_formats.read_triples(path)
+    if published.start:
+        return traffic_formats.graph_from_roads(distances, len(sensor_ids))
+    return traffic_formats.graph_from_distances(distances, sensor_ids)
 
 
 def _coordinates(path: Path, sensor_ids) -> tuple[np.ndarray, np.ndarray]:
@@ -244,7 +304,7 @@ def _checked(dataset: TrafficDataset) -> TrafficDataset:
     speed = np.where(np.isnan(speed), 0, speed).astype(np.float32)
     if not (np.isfinite(speed) & (speed >= 0)).all():
         raise InputError(
-            "speed has infinite or negative entries; a missing reading is 0 or NaN"
+            "readings have infinite or negative entries; a missing one is 0 or NaN"
         )
     if not (np.isfinite(adjacency) & (adjacency >= 0)).all():
         raise InputError("adjacency has infinite, NaN or negative weights")

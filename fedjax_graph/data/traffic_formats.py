@@ -20,7 +20,7 @@ from fedjax_graph.errors import InputError
 class Readings(NamedTuple):
     """A table of readings, one column per sensor, as its file has it."""
 
-    speed: np.ndarray  # [T, N] float32, mph; NaN where the file has no value
+    speed: np.ndarray  # [T, N] what is forecast; NaN where the file has no value
     timestamps: np.ndarray  # [T] datetime64[ns], wall-clock time
     sensor_ids: tuple[str, ...]  # N
 
@@ -40,12 +40,12 @@ class Triples(NamedTuple):
     third: np.ndarray  # [R] float64
 
 
-def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray | None]:
+def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray | str | None]:
     """Reads a .npz file with the keys that `traffic.load` lists.
 
     Returns:
-      The fields of `TrafficDataset` that hold arrays; that their shapes fit together
-      is left to check.
+      The arrays of `TrafficDataset`, and its unit if the file has one; that the
+      shapes of the arrays fit together is left to check.
     """
     arrays = files.read_npz(path)
     with files.reading(path, "traffic dataset"):
@@ -59,7 +59,19 @@ def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray | None]:
             "adjacency": _npz_adjacency(arrays, sensor_ids),
             "latitude": arrays.get("latitude"),
             "longitude": arrays.get("longitude"),
-        }
+        } | _npz_unit(arrays)
+
+
+def _npz_unit(arrays: dict[str, np.ndarray]) -> dict[str, str]:
+    if "unit" not in arrays:
+        return {}
+    unit = arrays["unit"]
+    if unit.shape or unit.dtype.kind != "U" or not unit.item().strip():
+        raise InputError(
+            f"unit has shape {unit.shape} and type {unit.dtype}, expected one text "
+            "that is not empty, such as 'mph'"
+        )
+    return {"unit": unit.item()}
 
 
 def _numbers(arrays: dict[str, np.ndarray], key: str, ndim: int) -> np.ndarray:
@@ -122,6 +134,39 @@ def read_hdf(path: str | os.PathLike) -> Readings:
         if column:
             raise InputError(f"no readings of sensor {next(iter(column))}")
     return Readings(speed, timestamps, sensor_ids)
+
+
+def read_pems(
+    path: str | os.PathLike, start: str, num_steps: int, num_sensors: int
+) -> Readings:
+    """Reads pems04.npz or pems08.npz: an array `data` without time stamps or ids.
+
+    Of its channels flow (vehicles per 5 minutes), occupancy and speed the flow is
+    taken. Rows are 5 minutes apart, sensors are named 0 to N - 1.
+
+    Args:
+      path: the file.
+      start: wall-clock time of the first row.
+      num_steps: T that the file has to have: only the whole file begins at `start`.
+      num_sensors: N that the file has to have.
+    """
+    arrays = files.read_npz(path)
+    with files.reading(path, "archive of PeMS readings"):
+        data = _numbers(arrays, "data", ndim=3)
+        expected = (num_steps, num_sensors, 3)
+        if data.shape != expected:
+            raise InputError(
+                f"data has shape {data.shape}, expected {expected}: all steps and "
+                "sensors as published, with flow, occupancy and speed; replace it with "
+                "the published file"
+            )
+        steps = np.arange(num_steps) * np.timedelta64(5, "m")
+        timestamps = np.datetime64(start, "ns") + steps
+        return Readings(data[:, :, 0], timestamps, _numbered(num_sensors))
+
+
+def _numbered(num_sensors: int) -> tuple[str, ...]:
+    return tuple(map(str, range(num_sensors)))
 
 
 def _hdf_timestamps(axis: h5py.Dataset) -> np.ndarray:
@@ -209,6 +254,7 @@ def gaussian_kernel_adjacency(
     cost: Sequence,
     sensor_ids: Sequence,
     threshold: float = 0.1,
+    both_ways: bool = False,
 ) -> np.ndarray:
     """Weights exp(-(d / sigma)^2) of road distances d, as DCRNN makes them.
 
@@ -221,6 +267,8 @@ def gaussian_kernel_adjacency(
       cost: [R] road distances, of any one unit.
       sensor_ids: [N] ids in the order of rows and columns.
       threshold: weights below it become 0.
+      both_ways: whether a road listed one way leads back as well; if both ways are
+        listed, the shorter distance holds.
 
     Returns:
       [N, N] float32 adjacency with diagonal 1.
@@ -238,6 +286,8 @@ def gaussian_kernel_adjacency(
         raise InputError("distances have to be finite and not negative")
     distances = np.full((len(sensor_ids), len(sensor_ids)), np.inf)
     distances[senders, receivers] = cost
+    if both_ways:
+        distances = np.minimum(distances, distances.T)
     listed = distances[np.isfinite(distances)]
     sigma = listed.std() if listed.size else 0.0
     if not sigma > 0:
@@ -252,6 +302,30 @@ def graph_from_distances(triples: Triples, sensor_ids: Sequence[str]) -> Graph:
     inside = np.isin(triples.first, sensor_ids) & np.isin(triples.second, sensor_ids)
     chosen = (column[inside] for column in triples)
     return Graph(gaussian_kernel_adjacency(*chosen, sensor_ids), tuple(sensor_ids))
+
+
+def graph_from_roads(roads: Triples, num_sensors: int) -> Graph:
+    """The graph of sensors 0 to N - 1 along roads that are used both ways.
+
+    Raises:
+      InputError: if a road names another sensor, or a sensor has no road: that is the
+        list of another network, or only a part.
+    """
+    sensor_ids = _numbered(num_sensors)
+    named = {*roads.first.tolist(), *roads.second.tolist()}
+    strangers = sorted(named.difference(sensor_ids))
+    without = [sensor for sensor in sensor_ids if sensor not in named]
+    if strangers or without:
+        problem = (
+            f"names {strangers[0]}" if strangers else f"has no road of {without[0]}"
+        )
+        raise InputError(
+            f"{problem}; expected roads of all sensors from 0 to {num_sensors - 1} and "
+            "no others: replace it with the whole list of this network"
+        )
+    return Graph(
+        gaussian_kernel_adjacency(*roads, sensor_ids, both_ways=True), sensor_ids
+    )
 
 
 def match(readings: Readings, graph: Graph) -> tuple[Readings, np.ndarray]:

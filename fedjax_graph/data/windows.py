@@ -8,6 +8,8 @@ windows is one gather on the device.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -24,6 +26,7 @@ INPUT_STEPS = 12
 TARGET_STEPS = 12
 WINDOW_STEPS = INPUT_STEPS + TARGET_STEPS
 SPLITS = ("train", "validation", "test")
+FRACTIONS = (0.7, 0.1, 0.2)  # of the windows in each of `SPLITS`
 FIVE_MINUTES = np.timedelta64(300, "s").astype("timedelta64[ns]")
 
 
@@ -33,12 +36,12 @@ class TrafficData(NamedTuple):
     Clients are sensors. A padded client has weight 0, no edges and any readings.
     """
 
-    speed: jax.Array  # [K, T] float32, mph; 0 = missing
+    speed: jax.Array  # [K, T] float32, what is forecast, in any unit; 0 = missing
     clock: jax.Array  # [T] float32, time of day in [0, 1)
     week_slot: jax.Array  # [T] int32, 5-minute slot of the week in [0, 2016)
     starts: jax.Array  # [S] int32, first step of each window of this split
-    mean: jax.Array  # [] float32, mph, of the training inputs
-    std: jax.Array  # [] float32, mph, of the training inputs
+    mean: jax.Array  # [] float32, unit of `speed`, of the training inputs
+    std: jax.Array  # [] float32, unit of `speed`, of the training inputs
     graph: graphs.Graph  # K nodes
     client_ids: jax.Array  # [K] int32, identity of each client: seeds its randomness
     client_weights: jax.Array  # [K] float32, number of training windows; 0 = padding
@@ -51,20 +54,50 @@ class Windows(NamedTuple):
     targets: jax.Array  # [12, B, 2] normalised speed and time of day
 
 
-def split_sizes(num_steps: int) -> tuple[int, int, int]:
+def parse_fractions(text: str) -> tuple[float, float, float]:
+    """Fractions of train, validation and test from percentages: "70/10/20".
+
+    Raises:
+      InputError: if these are not three positive percentages that sum to 100.
+    """
+    try:
+        return _checked_fractions([float(part) / 100 for part in text.split("/")])
+    except (ValueError, InputError) as error:
+        raise InputError(
+            f"split {text!r}: expected three positive percentages of train, validation "
+            "and test that sum to 100, such as 70/10/20"
+        ) from error
+
+
+def _checked_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
+    valid = len(fractions) == 3 and min(fractions) > 0
+    if not valid or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
+        raise InputError(
+            f"fractions {tuple(fractions)} of train, validation and test: expected "
+            "three positive numbers that sum to 1"
+        )
+    return tuple(fractions)
+
+
+def split_sizes(
+    num_steps: int, fractions: Sequence[float] = FRACTIONS
+) -> tuple[int, int, int]:
     """Numbers of train, validation and test windows of a series of `num_steps`.
 
     Args:
       num_steps: length T of the series.
+      fractions: shares of train, validation and test; positive, with sum 1.
 
     Returns:
-      Sizes that sum to T - 23: 70 %, the rest, 20 %, in order of time.
+      Sizes that sum to T - 23, in order of time: train and test are rounded shares,
+      validation has the rest.
 
     Raises:
-      InputError: if a part would be empty.
+      InputError: if a part would be empty, or for other fractions.
     """
+    fractions = _checked_fractions(fractions)
     num_windows = num_steps - WINDOW_STEPS + 1
-    test, train = round(0.2 * num_windows), round(0.7 * num_windows)
+    train, test = (round(fractions[i] * num_windows) for i in (0, 2))
     sizes = (train, num_windows - train - test, test)
     if min(sizes) < 1:
         raise InputError(
@@ -74,25 +107,36 @@ def split_sizes(num_steps: int) -> tuple[int, int, int]:
     return sizes
 
 
-def split_starts(num_steps: int) -> dict[str, np.ndarray]:
-    """First steps of the windows of each split, in order of time."""
-    bounds = np.cumsum((0, *split_sizes(num_steps)))
+def split_starts(
+    num_steps: int, fractions: Sequence[float] = FRACTIONS
+) -> dict[str, np.ndarray]:
+    """First steps of the windows of each split, in order of time.
+
+    Arguments and errors are those of `split_sizes`.
+    """
+    bounds = np.cumsum((0, *split_sizes(num_steps, fractions)))
     return {
         name: np.arange(low, high, dtype=np.int32)
         for name, low, high in zip(SPLITS, bounds[:-1], bounds[1:], strict=True)
     }
 
 
-def training_moments(speed: np.ndarray) -> tuple[float, float]:
+def training_moments(
+    speed: np.ndarray, fractions: Sequence[float] = FRACTIONS
+) -> tuple[float, float]:
     """Mean and standard deviation over the inputs of all training windows.
 
     A reading counts once for each training window that has it among its inputs, and
     missing readings (0) count as they are.
 
     Args:
-      speed: [T, N] readings in mph.
+      speed: [T, N] readings in any unit.
+      fractions: as for `split_sizes`.
+
+    Returns:
+      Both in the unit of the readings.
     """
-    train, _, _ = split_sizes(len(speed))
+    train, _, _ = split_sizes(len(speed), fractions)
     steps = np.arange(train + INPUT_STEPS - 1)
     counts = np.minimum.reduce([steps + 1, steps[::-1] + 1, np.full_like(steps, 12)])
     counts = np.minimum(counts, train).astype(np.float64)
@@ -116,16 +160,26 @@ def time_of_day(timestamps: np.ndarray) -> np.ndarray:
     return ((timestamps - timestamps.astype("datetime64[D]")) / day).astype(np.float32)
 
 
-def make_splits(dataset: TrafficDataset) -> dict[str, TrafficData]:
+def make_splits(
+    dataset: TrafficDataset, fractions: Sequence[float] = FRACTIONS
+) -> dict[str, TrafficData]:
     """Puts a dataset on the device: one `TrafficData` for each name in `SPLITS`.
 
     The splits share their arrays and differ only in `starts`.
+
+    Args:
+      dataset: readings and graph.
+      fractions: as for `split_sizes`.
+
+    Raises:
+      InputError: if a split would be empty, for other fractions, or if all training
+        readings are equal.
     """
     num_clients = dataset.speed.shape[1]
-    mean, std = training_moments(dataset.speed)
+    mean, std = training_moments(dataset.speed, fractions)
     if not std > 1e-6 * abs(mean):  # equal but for rounding
         raise InputError(f"{dataset.name}: all training readings are equal")
-    starts = split_starts(len(dataset.speed))
+    starts = split_starts(len(dataset.speed), fractions)
     shared = TrafficData(
         speed=jnp.asarray(dataset.speed.T, jnp.float32),
         clock=jnp.asarray(time_of_day(dataset.timestamps)),
@@ -145,7 +199,7 @@ def gather(data: TrafficData, speed: jax.Array, starts: jax.Array) -> Windows:
 
     Args:
       data: supplies clock, mean and standard deviation.
-      speed: [T] readings of the client, mph.
+      speed: [T] readings of the client.
       starts: [B] first steps.
     """
     steps = starts + jnp.arange(WINDOW_STEPS)[:, None]  # [24, B]

@@ -167,6 +167,34 @@ def forecasts_figure(*, truth, forecasts, times=None, sensors=None):
     return figure
 
 
+def heat_maps(
+    path: str | os.PathLike,
+    matrices: Mapping[str, np.ndarray],
+    xlabel: str,
+    ylabel: str,
+) -> None:
+    """Writes matrices side by side, each with its own scale from 0, dark is large.
+
+    Args:
+      path: the PNG file.
+      matrices: titles and non-negative matrices [N, M].
+      xlabel: what the columns are.
+      ylabel: what the rows are.
+    """
+    save(heat_maps_figure(matrices, xlabel, ylabel), path)
+
+
+def heat_maps_figure(matrices, xlabel, ylabel):
+    figure, panels = _panels(1, len(matrices), size=(4.6 * len(matrices), 4.2))
+    for axes, (title, matrix) in zip(panels, matrices.items(), strict=True):
+        largest = np.max(matrix, initial=0) or 1
+        image = axes.imshow(matrix, cmap="Blues", vmin=0, vmax=largest)
+        axes.grid(False)
+        _label(axes, xlabel, ylabel, title)
+        figure.colorbar(image, ax=axes, shrink=0.8)
+    return figure
+
+
 def save(figure: Figure, path: str | os.PathLike) -> None:
     """Writes the figure as a PNG and makes the folder if need be."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)

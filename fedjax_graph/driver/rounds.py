@@ -33,6 +33,7 @@ class RunConfig:
     seeds: tuple[int, ...] = (0,)
     seeds_per_chunk: int | None = None  # as `clients_per_chunk`, for seeds
     examples_per_round: int = 0  # for the rate shown, of one seed
+    rate_name: str = "windows_per_s"
 
 
 # Settings of how a method was trained; a checkpoint is scored under any.
@@ -282,7 +283,7 @@ class _Loop:
                 record["seconds"] = elapsed / num_rounds
                 if config.examples_per_round:
                     examples = config.examples_per_round * int(np.sum(~stopped))
-                    record["windows_per_s"] = examples / record["seconds"]
+                    record[config.rate_name] = examples / record["seconds"]
                 if writer:
                     writer.write(record)
                 progress.update(record)

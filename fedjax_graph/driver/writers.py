@@ -107,9 +107,10 @@ class Progress:
         )
 
     def update(self, record: Record) -> None:
+        rates = [key for key in record if key.endswith("_per_s")]
         shown = {
             key: f"{record[key]:.4g}"
-            for key in ("train_loss", "validation_loss", "windows_per_s")
+            for key in ("train_loss", "validation_loss", *rates)
             if isinstance(record.get(key), float) and math.isfinite(record[key])
         }
         if self._bar.disable:

@@ -16,7 +16,24 @@ from fedjax_graph.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("rolled_scans")
 
-TINY = {
+TASK = {"kind": "traffic", "hidden_size": 4, "batch_size": 12, "eval_batch_size": 10}
+OF_A_TASK = {
+    "ditto": {},
+    "fed_att": {},
+    "fed_avg": {"aggregation_noise": 0.01},
+    "fed_per": {},
+    "fed_prox": {"proximal_weight": 0.5},
+    "graph_fed_avg": {},
+    "lg_fed_avg": {},
+    "local": {},
+    "mp_fed_avg": {},
+    "scaffold": {},
+    "sfl": {"alpha": 0.7},
+    "sfl_lg": {},
+    "sfl_per": {"start": "personal", "pull_distance": "squared_l2"},
+    "sfl_star": {"structure": {"embedding_size": 3, "num_neighbours": 2}},
+}
+TINY = {name: {"task": TASK} | values for name, values in OF_A_TASK.items()} | {
     "cnfgnn": {
         "hidden_size": 4,
         "gn_layers": 1,
@@ -156,7 +173,28 @@ def is_of_clients(leaf):
 
 
 def rows(tree, places):
-    return jax.tree.map(lambda x: x[places] if is_of_clients(x) else x, tree)
+    """The rows of some clients; of a matrix of clients by clients also the columns."""
+
+    def pick(x):
+        if not is_of_clients(x):
+            return x
+        is_matrix = x.ndim == 2 and x.shape[0] == x.shape[1]
+        return x[places][:, places] if is_matrix else x[places]
+
+    return jax.tree.map(pick, tree)
+
+
+def with_padded_rows(tree):
+    """Rows for two more clients; a matrix gets rows and columns of the identity."""
+
+    def extend(x):
+        if not is_of_clients(x):
+            return x
+        if x.shape == (NUM_CLIENTS, NUM_CLIENTS):
+            return jnp.eye(NUM_PADDED).at[:NUM_CLIENTS, :NUM_CLIENTS].set(x)
+        return jnp.concatenate([x, x[: NUM_PADDED - NUM_CLIENTS]])
+
+    return jax.tree.map(extend, tree)
 
 
 def test_permuting_clients_permutes_outputs(system, outcome):
@@ -192,10 +230,8 @@ def test_padded_clients_of_weight_zero_change_nothing(system, outcome, readings)
     if readings == "random":
         fill = np.random.default_rng(0).uniform(1, 90, shape).astype(np.float32)
     data = pad(system.train, fill)
-    state = jax.tree.map(
-        lambda x: jnp.concatenate([x, x[:2]]) if is_of_clients(x) else x, system.state
-    )
-    state, metrics, scores, forecasts = system.run(data, state)
+    padded = with_padded_rows(system.state)
+    state, metrics, scores, forecasts = system.run(data, padded)
     assert_close(rows(state, slice(NUM_CLIENTS)), outcome[0])
     assert_close((metrics, scores), outcome[1:3])
     assert_close(forecasts[:, :NUM_CLIENTS], outcome[3])

@@ -33,6 +33,84 @@ def test_splits_cover_all_windows_in_order_of_time(num_steps):
     assert abs(test - 0.2 * (num_steps - 23)) <= 0.5
 
 
+@pytest.mark.parametrize(
+    "num_steps, fractions, sizes",
+    [
+        (34272, (0.7, 0.1, 0.2), (23974, 3425, 6850)),
+        (123, (0.6, 0.2, 0.2), (60, 20, 20)),
+        (33, (0.25, 0.5, 0.25), (2, 6, 2)),  # halves are rounded to even: 2.5 to 2
+        (34, [0.5, 0.25, 0.25], (6, 2, 3)),  # 5.5 to 6, 2.75 to 3, the rest
+    ],
+)
+def test_the_split_is_a_setting(num_steps, fractions, sizes):
+    assert windows.split_sizes(num_steps, fractions) == sizes
+    starts = windows.split_starts(num_steps, fractions)
+    assert tuple(map(len, starts.values())) == sizes
+    npt.assert_array_equal(
+        np.concatenate(list(starts.values())), np.arange(num_steps - 23)
+    )
+
+
+@hypothesis.settings(deadline=None, derandomize=True)
+@hypothesis.given(
+    st.integers(1, 98).flatmap(
+        lambda first: st.tuples(st.just(first), st.integers(1, 99 - first))
+    ),
+    st.integers(223, 10**5),
+)
+def test_any_percentages_split_all_windows(percentages, num_steps):
+    train, validation = percentages
+    text = f"{train}/{validation}/{100 - train - validation}"
+    fractions = windows.parse_fractions(text)
+    npt.assert_allclose(fractions, [int(part) / 100 for part in text.split("/")])
+    sizes = windows.split_sizes(num_steps, fractions)
+    assert sum(sizes) == num_steps - 23
+    npt.assert_allclose(sizes, np.array(fractions) * (num_steps - 23), atol=1.001)
+
+
+@pytest.mark.parametrize(
+    "text, fractions",
+    [
+        ("70/10/20", (0.7, 0.1, 0.2)),
+        ("60/20/20", (0.6, 0.2, 0.2)),
+        ("33.4/33.3/33.3", (0.334, 0.333, 0.333)),
+    ],
+)
+def test_fractions_are_read_from_percentages(text, fractions):
+    npt.assert_allclose(windows.parse_fractions(text), fractions, rtol=1e-15)
+
+
+def test_the_percentages_of_the_papers_are_the_default():
+    assert windows.parse_fractions("70/10/20") == windows.FRACTIONS == (0.7, 0.1, 0.2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "70", "70/30", "70/10/20/0", "80/20/0", "120/-40/20", "70/10/21", "a/b/c"]
+    + ["0.7/0.1/0.2", "70//20", "nan/10/20", "inf/10/20", "70,10,20"],
+)
+def test_rubbish_is_no_split(text):
+    with pytest.raises(InputError, match="such as 70/10/20$") as raised:
+        windows.parse_fractions(text)
+    assert repr(text) in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "fractions",
+    [(), (1.0,), (0.7, 0.3), (0.7, 0.3, 0.0), (1.2, -0.4, 0.2), (0.7, 0.1, 0.1)]
+    + [(0.7, 0.1, np.nan), (np.inf, 0.1, 0.2), (70, 10, 20), (0.25,) * 4],
+)
+def test_fractions_are_three_that_sum_to_1(network, fractions):
+    for use in (
+        lambda: windows.split_sizes(60, fractions),
+        lambda: windows.split_starts(60, fractions),
+        lambda: windows.training_moments(network.speed, fractions),
+        lambda: windows.make_splits(network, fractions),
+    ):
+        with pytest.raises(InputError, match="three positive numbers that sum to 1"):
+            use()
+
+
 @pytest.mark.parametrize("num_steps", [0, 23, 24, 26])
 def test_too_few_steps_are_refused(num_steps):
     with pytest.raises(InputError, match=f"{num_steps} time steps"):
@@ -47,14 +125,16 @@ def test_starts_follow_each_other():
     assert starts["train"].dtype == np.int32
 
 
-@pytest.mark.parametrize("num_steps", [33, 39, 60])  # 7, 11 and 26 training windows
-def test_moments_are_those_of_all_training_inputs(num_steps):
+@pytest.mark.parametrize(
+    "num_steps, split, num_training",
+    [(33, (), 7), (39, (), 11), (60, (), 26), (60, ((0.5, 0.25, 0.25),), 18)],
+)
+def test_moments_are_those_of_all_training_inputs(num_steps, split, num_training):
     rng = np.random.default_rng(num_steps)
     speed = rng.uniform(0, 70, (num_steps, 3)).astype(np.float32)
     speed[rng.random(speed.shape) < 0.2] = 0
-    train, _, _ = windows.split_sizes(num_steps)
-    inputs = [speed[start : start + 12] for start in range(train)]
-    mean, std = windows.training_moments(speed)
+    inputs = [speed[start : start + 12] for start in range(num_training)]
+    mean, std = windows.training_moments(speed, *split)
     npt.assert_allclose(mean, np.mean(inputs, dtype=np.float64), rtol=1e-9)
     npt.assert_allclose(std, np.std(inputs, dtype=np.float64), rtol=1e-9)
 
@@ -124,6 +204,19 @@ def test_splits_share_all_but_their_starts(network, splits):
         npt.assert_array_equal(data.client_ids, range(5))
         assert data.speed is splits["train"].speed
     assert int(splits["test"].starts[-1]) + 24 == len(network.speed)
+
+
+def test_splits_of_other_fractions(network):
+    splits = windows.make_splits(network, (0.5, 0.25, 0.25))
+    sizes = {name: len(data.starts) for name, data in splits.items()}
+    assert sizes == {"train": 18, "validation": 10, "test": 9}
+    inputs = [network.speed[start : start + 12] for start in range(18)]
+    for data in splits.values():
+        npt.assert_array_equal(data.client_weights, [18] * 5)
+        npt.assert_allclose(data.mean, np.mean(inputs, dtype=float), rtol=1e-6)
+        npt.assert_allclose(data.std, np.std(inputs, dtype=float), rtol=1e-6)
+    starts = np.concatenate([splits[name].starts for name in windows.SPLITS])
+    npt.assert_array_equal(starts, np.arange(37))
 
 
 @pytest.mark.parametrize("reading", [0, 60, 63.7])

@@ -1,0 +1,154 @@
+"""The hot loops of SFL: aggregation of large models, and a round of ResNet9."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from experiments._measure import (
+    Measure,
+    compiled,
+    copy_rate,
+    in_turn,
+    matmul_rate,
+    peak_memory_bytes,
+    seconds,
+)
+from fedjax_graph import aggregation, algorithms, clients, graphs, structure_learning
+from fedjax_graph.data.images import ImageData
+from fedjax_graph.tasks.images import ImageTask
+
+MODELS = flags.DEFINE_integer(
+    "models", 325, "Clients whose models are aggregated.", lower_bound=2
+)
+PARAMETERS = flags.DEFINE_integer(
+    "parameters", 1_000_000, "Of each of those models.", lower_bound=1
+)
+IMAGE_CLIENTS = flags.DEFINE_integer(
+    "image_clients", 100, "Clients in the round of ResNet9.", lower_bound=2
+)
+IMAGE_BATCH = flags.DEFINE_integer(
+    "image_batch", None, "Images of a client's one step; by default 128, on CPU 16."
+)
+IMAGE_WIDTH = flags.DEFINE_integer(
+    "image_width", None, "Of ResNet9; by default the paper's 64, on CPU 8."
+)
+
+
+def aggregation_measures() -> tuple[dict[str, Measure], dict[str, Any]]:
+    """Seconds of A^m V, of the mean and of the distances, of all models."""
+    num_models, size = MODELS.value, PARAMETERS.value
+    stacked = {"w": jax.random.normal(jax.random.key(0), (num_models, size))}
+    adjacency = jax.random.uniform(jax.random.key(1), (num_models, num_models))
+    everybody = clients.Cohort(jnp.arange(num_models), jnp.ones(num_models))
+
+    def convolve(stacked, adjacency):
+        return aggregation.graph_convolution(adjacency)(stacked, everybody)
+
+    def mean(stacked):
+        return aggregation.weighted_mean(stacked, everybody)
+
+    programs = {
+        "graph_convolution": (convolve, (stacked, adjacency)),
+        "weighted_mean": (mean, (stacked,)),
+        "distances": (structure_learning.squared_distances, (stacked,)),
+    }
+
+    def measure(name, fn, args):
+        program, _ = compiled(fn, *args)
+        return lambda: {f"{name}_s": seconds(program, *args)}
+
+    return {name: measure(name, *program) for name, program in programs.items()}
+
+
+def bounds() -> dict[str, float]:
+    """The least seconds that copying and multiplying allow, at their measured rates."""
+    num_models, size = MODELS.value, PARAMETERS.value
+    return {
+        "copy_bound_s": 2 * 4 * num_models * size / copy_rate(),
+        "product_bound_s": 2 * num_models**2 * size / matmul_rate(),
+    }
+
+
+def random_images(num_clients: int, images_per_client: int) -> ImageData:
+    """Random images, each client with its own; one edge in ten."""
+    rng = np.random.default_rng(0)
+    total = num_clients * images_per_client
+    adjacency = (rng.random((num_clients, num_clients)) < 0.1).astype(np.float32)
+    return ImageData(
+        images=jnp.asarray(rng.integers(0, 256, (total, 32, 32, 3)), jnp.uint8),
+        labels=jnp.asarray(rng.integers(0, 10, total), jnp.int32),
+        places=jnp.arange(total, dtype=jnp.int32).reshape(num_clients, -1),
+        mask=jnp.ones((num_clients, images_per_client)),
+        mean=jnp.full(3, 0.5),
+        std=jnp.full(3, 0.25),
+        graph=graphs.from_adjacency(adjacency),
+        client_ids=jnp.arange(num_clients, dtype=jnp.int32),
+        client_weights=jnp.full(num_clients, float(images_per_client)),
+    )
+
+
+def image_measures() -> dict[str, Measure]:
+    """Images/s of a round of FedAvg with ResNet9: the chosen mapping, one vmap on an
+    accelerator, and a Python loop over compiled clients."""
+    is_cpu = jax.default_backend() == "cpu"
+    batch = IMAGE_BATCH.value or (16 if is_cpu else 128)
+    width = IMAGE_WIDTH.value or (8 if is_cpu else 64)
+    num_clients = IMAGE_CLIENTS.value
+    data = random_images(num_clients, batch)
+    task = ImageTask(width=width, batch_size=batch, local_epochs=1)
+    values = {"task": task, "clients_per_chunk": clients.auto_clients_per_chunk()}
+
+    def build(method):
+        config = algorithms.make_config(method, values)
+        return algorithms.get_method(method).factory(config)
+
+    key = jax.random.key(0)
+    method, alone = build("fed_avg"), build("local")
+    state = jax.jit(method.init)(key, data)
+    program, compile_s = compiled(method.round, state, data, key)
+
+    def one(i):
+        place = jnp.array([i])
+        return data._replace(
+            places=data.places[place],
+            mask=data.mask[place],
+            graph=graphs.from_adjacency(np.ones((1, 1), np.float32)),
+            client_ids=data.client_ids[place],
+            client_weights=data.client_weights[place],
+        )
+
+    each = [one(i) for i in range(num_clients)]
+    start = jax.jit(alone.init)(key, each[0])
+    one_program, _ = compiled(alone.round, start, each[0], key)
+
+    def loop():
+        models = [one_program(start, own, key)[0].models for own in each]
+        stacked = jax.tree.map(lambda *rows: jnp.concatenate(rows), *models)
+        everybody = clients.Cohort(jnp.arange(num_clients), data.client_weights)
+        return aggregation.weighted_mean(stacked, everybody)
+
+    def rate(name, fn, *args):
+        return lambda: {
+            f"{name}_images_per_s": num_clients * batch / seconds(fn, *args)
+        }
+
+    return {
+        "compile": lambda: {"round_compile_s": compile_s},
+        "round": rate("round", program, state, data, key),
+        "loop": rate("loop", loop),
+    }
+
+
+def benchmark_sfl() -> dict[str, Any]:
+    """All figures of SFL."""
+    figures = in_turn(aggregation_measures()) | bounds()
+    bound = max(figures["copy_bound_s"], figures["product_bound_s"])
+    figures["aggregation_share_of_bound"] = bound / figures["graph_convolution_s"]
+    figures |= in_turn(image_measures())
+    figures["speed_over_loop"] = (
+        figures["round_images_per_s"] / figures["loop_images_per_s"]
+    )
+    return figures | {"peak_memory_bytes": peak_memory_bytes()}

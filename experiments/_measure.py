@@ -1,0 +1,63 @@
+"""Honest timing: compiled programs, measured in turn, medians of several."""
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import flags
+
+REPEATS = flags.DEFINE_integer("repeats", 3, "Measurements of each.", lower_bound=1)
+Measure = Callable[[], dict[str, float]]
+
+
+def seconds(fn: Callable[..., Any], *args: Any) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(fn(*args))
+    return time.perf_counter() - start
+
+
+def compiled(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float]:
+    """A program compiled and run once, and the seconds that compiling took."""
+    start = time.perf_counter()
+    program = jax.jit(fn).lower(*args).compile()
+    elapsed = time.perf_counter() - start
+    jax.block_until_ready(program(*args))
+    return program, elapsed
+
+
+def matmul_rate() -> float:
+    """Measured rate of a large matrix product at --precision, FLOP/s."""
+    size = 4096 if jax.default_backend() == "cpu" else 16384
+    x = jnp.ones((size, size))
+    program, _ = compiled(jnp.matmul, x, x)
+    rate = 2 * size**3 / min(seconds(program, x, x) for _ in range(3))
+    is_cpu = jax.default_backend() == "cpu"  # whose product runs on all cores
+    return rate if is_cpu else rate * jax.device_count()
+
+
+def copy_rate() -> float:
+    """Measured rate of copying a large array, bytes read and written per second."""
+    x = jnp.ones(2**27)  # 512 MiB
+    program, _ = compiled(lambda x: x + 1, x)
+    return 2 * x.nbytes / min(seconds(program, x) for _ in range(3))
+
+
+def in_turn(measures: dict[str, Measure]) -> dict[str, float]:
+    """Medians over --repeats rounds, in each of which everything is measured once."""
+    samples: dict[str, list[float]] = {}
+    for _ in range(REPEATS.value):
+        for measure in measures.values():
+            for key, value in measure().items():
+                samples.setdefault(key, []).append(value)
+    return {key: statistics.median(values) for key, values in samples.items()}
+
+
+def peak_memory_bytes() -> int:
+    """Of the accelerator if there is one, else of this process."""
+    stats = jax.devices()[0].memory_stats() or {}
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(stats.get("peak_bytes_in_use", kib * 1024))

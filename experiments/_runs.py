@@ -1,0 +1,115 @@
+"""What every binary does with a method: run it, and put its results on record."""
+
+import dataclasses
+import pathlib
+import zlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments import _run_flags
+from fedjax_graph import algorithms
+from fedjax_graph.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.driver import results, rounds, writers
+from fedjax_graph.driver.rounds import RunResult
+
+
+class Run(NamedTuple):
+    """A method that was run or scored."""
+
+    algorithm: FederatedAlgorithm
+    result: RunResult
+    config: dict[str, Any]  # JSON-able
+
+
+def fingerprint(*arrays: np.ndarray) -> int:
+    """A checksum of the data: a resumed run must see the same."""
+    checksum = 0
+    for array in arrays:
+        checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
+    return checksum
+
+
+def run_method(
+    method: str,
+    values: dict[str, Any],
+    splits: dict[str, Data],
+    workdir: pathlib.Path,
+    *,
+    checksum: int,
+    num_rounds: int,
+    examples_per_round: int,
+    rate_name: str = "windows_per_s",
+) -> Run:
+    """Runs a method by the flags, or scores it under --eval_only.
+
+    Args:
+      method: a registered name.
+      values: fields of its config.
+      splits: train, validation and test data.
+      workdir: see `rounds.run`.
+      checksum: of the data; a resumed run must have the same.
+      num_rounds: most rounds, of a method that is trained.
+      examples_per_round: of all clients, for the rate shown.
+      rate_name: of that rate.
+    """
+    registered = algorithms.get_method(method)
+    config = algorithms.make_config(method, values)
+    algorithm = registered.factory(config)
+    seeds = _run_flags.seeds() if registered.is_trained else _run_flags.seeds()[:1]
+    run_config = rounds.RunConfig(
+        num_rounds=num_rounds if registered.is_trained else 0,
+        eval_every=_run_flags.EVAL_EVERY.value,
+        patience=_run_flags.PATIENCE.value,
+        seeds=seeds,
+        seeds_per_chunk=1 if jax.default_backend() == "cpu" else None,
+        examples_per_round=examples_per_round,
+        rate_name=rate_name,
+    )
+    settings = writers.to_jsonable(
+        {
+            "method": method,
+            "config": dataclasses.asdict(config),
+            "seeds": seeds,
+            "data": checksum,
+            "num_devices": jax.device_count(),
+            "precision": _run_flags.PRECISION.value,
+            "eval_every": _run_flags.EVAL_EVERY.value,
+        }
+    )
+    if _run_flags.EVAL_ONLY.value:
+        splits = {**splits, "test": splits[_run_flags.SPLIT.value]}
+    result = rounds.run(
+        method,
+        algorithm,
+        splits,
+        run_config,
+        workdir,
+        settings,
+        resume=_run_flags.RESUME.value,
+        eval_only=_run_flags.EVAL_ONLY.value,
+    )
+    return Run(algorithm, result, settings["config"])
+
+
+def entries_of(runs: dict[str, Run], keys: tuple[str, ...]) -> dict[str, Any]:
+    """The entries of `results.json`; `keys` of the metrics make `test`."""
+    return {
+        method: results.method_entry(run.result, keys, run.config)
+        for method, run in runs.items()
+    }
+
+
+def records_of(workdir: pathlib.Path, titles: dict[str, str]) -> list[dict[str, Any]]:
+    """The run's `metrics.jsonl`, methods under their titles."""
+    records = writers.read_records(workdir / "metrics.jsonl")
+    return [{**r, "method": titles.get(r["method"], r["method"])} for r in records]
+
+
+def announce(text: str, notes: tuple[str, ...], workdir: pathlib.Path) -> None:
+    """Says what runs on what, and what was done to the data."""
+    for note in notes:
+        print(f"note: {note}")
+    print(text)
+    print(f"on {jax.devices()[0].device_kind}; writing to {workdir}", flush=True)

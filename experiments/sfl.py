@@ -1,0 +1,385 @@
+"""Compares SFL with personalised federated methods, on traffic or on images.
+
+python -m experiments.sfl
+python -m experiments.sfl --dataset=metr_la --data_dir=FOLDER --methods=all
+python -m experiments.sfl --dataset=cifar10 --shards=5 --methods=fed_avg,sfl
+python -m experiments.sfl --dataset=metr_la --methods=sfl_star --client_graph=none
+python -m experiments.sfl --workdir=FOLDER --resume
+"""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import flags
+
+from experiments import _flags, _run_flags, _runs, _traffic_flags
+from fedjax_graph import clients, graphs
+from fedjax_graph.data import images, synthetic_images, windows
+from fedjax_graph.driver import plots, results
+from fedjax_graph.errors import InputError
+from fedjax_graph.serving import save_network
+from fedjax_graph.structure_learning import StructureConfig
+from fedjax_graph.tasks.images import ImageTask
+from fedjax_graph.tasks.traffic import TrafficTask
+
+NUM_CLIENTS = flags.DEFINE_integer(
+    "num_clients", None, "Clients that share the images.", lower_bound=1
+)
+SHARDS = flags.DEFINE_integer(
+    "shards", 2, "Shards of one label a client has: fewer, less alike.", lower_bound=1
+)
+NUM_IMAGES = flags.DEFINE_integer(
+    "num_images", None, "Cut the training images to this many.", lower_bound=1
+)
+NUM_TEST_IMAGES = flags.DEFINE_integer(
+    "num_test_images", None, "Cut the test images to this many.", lower_bound=1
+)
+SPLIT_RATIO = flags.DEFINE_string(
+    "split_ratio", "70/10/20", "Of traffic: train, validation and test, in percent."
+)
+LOCAL_EPOCHS = flags.DEFINE_integer(
+    "local_epochs", None, "Passes of a client over its data in a round.", lower_bound=1
+)
+BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", None, "Examples in a client's minibatch.", lower_bound=1
+)
+LEARNING_RATE = flags.DEFINE_float(
+    "learning_rate", None, "Of the clients' SGD, on images its peak.", lower_bound=0.0
+)
+WIDTH = flags.DEFINE_integer(
+    "width", None, "Channels of ResNet9's first layer; the paper's: 64.", lower_bound=1
+)
+RNN_HIDDEN_SIZE = flags.DEFINE_integer(
+    "rnn_hidden_size", None, "Of the traffic model; the paper's: 64.", lower_bound=1
+)
+PROPAGATION_STEPS = flags.DEFINE_integer(
+    "propagation_steps", 3, "m of A^m V in SFL.", lower_bound=0
+)
+ALPHA = flags.DEFINE_float("alpha", 1.0, "Share of A^m V in SFL's u.", 0.0, 1.0)
+PULL_WEIGHT = flags.DEFINE_float(
+    "pull_weight", None, "lambda of SFL, of each pull; by default 0.3.", lower_bound=0.0
+)
+PULL_DISTANCE = flags.DEFINE_enum(
+    "pull_distance", "l2", ["l2", "squared_l2"], "R of SFL's pulls."
+)
+CLIENT_GRAPH = flags.DEFINE_enum(
+    "client_graph", "given", ["given", "none"], "none: SFL* learns it from nothing."
+)
+STRUCTURE_TARGET = flags.DEFINE_enum(
+    "structure_target",
+    "distance",
+    ["distance", "similarity"],
+    "What SFL* learns its graph from: the paper's distances, or similarities (ours).",
+)
+PROTOCOL = flags.DEFINE_enum(
+    "protocol",
+    "paper",
+    ["paper", "code"],
+    "code: as in the released code, the proximal terms of SFL and FedProx have no "
+    "gradient and the averaging baselines add noise of 0.001.",
+)
+_run_flags.refuse_nan(LEARNING_RATE, ALPHA, PULL_WEIGHT)
+
+TITLES = {
+    "fed_avg": "FedAvg",
+    "fed_att": "FedAtt",
+    "fed_prox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "fed_per": "FedPer",
+    "lg_fed_avg": "LG-FedAvg",
+    "ditto": "Ditto",
+    "graph_fed_avg": "GraphFedAvg",
+    "mp_fed_avg": "MPFedAvg",
+    "sfl": "SFL",
+    "sfl_star": "SFL*",
+    "sfl_per": "SFL + FedPer",
+    "sfl_lg": "SFL + LG-FedAvg",
+    "local": "local",
+}
+GRAPH_METHODS = ("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_per", "sfl_lg")
+IMAGE_KEYS = tuple(
+    f"{name}{end}"
+    for name in ("mean_accuracy", "best_5_percent", "worst_5_percent")
+    for end in ("", "_client_std")
+)
+TRAFFIC_KEYS = ("mae", "mape", "rmse", "masked")
+
+
+def traffic_cells(test: dict[str, Any], std: dict[str, Any]) -> list[str]:
+    """The columns of Table 1."""
+    return [results.with_std(test[k], std.get(k)) for k in TRAFFIC_KEYS[:3]]
+
+
+def image_cells(test: dict[str, Any], std: dict[str, Any]) -> list[str]:
+    """The columns of Tables 2 and 3: ± is over the clients of a group."""
+    del std
+    names = IMAGE_KEYS[::2]
+    return [f"{test[n]:.2f} ± {test[f'{n}_client_std']:.2f}" for n in names]
+
+
+# The paper's, where they differ from the tasks' defaults.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cifar10": {"methods": ["fed_avg", "sfl"], "num_clients": 100},
+    "synthetic_images": {  # a smaller model, so that two cores need a minute or two
+        "methods": ["fed_avg", "sfl"],
+        "num_clients": 20,
+        "width": 8,
+        "batch_size": 32,
+        "local_epochs": 5,
+        "num_rounds": 6,
+    },
+    "traffic": {"methods": ["fed_avg", "fed_att", "sfl", "sfl_star"]},
+}
+
+
+class Problem(NamedTuple):
+    """A dataset made ready, and what differs between traffic and images."""
+
+    dataset: Any
+    splits: dict[str, Any]
+    task: Any  # its config
+    size: dict[str, int]
+    num_examples: int  # of all clients in a local epoch
+    checksum: int
+    rate_name: str
+    test_keys: tuple[str, ...]  # of `results.json`
+    header: tuple[str, ...]  # of the table
+    cells: Callable[[dict, dict], list[str]]  # (test, test_std) -> a row of it
+    curve: tuple[str, str]  # the figure that shows convergence, and its name
+
+
+def is_traffic() -> bool:
+    """Whether the flags name a traffic dataset; images without --dataset."""
+    name = _flags.DATASET.value or "synthetic_images"
+    if name in ("cifar10", "synthetic_images") or pathlib.Path(name).is_dir():
+        return False
+    return not (name.endswith(".npz") and images.is_image_file(name))
+
+
+def setting(name: str, default: Any = None) -> Any:
+    """A flag's value, else the dataset's default, else `default`."""
+    if flags.FLAGS[name].value is not None:
+        return flags.FLAGS[name].value
+    dataset = _flags.DATASET.value or "synthetic_images"
+    kind = "traffic" if is_traffic() else "cifar10"
+    return DEFAULTS.get(dataset, DEFAULTS[kind]).get(name, default)
+
+
+def task_values(**names: str) -> dict[str, Any]:
+    """Fields of a task's config from the flags that are given."""
+    values = {field: setting(flag) for field, flag in names.items()}
+    return {field: value for field, value in values.items() if value is not None}
+
+
+COMMON = {
+    "learning_rate": "learning_rate",
+    "batch_size": "batch_size",
+    "local_epochs": "local_epochs",
+}
+
+
+def traffic_problem() -> Problem:
+    """A traffic network: one sensor is one client."""
+    for flag in (NUM_CLIENTS, NUM_IMAGES, NUM_TEST_IMAGES, WIDTH):
+        if flag.value is not None:
+            raise InputError(
+                f"--{flag.name} is for images; --num_sensors cuts a traffic network"
+            )
+    fractions = windows.parse_fractions(SPLIT_RATIO.value)
+    dataset = _traffic_flags.load_dataset()
+    splits = windows.make_splits(dataset, fractions)
+    num_steps, num_sensors = dataset.speed.shape
+    return Problem(
+        dataset,
+        splits,
+        task=TrafficTask(**task_values(hidden_size="rnn_hidden_size", **COMMON)),
+        size={"num_sensors": num_sensors, "num_steps": num_steps},
+        num_examples=num_sensors * len(splits["train"].starts),
+        checksum=_runs.fingerprint(
+            dataset.speed, dataset.adjacency, np.array(fractions)
+        ),
+        rate_name="windows_per_s",
+        test_keys=TRAFFIC_KEYS,
+        header=(f"at 60 minutes ({dataset.unit})", "MAE", "MAPE %", "RMSE"),
+        cells=traffic_cells,
+        curve=("validation_mae", f"validation MAE at 60 minutes ({dataset.unit})"),
+    )
+
+
+def image_problem() -> Problem:
+    """Images shared out to clients by shards of the sorted labels."""
+    name = _flags.DATASET.value or "synthetic_images"
+    if name == "synthetic_images":
+        dataset = synthetic_images.images()
+    else:
+        dataset = images.load(name, _flags.DATA_DIR.value)
+    dataset = images.cut(dataset, NUM_IMAGES.value, NUM_TEST_IMAGES.value)
+    num_clients = setting("num_clients")
+    splits = images.make_splits(
+        dataset, num_clients, SHARDS.value, _run_flags.SEED.value
+    )
+    train = splits["train"]
+    size = {"num_clients": num_clients, "num_shards": SHARDS.value}
+    return Problem(
+        dataset,
+        splits,
+        task=ImageTask(
+            num_classes=len(dataset.class_names),
+            **task_values(width="width", **COMMON),
+        ),
+        size={**size, "num_images": len(dataset.train_images)},
+        num_examples=int(np.sum(train.mask)),
+        checksum=_runs.fingerprint(
+            dataset.train_images, dataset.train_labels, np.asarray(train.places)
+        ),
+        rate_name="images_per_s",
+        test_keys=IMAGE_KEYS,
+        header=("accuracy %, ± over clients", "mean", "best 5 %", "worst 5 %"),
+        cells=image_cells,
+        curve=("validation_accuracy", "validation accuracy (%)"),
+    )
+
+
+def note_on_graph(problem: Problem) -> tuple[str, ...]:
+    """One line on clients without a neighbour: SFL leaves them to themselves."""
+    adjacency = np.array(graphs.dense_adjacency(problem.splits["train"].graph))
+    np.fill_diagonal(adjacency, 0)
+    alone = np.flatnonzero(~(adjacency > 0).any(axis=1))
+    if not len(alone):
+        return ()
+    names = ", ".join(str(i) for i in alone[:5]) + (", ..." if len(alone) > 5 else "")
+    return (
+        f"{len(alone)} of {len(adjacency)} clients take from no neighbour in the graph "
+        f"(places {names}): along it they keep their own model",
+    )
+
+
+def config_values(method: str, problem: Problem, workdir: pathlib.Path):
+    """Flags under the names of the methods' config fields."""
+    values = {
+        "task": problem.task,
+        "participation": _run_flags.PARTICIPATION.value,
+        "clients_per_chunk": _run_flags.clients_per_chunk(workdir, method),
+        "propagation_steps": PROPAGATION_STEPS.value,
+        "alpha": ALPHA.value,
+        "pull_distance": PULL_DISTANCE.value,
+        "client_graph": CLIENT_GRAPH.value,
+        "structure": StructureConfig(target=STRUCTURE_TARGET.value),
+    }
+    if PROTOCOL.value == "code":
+        values |= {"pull_weight": 0.0, "proximal_weight": 0.0}
+        values |= {"aggregation_noise": 1e-3}
+    if PULL_WEIGHT.value is not None:
+        values["pull_weight"] = PULL_WEIGHT.value
+    return values
+
+
+def chosen_methods() -> list[str]:
+    """The methods that the flags name.
+
+    Raises:
+      InputError: if one is not known here, or needs the graph that is not given.
+    """
+    methods = setting("methods")
+    if methods == ["all"]:
+        methods = list(TITLES)
+        if CLIENT_GRAPH.value == "none":
+            methods = [m for m in methods if m not in GRAPH_METHODS]
+    for method in methods:
+        if method not in TITLES:
+            raise InputError(
+                f"--methods: unknown method {method!r}; known: all, {', '.join(TITLES)}"
+            )
+        if CLIENT_GRAPH.value == "none" and method in GRAPH_METHODS:
+            raise InputError(
+                f"{method} needs the graph of the data; with --client_graph=none run "
+                "sfl_star, which learns it"
+            )
+    return methods
+
+
+def table(problem: Problem, entries: dict[str, dict[str, Any]]) -> str:
+    """The paper's columns: Table 1, or Tables 2 and 3."""
+    rows = [
+        [
+            TITLES[method],
+            *problem.cells(entry["test"], entry["test_std"] or {}),
+            str(entry["best_round"]),
+        ]
+        for method, entry in entries.items()
+    ]
+    return results.format_table([*problem.header, "best round"], rows)
+
+
+def draw(workdir: pathlib.Path, problem: Problem, runs: dict[str, _runs.Run]) -> None:
+    """Pictures: convergence of all methods; the given and the learnt graph."""
+    records = _runs.records_of(workdir, TITLES)
+    key, label = problem.curve
+    known = [r for r in records if key in r]
+    series = {
+        title: plots.Line(
+            [r["round"] for r in known if r["method"] == title],
+            [r[key] for r in known if r["method"] == title],
+        )
+        for title in dict.fromkeys(r["method"] for r in known)
+    }
+    plots.curves(workdir / "convergence.png", series, "round", label)
+    plots.training_curves(workdir / "training_curves.png", records)
+    given = graphs.row_normalise(graphs.dense_adjacency(problem.splits["train"].graph))
+    matrices = {"given, row-normalised": given}
+    if "sfl_star" in runs:
+        matrices["learnt by SFL*"] = runs["sfl_star"].result.best_state.memory[0]
+    few = {title: np.asarray(x)[:25, :25] for title, x in matrices.items()}
+    plots.heat_maps(workdir / "client_graph.png", few, "takes from client", "client")
+
+
+def run_methods(methods: list[str], problem: Problem, workdir: pathlib.Path):
+    """Runs or scores the methods one after another."""
+    num_clients = len(problem.splits["train"].client_ids)
+    cohort = clients.cohort_size(num_clients, _run_flags.PARTICIPATION.value)
+    examples = problem.num_examples * cohort // num_clients * problem.task.local_epochs
+    return {
+        method: _runs.run_method(
+            method,
+            config_values(method, problem, workdir),
+            problem.splits,
+            workdir,
+            checksum=problem.checksum,
+            num_rounds=setting("num_rounds", 20),
+            examples_per_round=examples,
+            rate_name=problem.rate_name,
+        )
+        for method in methods
+    }
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    _run_flags.set_up_jax()
+    methods = chosen_methods()
+    problem = traffic_problem() if is_traffic() else image_problem()
+    dataset = problem.dataset
+    workdir = _run_flags.make_workdir("sfl", dataset.name)
+    size = ", ".join(f"{key[4:]} {n}" for key, n in problem.size.items())
+    notes = dataset.notes
+    if CLIENT_GRAPH.value == "given":
+        notes += note_on_graph(problem)
+    _runs.announce(f"{dataset.name}: {size}", notes, workdir)
+    before = results.read_methods(workdir)
+    if is_traffic():
+        save_network(workdir / "network.npz", dataset, problem.splits["train"])
+    runs = run_methods(methods, problem, workdir)
+    entries = _runs.entries_of(runs, problem.test_keys)
+    print(table(problem, entries))
+    if _run_flags.EVAL_ONLY.value:
+        return
+    settings = {"flags": _run_flags.flag_values(), "notes": notes, **problem.size}
+    results.write_results(workdir, dataset.name, settings, {**before, **entries})
+    draw(workdir, problem, runs)
+    print(f"results.json, metrics.jsonl and pictures are in {workdir}")
+
+
+if __name__ == "__main__":
+    _flags.run(main)

@@ -1,0 +1,69 @@
+"""Ditto: FedAvg, and beside it a personal model pulled towards the server's.
+
+Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021, Algorithm 1: F_i(v) + lambda/2 |v - w|^2. The personal
+steps of a round use the model that the server sent, and as many minibatches as the
+global ones. lambda = 0.1 is our choice.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_graph import aggregation
+from fedjax_graph.algorithm import FederatedAlgorithm
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.federated import FederatedState, federated_round
+from fedjax_graph.proximal import pull
+
+
+@dataclasses.dataclass(frozen=True)
+class DittoConfig(FedAvgConfig):
+    personal_weight: float = 0.1  # lambda
+
+
+class DittoState(NamedTuple):
+    server: FederatedState  # of FedAvg
+    models: Any  # v, leaves [K, ...]
+
+
+def ditto(config: DittoConfig) -> FederatedAlgorithm:
+    """Ditto on any task; the personal models are what is scored."""
+    task, averaging = config.task.build(), fed_avg(config)
+
+    def update(v, client_data, key, data, w):
+        adjust = pull(config.personal_weight, centre=w)
+        result = task.update(v, client_data, key, data, adjust)
+        return result.model, result.loss
+
+    def init(key, data):
+        server = averaging.init(key, data)
+        personal = aggregation.broadcast(server.models, len(data.client_ids))
+        return DittoState(server, personal)
+
+    def round_(state, data, key):
+        server, _ = averaging.round(state.server, data, key)
+        train_key, _ = jax.random.split(key)  # the cohort and minibatches of `server`
+        models, loss = federated_round(
+            update,
+            aggregation.none,
+            participation=config.participation,
+            clients_per_chunk=config.clients_per_chunk,
+        )(
+            state.models,
+            task.client_data(data),
+            data.client_ids,
+            data.client_weights,
+            train_key,
+            data,
+            jax.tree.map(lambda x: x[0], state.server.models),
+        )
+        return DittoState(server, models), {"train_loss": loss}
+
+    return FederatedAlgorithm(
+        init=init,
+        round=round_,
+        evaluate=lambda state, data: task.evaluate(state.models, data),
+        predict=lambda state, data: task.predict(state.models, data),
+    )

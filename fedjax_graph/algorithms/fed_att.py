@@ -1,0 +1,32 @@
+"""FedAtt: the server moves towards each client by layer-wise attention.
+
+Ji, Long, Pan, Zhu, Jiang, Wang, "Learning Private Neural Language Modeling with
+Attentive Aggregation", IJCNN 2019, Algorithm 1. From the code released with SFL, where
+this is a baseline: step size 1 and the L1 distance; its noise is `aggregation_noise`.
+"""
+
+import dataclasses
+
+from fedjax_graph import aggregation
+from fedjax_graph.algorithm import FederatedAlgorithm
+from fedjax_graph.federated import FederatedConfig, federated
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAttConfig(FederatedConfig):
+    attention_step_size: float = 1.0
+    aggregation_noise: float = 0.0  # standard deviation, at each aggregation
+
+
+def fed_att(config: FedAttConfig) -> FederatedAlgorithm:
+    """FedAtt on any task."""
+
+    def attend(state, data, key):
+        del data
+        return aggregation.with_noise(
+            aggregation.attention(state.models, config.attention_step_size),
+            key,
+            config.aggregation_noise,
+        )
+
+    return federated(config, attend)

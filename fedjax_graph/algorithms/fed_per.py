@@ -1,0 +1,15 @@
+"""FedPer: a shared base, a personal head.
+
+Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalization
+Layers", arXiv:1912.00818, Algorithms 1 and 2. The head is the last linear layer.
+Differences from the paper: none known.
+"""
+
+from fedjax_graph.algorithm import FederatedAlgorithm
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig
+from fedjax_graph.federated import federated
+
+
+def fed_per(config: FedAvgConfig) -> FederatedAlgorithm:
+    """FedPer on any task."""
+    return federated(config, config.average, is_personal=lambda task: task.is_head)

@@ -1,0 +1,29 @@
+"""FedProx: FedAvg whose clients are pulled back to the server's model.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous
+Networks", MLSys 2020, Eq. 2: F_i(v) + mu/2 |v - w|^2. Differences from the paper: every
+client runs the same number of local steps; mu = 0.01 is our choice.
+"""
+
+import dataclasses
+
+from fedjax_graph.algorithm import FederatedAlgorithm
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig
+from fedjax_graph.federated import federated
+from fedjax_graph.proximal import pull
+
+
+@dataclasses.dataclass(frozen=True)
+class FedProxConfig(FedAvgConfig):
+    proximal_weight: float = 0.01  # mu
+
+
+def fed_prox(config: FedProxConfig) -> FederatedAlgorithm:
+    """FedProx on any task."""
+
+    def update(task, w, client_data, key, data):
+        adjust = pull(config.proximal_weight, centre=w)
+        result = task.update(w, client_data, key, data, adjust)
+        return result.model, result.loss
+
+    return federated(config, config.average, update=update)

@@ -1,0 +1,22 @@
+"""LG-FedAvg: personal representation layers, a shared head.
+
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think Locally, Act
+Globally: Federated Learning with Local and Global Representations", arXiv:2001.01523,
+Algorithm 1. Differences from the paper: no warm start by FedAvg, and no auxiliary or
+adversarial losses, which its image experiments do without as well.
+"""
+
+from fedjax_graph.algorithm import FederatedAlgorithm
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig
+from fedjax_graph.federated import federated
+from fedjax_graph.tasks import Task
+
+
+def is_representation(task: Task):
+    """All but the head is personal."""
+    return lambda path: not task.is_head(path)
+
+
+def lg_fed_avg(config: FedAvgConfig) -> FederatedAlgorithm:
+    """LG-FedAvg on any task."""
+    return federated(config, config.average, is_personal=is_representation)

@@ -1,0 +1,97 @@
+"""SCAFFOLD: control variates correct the drift of the clients.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled
+Averaging for Federated Learning", ICML 2020, Algorithm 1 with server step size 1.
+
+A client steps along g - c_i + c. Its new control is option II of line 12,
+c_i - c + (x - y_i) / (K eta). With plain SGD that is the mean of the gradients g along
+the way, and this is how it is computed here, so that it also holds with momentum,
+weight decay and step sizes that vary. The server's c is the mean of the c_i over all
+clients, which line 17 keeps true from a start at zero, whoever takes part. Clients are
+averaged by number of examples (the paper: equally).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph import aggregation, communication
+from fedjax_graph.algorithm import FederatedAlgorithm
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig
+from fedjax_graph.federated import FederatedState, federated_round
+
+
+class ControlState(NamedTuple):
+    count: jax.Array  # [] int32, steps so far
+    mean_gradient: Any  # of the steps so far, before the correction
+
+
+def control(correction: Any) -> optax.GradientTransformation:
+    """Adds c - c_i to the gradients, and remembers the mean of what came in."""
+
+    def init(params):
+        return ControlState(jnp.int32(0), jax.tree.map(jnp.zeros_like, params))
+
+    def add(gradients, state, params=None):
+        del params
+        count = state.count + 1
+        mean = jax.tree.map(
+            lambda m, g: m + (g - m) / count, state.mean_gradient, gradients
+        )
+        corrected = jax.tree.map(jnp.add, gradients, correction)
+        return corrected, ControlState(count, mean)
+
+    return optax.GradientTransformation(init, add)
+
+
+def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
+    """SCAFFOLD on any task; `memory` holds the controls c_i, leaves [K, ...]."""
+    task = config.task.build()
+
+    def update(own, client_data, key, data, c):
+        correction = jax.tree.map(jnp.subtract, c, own["control"])
+        correction = communication.down(correction)  # c crosses beside the model
+        result = task.update(own["model"], client_data, key, data, control(correction))
+        new = communication.up(result.opt_state[0].mean_gradient)
+        return {"model": result.model, "control": new}, result.loss
+
+    def is_personal(path):
+        return path[0].key == "control"
+
+    def init(key, data):
+        model = task.init(key)
+        num_clients = len(data.client_ids)
+        controls = jax.tree.map(
+            lambda x: jnp.zeros((num_clients, *x.shape)), model["params"]
+        )
+        models = jax.tree.map(lambda x: x[None], model)
+        return FederatedState(models, jnp.int32(0), controls)
+
+    def round_(state, data, key):
+        train_key, aggregate_key = jax.random.split(key)
+        own, loss = federated_round(
+            update,
+            config.average(state, data, aggregate_key),
+            is_personal=is_personal,
+            participation=config.participation,
+            clients_per_chunk=config.clients_per_chunk,
+        )(
+            {"model": state.models, "control": state.memory},
+            task.client_data(data),
+            data.client_ids,
+            data.client_weights,
+            train_key,
+            data,
+            aggregation.client_mean(state.memory, data.client_weights),
+        )
+        state = FederatedState(own["model"], state.num_rounds + 1, own["control"])
+        return state, {"train_loss": loss}
+
+    return FederatedAlgorithm(
+        init=init,
+        round=round_,
+        evaluate=lambda state, data: task.evaluate(state.models, data),
+        predict=lambda state, data: task.predict(state.models, data),
+    )

@@ -1,0 +1,233 @@
+"""Federated rounds: local updates on a cohort, their aggregation, and whole methods.
+
+`federated_round` is one round of any model; `federated` makes a method of a task from
+what tells methods apart: where the clients start, what pulls them, how their models
+are merged and which leaves stay personal.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph import aggregation, clients, communication
+from fedjax_graph.aggregation import Aggregator, IsPersonal
+from fedjax_graph.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.clients import Cohort
+from fedjax_graph.tasks import Task, TaskConfig
+
+
+def nothing(path: tuple[Any, ...]) -> bool:
+    """No leaf is personal."""
+    del path
+    return False
+
+
+def everything(path: tuple[Any, ...]) -> bool:
+    """Every leaf is personal: no federation."""
+    del path
+    return True
+
+
+def cohort_update(
+    update: Callable[..., tuple[Any, jax.Array]],
+    *,
+    is_personal: IsPersonal = nothing,
+    participation: float = 1.0,
+    clients_per_chunk: int | None = None,
+):
+    """Factory of the clients' half of a round.
+
+    Args:
+      update: (model, client data, key, *shared) -> (model, loss), of ONE client.
+      is_personal: which leaves of a model never leave their client.
+      participation: share of the clients that take part.
+      clients_per_chunk: see `clients.map_clients`.
+
+    Returns:
+      (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
+      *shared) -> (updated models [C, ...], mean loss of the cohort, Cohort).
+    """
+
+    def run(models, client_data, client_ids, weights, key, *shared):
+        cohort_key, update_key = jax.random.split(key)
+        num_clients = client_ids.shape[0]
+        cohort = clients.sample_cohort(cohort_key, client_ids, weights, participation)
+        own = aggregation.broadcast(models, num_clients)
+        if len(cohort.places) < num_clients:  # else no copy of what may fill the memory
+            own, client_data = clients.take((own, client_data), cohort.places)
+        updated, losses = clients.map_clients(update, clients_per_chunk)(
+            _cross(communication.down, own, is_personal),
+            client_data,
+            clients.client_keys(update_key, client_ids[cohort.places]),
+            shared=shared,
+        )
+        loss = jnp.sum(cohort.weights * losses) / jnp.sum(cohort.weights)
+        return _cross(communication.up, updated, is_personal), loss, cohort
+
+    return run
+
+
+def _cross(mark: Callable[[Any], Any], models: Any, is_personal: IsPersonal) -> Any:
+    shared, personal = aggregation.split(models, is_personal)
+    return aggregation.join(mark(shared), personal)
+
+
+def place(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> Any:
+    """The models after a round: a leaf for all is replaced, rows go to their clients.
+
+    Who did not take part, or has weight 0, keeps what it had.
+
+    Args:
+      models: leaves [1 or K, ...].
+      merged: leaves [1 or C, ...].
+    """
+
+    def put(x, new):
+        if x.shape[0] != num_clients or new.shape[0] != len(cohort.places):
+            return new
+        is_new = (cohort.weights > 0).reshape(-1, *[1] * (x.ndim - 1))
+        if len(cohort.places) == num_clients:
+            return jnp.where(is_new, new, x)
+        return x.at[cohort.places].set(jnp.where(is_new, new, x[cohort.places]))
+
+    return jax.tree.map(put, models, merged)
+
+
+def federated_round(
+    update: Callable[..., tuple[Any, jax.Array]],
+    aggregate: Aggregator,
+    *,
+    has_aux: bool = False,
+    is_personal: IsPersonal = nothing,
+    participation: float = 1.0,
+    clients_per_chunk: int | None = None,
+):
+    """Factory of one round of local updates on a cohort, and their aggregation.
+
+    Args:
+      update, participation, clients_per_chunk: see `cohort_update`.
+      aggregate: of what is not personal.
+      has_aux: whether `aggregate` returns (models, what the server learnt besides).
+      is_personal: which leaves stay with their client; all if `aggregate` is
+        `aggregation.none`.
+
+    Returns:
+      (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
+      *shared) -> (models [1 or K, ...], mean loss of the cohort), or with `has_aux`
+      also what the server learnt.
+    """
+    if aggregate is aggregation.none:
+        is_personal = everything
+    train = cohort_update(
+        update,
+        is_personal=is_personal,
+        participation=participation,
+        clients_per_chunk=clients_per_chunk,
+    )
+
+    def round_(models, client_data, client_ids, *args):
+        updated, loss, cohort = train(models, client_data, client_ids, *args)
+        shared, personal = aggregation.split(updated, is_personal)
+        merged = aggregate(shared, cohort)
+        merged, *aux = merged if has_aux else (merged,)
+        merged = aggregation.join(merged, personal)
+        return place(models, merged, cohort, client_ids.shape[0]), loss, *aux
+
+    return round_
+
+
+# --- Methods of a task ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class FederatedConfig:
+    """What every method of a task has."""
+
+    task: TaskConfig
+    participation: float = 1.0
+    clients_per_chunk: int | None = None
+
+
+class FederatedState(NamedTuple):
+    models: Any  # {"params": ..., "batch_stats": ...}, leaves [1 or K, ...]
+    num_rounds: jax.Array  # [] int32, rounds so far
+    memory: Any = None  # what else the server keeps
+
+
+def plain_update(task: Task, model, client_data, key, data):
+    """The task's local steps from the client's own copy, with nothing added."""
+    result = task.update(model, client_data, key, data, optax.identity())
+    return result.model, result.loss
+
+
+def federated(
+    config: FederatedConfig,
+    aggregator: Callable[[FederatedState, Data, jax.Array], Aggregator],
+    *,
+    update: Callable[..., tuple[Any, jax.Array]] = plain_update,
+    shared: Callable[[FederatedState, Data], tuple] = lambda state, data: (),
+    is_personal: Callable[[Task], IsPersonal] = lambda task: nothing,
+    memory: Callable[[Data], Any] | None = None,
+) -> FederatedAlgorithm:
+    """A method of a task: local updates and an aggregator.
+
+    Args:
+      config: task, participation and mapping.
+      aggregator: (state, data, key of the round) -> aggregator.
+      update: (task, model, client data, key, data, *shared) -> (model, loss), of ONE
+        client.
+      shared: (state, data) -> what `update` gets besides, the same for all clients.
+      is_personal: task -> which leaves of a model stay with their client.
+      memory: data -> what the server keeps besides models before the first round; if
+        given, the aggregator returns (models, memory).
+    """
+    task = config.task.build()
+    personal = is_personal(task)
+
+    def init(key, data):
+        num_clients = len(data.client_ids)
+        first = memory(data) if memory else None
+        one = jax.tree.map(lambda x: x[None], task.init(key))
+        start = FederatedState(one, jnp.int32(0), first)
+
+        def aggregate(stacked, cohort):
+            merged = aggregator(start, data, key)(stacked, cohort)
+            return merged[0] if memory else merged
+
+        models = aggregation.initial(
+            aggregation.partial(aggregate, personal), one, num_clients
+        )
+        return FederatedState(models, jnp.int32(0), first)
+
+    def round_(state, data, key):
+        train_key, aggregate_key = jax.random.split(key)
+        run = federated_round(
+            lambda *args: update(task, *args),
+            aggregator(state, data, aggregate_key),
+            has_aux=memory is not None,
+            is_personal=personal,
+            participation=config.participation,
+            clients_per_chunk=config.clients_per_chunk,
+        )
+        models, loss, *learnt = run(
+            state.models,
+            task.client_data(data),
+            data.client_ids,
+            data.client_weights,
+            train_key,
+            data,
+            *shared(state, data),
+        )
+        state = FederatedState(models, state.num_rounds + 1, *learnt)
+        return state, {"train_loss": loss}
+
+    return FederatedAlgorithm(
+        init=init,
+        round=round_,
+        evaluate=lambda state, data: task.evaluate(state.models, data),
+        predict=lambda state, data: task.predict(state.models, data),
+    )

@@ -1,0 +1,171 @@
+"""ResNet9 for 32 x 32 images.
+
+Page, "How to Train Your ResNet" (myrtle.ai, 2018): a short residual network (He et al.,
+"Deep Residual Learning for Image Recognition", CVPR 2016), in the shape that SFL's
+released code gives it: a residual at the first two of three layers.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_graph.models.linear import fan_in_uniform, matmul
+
+IMAGE_SIZE = 32
+NUM_CHANNELS = 3
+STATISTICS_RATE = 0.1  # share of a batch in the running statistics
+VARIANCE_FLOOR = 1e-5
+LOGIT_SCALE = 0.2
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation in which padded examples have no part.
+
+    Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by
+    Reducing Internal Covariate Shift", ICML 2015. Running variances are of the batch as
+    it is (divided by n), as flax has it; torch divides by n - 1.
+    """
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Normalises each channel.
+
+        Args:
+          x: [B, H, W, C].
+          mask: [B], 0 for padding: normalises by the statistics of the other examples
+            and updates the running ones. None, or all padding: normalises by the
+            running statistics, which stay as they are.
+
+        Returns:
+          [B, H, W, C].
+        """
+        size = x.shape[-1:]
+        scale = self.param("scale", nn.initializers.ones, size)
+        bias = self.param("bias", nn.initializers.zeros, size)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, size)
+        running_var = self.variable("batch_stats", "var", jnp.ones, size)
+        mean, var = running_mean.value, running_var.value
+        if mask is not None:
+            has_any = jnp.any(mask > 0)
+            batch_mean, batch_var = masked_moments(x, mask)
+            mean = jnp.where(has_any, batch_mean, mean)
+            var = jnp.where(has_any, batch_var, var)
+            running_mean.value += STATISTICS_RATE * (mean - running_mean.value)
+            running_var.value += STATISTICS_RATE * (var - running_var.value)
+        factor = scale * jax.lax.rsqrt(var + VARIANCE_FLOOR)
+        return x * factor + (bias - mean * factor)
+
+
+def masked_moments(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance [C] of x [B, H, W, C] over the examples that mask [B] keeps.
+
+    Both are 0 where it keeps none.
+    """
+    height, width = x.shape[1:3]
+    shares = mask / (jnp.maximum(jnp.sum(mask), 1) * height * width)
+    shares = shares[:, None, None, None]
+    mean = jnp.sum(shares * x, axis=(0, 1, 2))
+    var = jnp.sum(shares * (x - mean) ** 2, axis=(0, 1, 2))
+    return mean, var
+
+
+def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """3 x 3 convolution with a border of zeros, by what is fast on the backend.
+
+    On a CPU, XLA's gradient of a convolution runs many times slower inside a scan (36
+    and 449 images/s of ResNet9 of width 8, two cores): there, as one matrix product of
+    all patches. The results differ by rounding alone.
+
+    Args:
+      x: [B, H, W, I].
+      kernel: [3, 3, I, O].
+
+    Returns:
+      [B, H, W, O].
+    """
+    if jax.default_backend() == "cpu":
+        return matmul(patches(x), kernel.reshape(-1, kernel.shape[-1]))
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        x, kernel, window_strides=(1, 1), padding="SAME", dimension_numbers=layout
+    )
+
+
+def patches(x: jax.Array) -> jax.Array:
+    """The 3 x 3 pixels around each, zeros outside: [B, H, W, C] -> [B, H, W, 9 C]."""
+    height, width = x.shape[1:3]
+    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    shifted = [
+        padded[:, i : i + height, j : j + width] for i in range(3) for j in range(3)
+    ]
+    return jnp.concatenate(shifted, axis=-1)
+
+
+class Convolution(nn.Module):
+    """3 x 3 convolution, batch normalisation, ReLU."""
+
+    output_size: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
+        input_size = x.shape[-1]
+        init, shape = fan_in_uniform(9 * input_size), (3, 3, input_size)
+        kernel = self.param("kernel", init, (*shape, self.output_size))
+        return nn.relu(BatchNorm(name="norm")(convolve(x, kernel), mask))
+
+
+class Residual(nn.Module):
+    """Two convolutions added to their input."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
+        hidden = Convolution(x.shape[-1], name="first")(x, mask)
+        return x + Convolution(x.shape[-1], name="second")(hidden, mask)
+
+
+class ResNet9(nn.Module):
+    """Channels (w, 2w, 4w, 4w): 2,440,256 parameters by default."""
+
+    width: int = 64
+    num_classes: int = 10
+
+    def setup(self):
+        w = self.width
+        self.prep = Convolution(w)
+        self.layer1, self.residual1 = Convolution(2 * w), Residual()
+        self.layer2, self.residual2 = Convolution(4 * w), Residual()
+        self.layer3 = Convolution(4 * w)
+        init = fan_in_uniform(4 * w)
+        self.head = nn.Dense(self.num_classes, use_bias=False, kernel_init=init)
+
+    def __call__(self, images: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Classifies images.
+
+        Args:
+          images: [B, H, W, 3] normalised, H and W at least 8.
+          mask: [B] in training, 0 for padding, and `batch_stats` must be mutable; None
+            to normalise by the running statistics.
+
+        Returns:
+          Logits [B, num_classes].
+        """
+        x = self.prep(images, mask)
+        x = self.residual1(halve(self.layer1(x, mask)), mask)
+        x = self.residual2(halve(self.layer2(x, mask)), mask)
+        x = halve(self.layer3(x, mask))
+        return LOGIT_SCALE * self.head(jnp.max(x, axis=(1, 2)))
+
+
+def halve(x: jax.Array) -> jax.Array:
+    """Largest of each 2 x 2 pixels: [B, H, W, C] -> [B, H // 2, W // 2, C].
+
+    Written out, as the gradient of a window's maximum is slow on a CPU.
+    """
+    x = x[:, : x.shape[1] // 2 * 2, : x.shape[2] // 2 * 2]
+    rows = jnp.maximum(x[:, ::2], x[:, 1::2])
+    return jnp.maximum(rows[:, :, ::2], rows[:, :, 1::2])
+
+
+def init_model(model: ResNet9, key: jax.Array):
+    """Fresh {"params", "batch_stats"} (the shapes do not depend on the images)."""
+    return model.init(key, jnp.zeros((1, IMAGE_SIZE, IMAGE_SIZE, NUM_CHANNELS)))

@@ -1,0 +1,49 @@
+"""Pulls towards a centre, as gradient transformations ahead of an optimiser."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph.aggregation import IsPersonal
+
+Distance = Literal["l2", "squared_l2"]
+
+
+def pull(
+    weight: jax.Array | float,
+    centre: Any,
+    distance: Distance = "squared_l2",
+    is_personal: IsPersonal = lambda path: False,
+) -> optax.GradientTransformation:
+    """Adds the gradient of weight * R(v, centre) at the parameters v.
+
+    R is `squared_l2`, |v - c|^2 / 2 (FedProx, Ditto), or `l2`, |v - c| over all leaves
+    together (SFL), whose gradient at distance 0 is defined as 0.
+
+    Args:
+      weight: [] factor.
+      centre: a model, {"params": c, ...}.
+      distance: R.
+      is_personal: leaves of a model that are not pulled.
+    """
+
+    def difference(path, v, c):
+        return jnp.zeros_like(v) if is_personal(path) else v - c
+
+    def add(updates, params):
+        gap = jax.tree_util.tree_map_with_path(
+            difference, {"params": params}, {"params": centre["params"]}
+        )["params"]
+        factor = weight
+        if distance == "l2":
+            squares = [jnp.sum(x**2) for x in jax.tree.leaves(gap)]
+            square = jnp.sum(jnp.stack(squares))
+            is_apart = square > 0  # both branches of a `where` need finite gradients
+            factor = jnp.where(
+                is_apart, weight * jax.lax.rsqrt(jnp.where(is_apart, square, 1)), 0
+            )
+        return jax.tree.map(lambda g, x: g + factor * x, updates, gap)
+
+    return optax.stateless(add)

@@ -1,0 +1,305 @@
+"""Image classification with ResNet9, as in SFL's Tables 2 and 3.
+
+The local training is that of SFL's released code: Nesterov SGD on a rate that rises and
+falls within each round, on cropped, mirrored and cut-out images. Its rate divided by
+the batch size on a summed loss, with the decay times the batch size, is the same as
+here: the sum divided by the batch size, also where the last batch is not full.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph import augmentation, clients, forecasting
+from fedjax_graph.data import windows
+from fedjax_graph.data.images import ImageData
+from fedjax_graph.local import Model, local_steps
+from fedjax_graph.models.resnet import ResNet9, init_model
+from fedjax_graph.tasks import Task
+
+GROUP_PERCENT = 5  # of the clients make the best and the worst group
+
+
+class Batch(NamedTuple):
+    """One minibatch of a client's images."""
+
+    places: jax.Array  # [B] int32, indices into all images
+    mask: jax.Array  # [B] float32, 0 for padding
+    key: jax.Array  # of the augmentation
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageTask:
+    """Hyper-parameters of the task; the defaults are those of the released code."""
+
+    kind: str = "images"
+    width: int = 64
+    num_classes: int = 10
+    batch_size: int = 128
+    local_epochs: int = 20
+    learning_rate: float = 0.4  # peak
+    last_learning_rate: float = 0.001
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    augment: bool = True
+    eval_batch_size: int = 256
+
+    def build(self) -> Task:
+        model = ResNet9(self.width, self.num_classes)
+        return Task(
+            init=lambda key: init_model(model, key),
+            client_data=lambda data: (data.places, data.mask),
+            update=client_update(model, self),
+            evaluate=evaluate_images(model, self.eval_batch_size),
+            predict=predict_images(model, self.eval_batch_size),
+            is_head=lambda path: any(getattr(k, "key", None) == "head" for k in path),
+        )
+
+
+# --- Training on one client ----------------------------------------------------------
+
+
+def client_update(model: ResNet9, config: ImageTask):
+    """Factory of the local epochs of one client; see `Task.update`.
+
+    The loss it reports is the mean over the images of all epochs.
+    """
+
+    def update(start, own, key, data: ImageData, adjust):
+        places, mask = own
+
+        def loss(params, stats, batch):
+            images = normalise(data, data.images[batch.places])
+            if config.augment:
+                images = augmentation.augment(batch.key, images)
+            logits, changed = model.apply(
+                {"params": params, "batch_stats": stats},
+                images,
+                batch.mask,
+                mutable=["batch_stats"],
+            )
+            losses = cross_entropy(logits, data.labels[batch.places])
+            total = jnp.sum(batch.mask * losses)
+            return total / config.batch_size, changed["batch_stats"]
+
+        batches = epoch_batches(
+            key, places, mask, config.batch_size, config.local_epochs
+        )
+        num_steps = len(batches.places)
+        optimiser = optax.chain(
+            adjust, local_optimiser(config, num_steps // config.local_epochs)
+        )
+        result = local_steps(loss, optimiser)(start, batches)
+        total = result.loss * num_steps * config.batch_size
+        num_images = jnp.maximum(jnp.sum(batches.mask), 1)
+        return result._replace(loss=total / num_images)
+
+    return update
+
+
+def epoch_batches(
+    key: jax.Array,
+    places: jax.Array,
+    mask: jax.Array,
+    batch_size: int,
+    num_epochs: int,
+) -> Batch:
+    """Shuffled minibatches of `num_epochs` passes, `[num_epochs * steps, ...]`.
+
+    A client's padding is spread over its batches; all clients take as many steps.
+
+    Args:
+      key: of the client and round.
+      places: [S], of the client's images.
+      mask: [S], 0 for padding.
+      batch_size: B; S is taken where it is less.
+      num_epochs: passes.
+    """
+    shuffle_key, augment_key = jax.random.split(key)
+    size = places.shape[0]
+    order, is_filled = forecasting.shuffled_batches(
+        shuffle_key, size, min(batch_size, size), num_epochs
+    )
+    keys = jax.random.split(augment_key, len(order))
+    return Batch(places[order], mask[order] * is_filled, keys)
+
+
+def local_optimiser(
+    config: ImageTask, steps_per_epoch: int
+) -> optax.GradientTransformation:
+    """Nesterov SGD with weight decay of all parameters, started anew each round."""
+    return optax.chain(
+        optax.add_decayed_weights(config.weight_decay),
+        optax.sgd(
+            learning_rates(config, steps_per_epoch), config.momentum, nesterov=True
+        ),
+    )
+
+
+def learning_rates(config: ImageTask, steps_per_epoch: int) -> optax.Schedule:
+    """Rate by step, linear in between: 0, the peak after 1/4 of the epochs, the last.
+
+    A step has the rate of its end, so the first one is not 0, and the last one has
+    `last_learning_rate`.
+    """
+    epochs = config.local_epochs
+    knots = jnp.array([0, epochs / 4, epochs])
+    rates = jnp.array([0, config.learning_rate, config.last_learning_rate])
+
+    def schedule(step):
+        return jnp.interp((step + 1) / steps_per_epoch, knots, rates)
+
+    return schedule
+
+
+def normalise(data: ImageData, pixels: jax.Array) -> jax.Array:
+    """Of mean 0 and standard deviation 1 by channel, from [..., 3] uint8."""
+    return (pixels / jnp.float32(255) - data.mean) / data.std
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Of each example: [B, classes] and [B] -> [B]."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+# --- Scores --------------------------------------------------------------------------
+
+
+def map_logits(model: ResNet9, batch_size: int, reduce: Callable[..., Any]):
+    """Factory of a function of the logits of each client's images in a split.
+
+    Args:
+      model: applied with its running statistics.
+      batch_size: images at once, at most.
+      reduce: (logits [S, classes], labels [S], mask [S]) -> result, of ONE client.
+
+    Returns:
+      (models, data) -> results [K, ...]; the models' leaves are [1 or K, ...].
+    """
+
+    def run(models: Model, data: ImageData):
+        leaves, structure = jax.tree.flatten(models)
+        num_clients = data.places.shape[0]
+        is_own = [x.shape[0] == num_clients for x in leaves]
+        own = [x for x, yes in zip(leaves, is_own, strict=True) if yes]
+        common = [x[0] for x, yes in zip(leaves, is_own, strict=True) if not yes]
+
+        def one_client(own, places, mask, common, data):
+            own, common = iter(own), iter(common)
+            leaves = [next(own if yes else common) for yes in is_own]
+            variables = jax.tree.unflatten(structure, leaves)
+
+            def logits_of(places):
+                return model.apply(variables, normalise(data, data.images[places]))
+
+            logits = map_batches(logits_of, places, batch_size)
+            return reduce(logits, data.labels[places], mask)
+
+        chunk = clients.auto_clients_per_chunk()
+        return clients.map_clients(one_client, chunk)(
+            own, data.places, data.mask, shared=(common, data)
+        )
+
+    return run
+
+
+def map_batches(
+    fn: Callable[[jax.Array], jax.Array], places: jax.Array, batch_size: int
+) -> jax.Array:
+    """`fn` of places [S] in batches of at most `batch_size`, one after another.
+
+    The batches are as equal as can be, so that little is computed for padding.
+
+    Returns:
+      [S, ...].
+    """
+    size = places.shape[0]
+    num_batches = -(-size // batch_size)
+    batches, _ = windows.batches(places, -(-size // num_batches))
+    results = jax.lax.map(fn, batches)
+    return results.reshape(-1, *results.shape[2:])[:size]
+
+
+def evaluate_images(model: ResNet9, batch_size: int):
+    """Factory of `evaluate`: see `client_metrics`."""
+
+    def count(logits, labels, mask):
+        is_right = jnp.argmax(logits, axis=-1) == labels
+        losses = cross_entropy(logits, labels)
+        return jnp.sum(mask), jnp.sum(mask * is_right), jnp.sum(mask * losses)
+
+    def evaluate(models: Model, data: ImageData):
+        sums = map_logits(model, batch_size, count)(models, data)
+        return client_metrics(*sums, data.client_weights)
+
+    return evaluate
+
+
+def client_metrics(
+    num_images: jax.Array,
+    num_right: jax.Array,
+    sum_cross_entropy: jax.Array,
+    client_weights: jax.Array,
+) -> dict[str, jax.Array]:
+    """Scores over clients, each of which counts the same.
+
+    The best and the worst 5 % of the clients, rounded up, are picked by their
+    accuracy. Deviations are over the clients of a group, divided by their number.
+    Clients of weight 0 and clients without images are left out.
+
+    Args:
+      num_images, num_right, sum_cross_entropy: [K], over a client's images.
+      client_weights: [K], 0 = padding.
+
+    Returns:
+      `loss`, the mean error rate in [0, 1], which early stopping watches;
+      `cross_entropy`; and accuracies in percent.
+    """
+    divisor = jnp.maximum(num_images, 1)
+    accuracy = 100 * num_right / divisor
+    is_real = (client_weights > 0) & (num_images > 0)
+    group_size = -(-jnp.sum(is_real) * GROUP_PERCENT // 100)
+    groups = {
+        "mean_accuracy": is_real,
+        f"best_{GROUP_PERCENT}_percent": lowest(-accuracy, is_real, group_size),
+        f"worst_{GROUP_PERCENT}_percent": lowest(accuracy, is_real, group_size),
+    }
+    scores = {}
+    for name, group in groups.items():
+        scores[name], scores[f"{name}_client_std"] = moments(accuracy, group)
+    return {
+        "loss": 1 - scores["mean_accuracy"] / 100,
+        "cross_entropy": moments(sum_cross_entropy / divisor, is_real)[0],
+        "accuracy": scores["mean_accuracy"],
+        **scores,
+        "accuracy_by_client": accuracy,
+    }
+
+
+def lowest(values: jax.Array, is_real: jax.Array, number: jax.Array) -> jax.Array:
+    """Which of values [K] are the `number` lowest of the real ones: [K] bool."""
+    order = jnp.argsort(jnp.where(is_real, values, jnp.inf))
+    rank = jnp.argsort(order)
+    return rank < number
+
+
+def moments(values: jax.Array, group: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and (population) standard deviation of values [K] over a group [K] bool."""
+    number = jnp.maximum(jnp.sum(group), 1)
+    mean = jnp.sum(jnp.where(group, values, 0)) / number
+    variance = jnp.sum(jnp.where(group, (values - mean) ** 2, 0)) / number
+    return mean, jnp.sqrt(variance)
+
+
+def predict_images(model: ResNet9, batch_size: int):
+    """Factory of `predict`: probabilities [K, S, classes] for the images of a split."""
+
+    def probabilities(logits, labels, mask):
+        del labels, mask
+        return jax.nn.softmax(logits)
+
+    return map_logits(model, batch_size, probabilities)
