@@ -20,6 +20,11 @@ from fedjax_graph import aggregation, algorithms, clients, graphs, structure_lea
 from fedjax_graph.data.images import ImageData
 from fedjax_graph.tasks.images import ImageTask
 
+PARTS = flags.DEFINE_list(
+    "parts",
+    ["graph_convolution", "weighted_mean", "distances", "images"],
+    "What to measure of SFL: any of these.",
+)
 MODELS = flags.DEFINE_integer(
     "models", 325, "Clients whose models are aggregated.", lower_bound=2
 )
@@ -37,10 +42,19 @@ IMAGE_WIDTH = flags.DEFINE_integer(
 )
 
 
-def aggregation_measures() -> tuple[dict[str, Measure], dict[str, Any]]:
+def random_models() -> dict[str, jax.Array]:
+    """One leaf [C, P], drawn a row at a time: it may fill most of the memory."""
+    keys = jax.random.split(jax.random.key(0), MODELS.value)
+
+    def row(key):
+        return jax.random.normal(key, (PARAMETERS.value,))
+
+    return {"w": jax.jit(lambda keys: jax.lax.map(row, keys))(keys)}
+
+
+def aggregation_measures(parts: list[str]) -> dict[str, Measure]:
     """Seconds of A^m V, of the mean and of the distances, of all models."""
-    num_models, size = MODELS.value, PARAMETERS.value
-    stacked = {"w": jax.random.normal(jax.random.key(0), (num_models, size))}
+    num_models, stacked = MODELS.value, random_models()
     adjacency = jax.random.uniform(jax.random.key(1), (num_models, num_models))
     everybody = clients.Cohort(jnp.arange(num_models), jnp.ones(num_models))
 
@@ -60,7 +74,7 @@ def aggregation_measures() -> tuple[dict[str, Measure], dict[str, Any]]:
         program, _ = compiled(fn, *args)
         return lambda: {f"{name}_s": seconds(program, *args)}
 
-    return {name: measure(name, *program) for name, program in programs.items()}
+    return {name: measure(name, *programs[name]) for name in programs if name in parts}
 
 
 def bounds() -> dict[str, float]:
@@ -143,12 +157,15 @@ def image_measures() -> dict[str, Measure]:
 
 
 def benchmark_sfl() -> dict[str, Any]:
-    """All figures of SFL."""
-    figures = in_turn(aggregation_measures()) | bounds()
-    bound = max(figures["copy_bound_s"], figures["product_bound_s"])
-    figures["aggregation_share_of_bound"] = bound / figures["graph_convolution_s"]
-    figures |= in_turn(image_measures())
-    figures["speed_over_loop"] = (
-        figures["round_images_per_s"] / figures["loop_images_per_s"]
-    )
+    """The figures of SFL that --parts names."""
+    parts, figures = PARTS.value, {}
+    if set(parts) - {"images"}:
+        figures |= in_turn(aggregation_measures(parts)) | bounds()
+    if "graph_convolution" in parts:
+        bound = max(figures["copy_bound_s"], figures["product_bound_s"])
+        figures["aggregation_share_of_bound"] = bound / figures["graph_convolution_s"]
+    if "images" in parts:
+        figures |= in_turn(image_measures())
+        rate, loop_rate = figures["round_images_per_s"], figures["loop_images_per_s"]
+        figures["speed_over_loop"] = rate / loop_rate
     return figures | {"peak_memory_bytes": peak_memory_bytes()}

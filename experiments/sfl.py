@@ -16,7 +16,7 @@ from absl import flags
 
 from experiments import _flags, _run_flags, _runs, _traffic_flags
 from fedjax_graph import clients, graphs
-from fedjax_graph.data import images, synthetic_images, windows
+from fedjax_graph.data import images, synthetic_images, traffic, windows
 from fedjax_graph.driver import plots, results
 from fedjax_graph.errors import InputError
 from fedjax_graph.serving import save_network
@@ -63,6 +63,12 @@ PULL_WEIGHT = flags.DEFINE_float(
 )
 PULL_DISTANCE = flags.DEFINE_enum(
     "pull_distance", "l2", ["l2", "squared_l2"], "R of SFL's pulls."
+)
+CLIENT_START = flags.DEFINE_enum(
+    "client_start",
+    "global",
+    ["global", "personal"],
+    "Where SFL's clients start a round: from the read-out w, or from their own u.",
 )
 CLIENT_GRAPH = flags.DEFINE_enum(
     "client_graph", "given", ["given", "none"], "none: SFL* learns it from nothing."
@@ -119,6 +125,14 @@ def image_cells(test: dict[str, Any], std: dict[str, Any]) -> list[str]:
     return [f"{test[n]:.2f} ± {test[f'{n}_client_std']:.2f}" for n in names]
 
 
+IMAGE_SETS = ("cifar10", "synthetic_images")
+IMAGE_FLAGS = (NUM_CLIENTS, SHARDS, NUM_IMAGES, NUM_TEST_IMAGES, WIDTH)
+TRAFFIC_FLAGS = (
+    _traffic_flags.NUM_SENSORS,
+    _traffic_flags.NUM_DAYS,
+    RNN_HIDDEN_SIZE,
+    SPLIT_RATIO,
+)
 # The paper's, where they differ from the tasks' defaults.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cifar10": {"methods": ["fed_avg", "sfl"], "num_clients": 100},
@@ -151,11 +165,34 @@ class Problem(NamedTuple):
 
 
 def is_traffic() -> bool:
-    """Whether the flags name a traffic dataset; images without --dataset."""
+    """Whether the flags name a traffic dataset; images without --dataset.
+
+    Raises:
+      InputError: if they name neither.
+    """
     name = _flags.DATASET.value or "synthetic_images"
-    if name in ("cifar10", "synthetic_images") or pathlib.Path(name).is_dir():
+    if name in ("synthetic", *traffic.PUBLISHED):
+        return True
+    if name.endswith(".npz"):
+        return not images.is_image_file(name)
+    if name in IMAGE_SETS or name.endswith(".tar.gz") or pathlib.Path(name).is_dir():
         return False
-    return not (name.endswith(".npz") and images.is_image_file(name))
+    known = ", ".join(("synthetic", *traffic.PUBLISHED, *IMAGE_SETS))
+    raise InputError(
+        f"unknown dataset {name!r}; known: {known}, or the path of a .npz file or of a "
+        "folder with the batches of CIFAR-10"
+    )
+
+
+def refuse(flags_given: tuple[flags.FlagHolder, ...], reason: str) -> None:
+    """Refuses flags that would do nothing.
+
+    Raises:
+      InputError: naming the first one that is given.
+    """
+    for flag in flags_given:
+        if flag.present:
+            raise InputError(f"--{flag.name} {reason}")
 
 
 def setting(name: str, default: Any = None) -> Any:
@@ -182,11 +219,7 @@ COMMON = {
 
 def traffic_problem() -> Problem:
     """A traffic network: one sensor is one client."""
-    for flag in (NUM_CLIENTS, NUM_IMAGES, NUM_TEST_IMAGES, WIDTH):
-        if flag.value is not None:
-            raise InputError(
-                f"--{flag.name} is for images; --num_sensors cuts a traffic network"
-            )
+    refuse(IMAGE_FLAGS, "is for images; --num_sensors cuts a traffic network")
     fractions = windows.parse_fractions(SPLIT_RATIO.value)
     dataset = _traffic_flags.load_dataset()
     splits = windows.make_splits(dataset, fractions)
@@ -210,6 +243,7 @@ def traffic_problem() -> Problem:
 
 def image_problem() -> Problem:
     """Images shared out to clients by shards of the sorted labels."""
+    refuse(TRAFFIC_FLAGS, "is for traffic; --num_images cuts an image set")
     name = _flags.DATASET.value or "synthetic_images"
     if name == "synthetic_images":
         dataset = synthetic_images.images()
@@ -265,6 +299,7 @@ def config_values(method: str, problem: Problem, workdir: pathlib.Path):
         "propagation_steps": PROPAGATION_STEPS.value,
         "alpha": ALPHA.value,
         "pull_distance": PULL_DISTANCE.value,
+        "start": CLIENT_START.value,
         "client_graph": CLIENT_GRAPH.value,
         "structure": StructureConfig(target=STRUCTURE_TARGET.value),
     }
@@ -332,7 +367,9 @@ def draw(workdir: pathlib.Path, problem: Problem, runs: dict[str, _runs.Run]) ->
     if "sfl_star" in runs:
         matrices["learnt by SFL*"] = runs["sfl_star"].result.best_state.memory[0]
     few = {title: np.asarray(x)[:25, :25] for title, x in matrices.items()}
-    plots.heat_maps(workdir / "client_graph.png", few, "takes from client", "client")
+    path = workdir / "client_graph.png"
+    if "sfl_star" in runs or not path.exists():  # keeps what an earlier SFL* learnt
+        plots.heat_maps(path, few, "takes from client", "client")
 
 
 def run_methods(methods: list[str], problem: Problem, workdir: pathlib.Path):

@@ -84,9 +84,9 @@ def graph_convolution(
     """
 
     def aggregate(stacked, cohort):
-        steps = jnp.linalg.matrix_power(
-            graphs.row_normalise(cohort_adjacency(adjacency, cohort)), num_steps
-        )
+        rows = graphs.row_normalise(cohort_adjacency(adjacency, cohort))
+        with jax.default_matmul_precision("highest"):
+            steps = jnp.linalg.matrix_power(rows, num_steps)
         mixing = alpha * steps + (1 - alpha) * jnp.eye(len(steps))
         return jax.tree.map(lambda x: _mix(mixing, x), stacked)
 

@@ -9,6 +9,12 @@ import optax
 from fedjax_graph.aggregation import IsPersonal
 
 Distance = Literal["l2", "squared_l2"]
+ROUNDING = 1e-6  # of float32, relative
+
+
+def squared_norm(tree: Any) -> jax.Array:
+    """Over all leaves together."""
+    return jnp.sum(jnp.stack([jnp.sum(x**2) for x in jax.tree.leaves(tree)]))
 
 
 def pull(
@@ -20,7 +26,8 @@ def pull(
     """Adds the gradient of weight * R(v, centre) at the parameters v.
 
     R is `squared_l2`, |v - c|^2 / 2 (FedProx, Ditto), or `l2`, |v - c| over all leaves
-    together (SFL), whose gradient at distance 0 is defined as 0.
+    together (SFL), whose gradient at distance 0 is defined as 0. Distances below a
+    millionth of |c| count as 0: they are rounding, and have no direction.
 
     Args:
       weight: [] factor.
@@ -38,9 +45,8 @@ def pull(
         )["params"]
         factor = weight
         if distance == "l2":
-            squares = [jnp.sum(x**2) for x in jax.tree.leaves(gap)]
-            square = jnp.sum(jnp.stack(squares))
-            is_apart = square > 0  # both branches of a `where` need finite gradients
+            square = squared_norm(gap)
+            is_apart = square > ROUNDING**2 * squared_norm(centre["params"])
             factor = jnp.where(
                 is_apart, weight * jax.lax.rsqrt(jnp.where(is_apart, square, 1)), 0
             )

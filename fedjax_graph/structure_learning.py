@@ -63,13 +63,10 @@ def init_constructor(
     )
 
 
-def construct(
+def edge_scores(
     constructor: GraphConstructor, saturation: float = 3.0, is_mutual: bool = False
 ) -> jax.Array:
-    """A = relu(tanh(s (M1 M2' - M2 M1'))) with M = tanh(s (E W + b)), [C, C].
-
-    Wu, Pan, Long, Jiang, Chang, Zhang, "Connecting the Dots: Multivariate Time Series
-    Forecasting with Graph Neural Networks", KDD 2020, Eqs. 3 to 5.
+    """M1 M2' - M2 M1' with M = tanh(s (E W + b)), [C, C].
 
     Args:
       constructor: parameters.
@@ -85,10 +82,19 @@ def construct(
         )
     )
     scores = first @ second.T
-    if is_mutual:
-        scores = (scores + scores.T) / first.shape[1]
-    else:
-        scores = scores - scores.T
+    mutual, one_way = (scores + scores.T) / first.shape[1], scores - scores.T
+    return mutual if is_mutual else one_way
+
+
+def construct(
+    constructor: GraphConstructor, saturation: float = 3.0, is_mutual: bool = False
+) -> jax.Array:
+    """A = relu(tanh(s scores)), [C, C]; arguments as for `edge_scores`.
+
+    Wu, Pan, Long, Jiang, Chang, Zhang, "Connecting the Dots: Multivariate Time Series
+    Forecasting with Graph Neural Networks", KDD 2020, Eqs. 3 to 5.
+    """
+    scores = edge_scores(constructor, saturation, is_mutual)
     return jax.nn.relu(jnp.tanh(saturation * scores))
 
 
@@ -107,7 +113,11 @@ def structure_loss(
     return jnp.sum((unit_rows(adjacency) - unit_rows(target)) ** 2) / num_pairs
 
 
-def squared_distances(stacked: Any, most_bytes: int = MOST_CHUNK_BYTES) -> jax.Array:
+def squared_distances(
+    stacked: Any,
+    is_real: jax.Array | None = None,
+    most_bytes: int = MOST_CHUNK_BYTES,
+) -> jax.Array:
     """Squared Euclidean distances between the rows of a pytree of [C, ...]: [C, C].
 
     One product V V' summed over chunks of the parameters, each centred first so that
@@ -115,14 +125,17 @@ def squared_distances(stacked: Any, most_bytes: int = MOST_CHUNK_BYTES) -> jax.A
 
     Args:
       stacked: pytree of [C, ...].
+      is_real: [C] bool, whose distances are wanted; by default all.
       most_bytes: of a chunk.
     """
     leaves = [x.reshape(len(x), -1) for x in jax.tree.leaves(stacked)]
     num_rows = len(leaves[0])
     columns = max(1, most_bytes // (4 * num_rows))
+    counted = jnp.ones(num_rows) if is_real is None else is_real.astype(jnp.float32)
+    shares = counted / jnp.maximum(jnp.sum(counted), 1)
 
     def gram(x):
-        x = x - jnp.mean(x, axis=0)
+        x = (x - shares @ x) * counted[:, None]
         return jnp.matmul(x, x.T, precision=jax.lax.Precision.HIGHEST)
 
     total = jnp.zeros((num_rows, num_rows))
@@ -185,11 +198,11 @@ def learn(
       an edge becomes a self edge.
     """
     is_mutual = config.target == "similarity"
-    squares = squared_distances(stacked)
+    squares = squared_distances(stacked, is_real)
     pairs = is_real[:, None] & is_real[None] & ~jnp.eye(len(squares), dtype=bool)
     if is_mutual:
         target = similarities(squares, pairs)
-        optimiser, num_epochs = optax.adam(0.03), 300
+        optimiser, num_epochs = optax.adam(0.03, eps=1e-4), 300
     else:
         target = jnp.sqrt(squares) * pairs
         optimiser = optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.01))
@@ -210,14 +223,20 @@ def learn(
     constructor = init_constructor(key, client_ids, config.embedding_size)
     carry = (constructor, optimiser.init(constructor))
     (constructor, _), _ = jax.lax.scan(step, carry, length=num_epochs)
-    strongest = keep_strongest(adjacency(constructor), config.num_neighbours)
-    return graphs.row_normalise(strongest)
+    scores = edge_scores(constructor, config.saturation, is_mutual)
+    scores = jnp.where(pairs, scores, -jnp.inf)
+    learnt = adjacency(constructor)
+    return graphs.row_normalise(keep_strongest(learnt, scores, config.num_neighbours))
 
 
-def keep_strongest(adjacency: jax.Array, count: int) -> jax.Array:
-    """All but the `count` largest entries of each row set to 0."""
+def keep_strongest(adjacency: jax.Array, scores: jax.Array, count: int) -> jax.Array:
+    """All entries set to 0 but the `count` with the largest scores in their row.
+
+    Scores tell apart the many entries that saturate to 1.
+    """
     if count >= adjacency.shape[1]:
         return adjacency
-    values, places = jax.lax.top_k(adjacency, count)
+    _, places = jax.lax.top_k(scores, count)
     rows = jnp.arange(len(adjacency))[:, None]
-    return jnp.zeros_like(adjacency).at[rows, places].set(values)
+    kept = jnp.zeros_like(adjacency)
+    return kept.at[rows, places].set(adjacency[rows, places])

@@ -1,19 +1,13 @@
-"""The binary as a user runs it: kills and resumed runs, results, and bad flags.
+"""The binary as a user runs it: kills and resumed runs, results, and bad flags."""
 
-Starting a process and compiling costs seconds, so processes share a compilation cache
-(of the very programs, so results stay bit for bit), and command lines that are not to
-be killed run one after another in one process.
-"""
-
-import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
+
+from tests import binary
 
 METHODS = ("persistence", "gru_fedavg", "cnfgnn")
 NUM_ROUNDS = 3
@@ -24,44 +18,6 @@ SMALL = (
     "--gru_hidden_size=4",
     f"--num_rounds={NUM_ROUNDS}",
 )
-TIMINGS = ("seconds", "windows_per_s")
-
-# Runs command lines one after another; gives status, output and errors of each.
-MANY = """
-import json, os, sys, tempfile
-from absl import flags
-from experiments import _flags, cnfgnn
-
-answers = []
-for line in json.load(sys.stdin):
-    flags.FLAGS.unparse_flags()
-    sys.argv[1:] = line
-    kept = [os.dup(1), os.dup(2)]
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
-        try:
-            status = _flags.run(cnfgnn.main)
-        except SystemExit as error:
-            status = error.code
-        except BaseException as error:
-            status = repr(error)
-        sys.stdout.flush(), sys.stderr.flush()
-        os.dup2(kept[0], 1), os.dup2(kept[1], 2)
-        out.seek(0), err.seek(0)
-        answers.append([status or 0, out.read(), err.read()])
-print(json.dumps(answers))
-"""
-
-# Kills itself before anything is renamed to a path that ends so.
-KILLED = """
-import os, runpy, signal, sys
-end = sys.argv.pop(1)
-def hook(event, args):
-    if event == "os.rename" and str(args[1]).endswith(end):
-        os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(hook)
-runpy.run_module("experiments.cnfgnn", run_name="__main__")
-"""
 
 
 def write_network(path, seed=0, num_steps=100, num_sensors=4):
@@ -78,21 +34,9 @@ def write_network(path, seed=0, num_steps=100, num_sensors=4):
     )
 
 
-class Machine:
-    """A folder with datasets and runs, and the processes started there."""
-
+class Machine(binary.Machine):
     def __init__(self, folder):
-        self.folder = folder
-        self._environment = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith("FEDJAX_GRAPH_")
-        } | {
-            "FEDJAX_GRAPH_CACHE": str(folder / "cache"),
-            "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        }
+        super().__init__(folder, "experiments.cnfgnn")
         write_network(folder / "tiny.npz")
 
     def command_line(self, workdir, *flags, methods=METHODS):
@@ -102,44 +46,6 @@ class Machine:
             f"--methods={','.join(methods)}",
             *SMALL,
             *flags,
-        ]
-
-    def python(self, *arguments, **options):
-        return subprocess.run(
-            [sys.executable, "-W", "error", *arguments],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            **options,
-        )
-
-    def run(self, *command_line):
-        return self.python("-m", "experiments.cnfgnn", *command_line)
-
-    def run_killed(self, path, *command_line):
-        return self.python("-c", KILLED, path, *command_line)
-
-    def run_many(self, command_lines):
-        """Status, output and errors of each, by name."""
-        lines = json.dumps(list(command_lines.values()))
-        process = self.python("-c", MANY, input=lines)
-        assert process.returncode == 0, process.stderr
-        return dict(zip(command_lines, json.loads(process.stdout), strict=True))
-
-    def results(self, workdir):
-        return json.loads((self.folder / workdir / "results.json").read_text())
-
-    def metrics(self, workdir):
-        """Lines of `metrics.jsonl` without clock times."""
-        lines = (self.folder / workdir / "metrics.jsonl").read_text().splitlines()
-        return [
-            {
-                key: value
-                for key, value in json.loads(line).items()
-                if key not in TIMINGS
-            }
-            for line in lines
         ]
 
 
@@ -256,9 +162,7 @@ def test_a_kill_by_the_clock_changes_nothing(machine, whole, seconds):
     line = machine.command_line(workdir, "--num_seeds=2", "--clients_per_chunk=2")
     for _ in range(3):
         try:
-            machine.python(
-                "-m", "experiments.cnfgnn", *line, "--resume", timeout=seconds
-            )
+            machine.run(*line, "--resume", timeout=seconds)
         except subprocess.TimeoutExpired:  # subprocess has killed it
             continue
     assert machine.run(*line, "--resume").returncode == 0
@@ -429,14 +333,7 @@ def test_two_seeds_are_two_runs(machine, answers):
 )
 def test_bad_input_is_one_line_and_status_2(answers, name, words):
     (key,) = [key for key in answers if key == name or key.endswith(f"/{name}")]
-    status, out, err = answers[key]
-    assert status == 2
-    assert "Traceback" not in out
-    assert len(err.splitlines()) == 1, err
-    line = err.strip()
-    assert line.startswith("error: ")
-    assert len(line) < 700
-    assert all(word in line for word in words), line
+    binary.assert_refused(answers[key], words)
 
 
 def test_a_file_in_the_way_is_left_alone(machine, answers):

@@ -102,3 +102,34 @@ def test_a_graph_is_a_pytree_of_arrays():
     assert jax.jit(lambda g: jnp.sum(g.weights))(graph) == pytest.approx(
         float(random_adjacency(0).sum()), rel=1e-6
     )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_dense_adjacency_has_receivers_for_rows_and_all_self_edges(seed):
+    adjacency = random_adjacency(seed)
+    adjacency[0, 0], adjacency[1, 1] = 0.4, 0
+    dense = np.asarray(graphs.dense_adjacency(graphs.from_adjacency(adjacency)))
+    for receiver in range(7):
+        for sender in range(7):
+            expected = adjacency[sender, receiver]
+            if sender == receiver and expected == 0:
+                expected = 1
+            assert dense[receiver, sender] == expected
+    assert dense[0, 0] == np.float32(0.4) and np.any(adjacency != adjacency.T)
+
+
+def test_padded_nodes_have_but_a_self_edge():
+    graph = graphs.from_adjacency(random_adjacency(0))
+    dense = graphs.dense_adjacency(graph)
+    padded = np.asarray(graphs.dense_adjacency(graphs.pad_nodes(graph, 9)))
+    npt.assert_array_equal(padded[:7, :7], dense)
+    npt.assert_array_equal(padded[7:], np.eye(9)[7:])
+    npt.assert_array_equal(padded[:, 7:], np.eye(9)[:, 7:])
+
+
+def test_normalised_rows_sum_to_one_and_empty_ones_are_self_edges():
+    adjacency = np.array([[1, 3, 0], [0, 0, 0], [0, 2e-20, 0]], np.float32)
+    normalised = graphs.row_normalise(jnp.asarray(adjacency))
+    npt.assert_allclose(normalised, [[0.25, 0.75, 0], [0, 1, 0], [0, 1, 0]], rtol=1e-6)
+    slope = jax.grad(lambda x: graphs.row_normalise(x).std())(adjacency[:2, :2])
+    assert np.all(np.isfinite(slope))

@@ -7,7 +7,7 @@ import numpy.testing as npt
 import optax
 import pytest
 
-from fedjax_graph.local import local_update, optimiser_step
+from fedjax_graph.local import local_steps, local_update, optimiser_step
 
 NUM_STEPS, BATCH = 6, 4
 LEARNING_RATE = 0.05
@@ -128,3 +128,57 @@ def test_a_gradient_transformation_extends_the_step():
         moved["w"], params["w"] - 0.1 / norm * grads["w"], rtol=1e-5, atol=1e-6
     )
     npt.assert_allclose(value, expected_value, rtol=1e-5)
+
+
+def centred_loss(params, stats, batch):
+    """Depends on the running mean of x, and moves it."""
+    mean = 0.8 * stats["mean"] + 0.2 * jnp.mean(batch["x"], axis=0)
+    moved = batch | {"x": batch["x"] - stats["mean"]}
+    return loss(params, moved), {"mean": mean, "count": stats["count"] + 1}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_batch_statistics_pass_from_step_to_step(name):
+    """A batch is centred by the statistics before it; no gradient goes into them."""
+    optimiser, make_optimiser = OPTIMISERS[name]
+    data, by_hand, losses = batches(), make_optimiser(), []
+    params, mean = start_params(), np.array([0.1, -0.2, 0.3])
+    stats = {"mean": np.float32(mean), "count": np.int32(2)}
+    model = {"params": start_params(), "batch_stats": stats}
+    result = local_steps(centred_loss, optimiser)(model, data)
+    for x, y, mask in zip(data["x"], data["y"], data["mask"], strict=True):
+        grads, value = gradient(params, x[mask > 0] - mean, y[mask > 0])
+        params = {k: v + by_hand(k, grads[k]) for k, v in params.items()}
+        mean = 0.8 * mean + 0.2 * x.mean(axis=0)
+        losses.append(value)
+    for name, expected in params.items():
+        npt.assert_allclose(result.model["params"][name], expected, 1e-5, 1e-6)
+    npt.assert_allclose(result.model["batch_stats"]["mean"], mean, rtol=1e-5, atol=1e-6)
+    assert result.model["batch_stats"]["count"] == 2 + NUM_STEPS
+    npt.assert_allclose(result.loss, np.mean(losses), rtol=1e-5)
+
+
+def test_the_last_state_of_the_optimiser_is_returned():
+    optimiser = optax.chain(optax.identity(), optax.trace(decay=0.0), optax.scale(-0.1))
+    model = {"params": start_params(), "batch_stats": {}}
+    data = batches()
+    before, after = (
+        local_steps(lambda p, s, b: (loss(p, b), s), optimiser)(
+            model, jax.tree.map(lambda x, n=n: x[:n], data)
+        )
+        for n in (NUM_STEPS - 1, NUM_STEPS)
+    )
+    params, mask = before.model["params"], data["mask"][-1] > 0
+    last, _ = gradient(params, data["x"][-1][mask], data["y"][-1][mask])
+    npt.assert_allclose(after.opt_state[1].trace["w"], last["w"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_local_update_is_a_model_without_statistics():
+    data, optimiser = batches(), optax.adam(LEARNING_RATE)
+    params, mean_loss = local_update(loss, optimiser)(start_params(), data)
+    steps = local_steps(lambda p, s, b: (loss(p, b), s), optimiser)
+    result = steps({"params": start_params(), "batch_stats": {}}, data)
+    for name, expected in result.model["params"].items():
+        npt.assert_array_equal(params[name], expected)
+    assert result.model["batch_stats"] == {}
+    assert mean_loss == result.loss

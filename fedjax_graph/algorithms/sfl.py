@@ -13,7 +13,8 @@ a round. What the paper leaves open is the released code's: R is the Euclidean d
 with weight 0.3, m = 3, alpha = 1, beta = 0.05, clients start from w, and u_i is what is
 scored. Differences from that code: there R is built of detached vectors, which have no
 gradient (`pull_weight` = 0 here); a node takes from its senders, A_ji of Eq. 3; a round
-with part of the clients mixes those alone.
+with part of the clients mixes those alone. The ledger counts u_i as sent down also
+where it does not pull: it is the client's model.
 
 `sfl_per` and `sfl_lg` (Table 4) keep the head, or all but the head, personal.
 """
@@ -34,6 +35,7 @@ from fedjax_graph.federated import (
     FederatedState,
     federated,
     nothing,
+    place,
 )
 from fedjax_graph.proximal import Distance, pull
 from fedjax_graph.structure_learning import StructureConfig
@@ -91,14 +93,17 @@ def _sfl(config, is_personal=lambda task: nothing) -> FederatedAlgorithm:
 
 
 def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
-    """SFL*, which learns the graph; `memory` is A_learnt [K, K] of the last round."""
+    """SFL*, which learns the graph.
+
+    `memory` is A_learnt [K, K]: each row as learnt when its client last took part.
+    """
 
     def learn_and_convolve(state, data, key):
         def aggregate(stacked, cohort):
             learnt = structure_learning.learn(
                 config.structure,
                 stacked["params"],
-                data.client_ids[cohort.places],
+                jnp.asarray(data.client_ids)[cohort.places],
                 cohort.weights > 0,
                 key,
             )
@@ -112,8 +117,10 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
             convolve = aggregation.graph_convolution(
                 adjacency, config.propagation_steps, config.alpha
             )
-            corner = (cohort.places[:, None], cohort.places[None])
-            memory = state.memory.at[corner].set(learnt)
+            num_clients = len(data.client_ids)
+            rows = jnp.zeros((len(cohort.places), num_clients))
+            rows = rows.at[:, cohort.places].set(learnt)
+            memory = place(state.memory, rows, cohort, num_clients)
             return convolve(stacked, everybody), memory
 
         return aggregate

@@ -6,6 +6,7 @@ and no display is needed. Colours are those of Okabe and Ito, which colour-blind
 can tell apart; line styles differ as well where lines may lie on top of each other.
 """
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -218,6 +219,7 @@ def _colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def _draw(axes: Axes, series: Mapping[str, Line], colours):
+    num_styles = math.lcm(len(COLOURS), len(DASHES))  # then the pairs would repeat
     for i, (name, line) in enumerate(series.items()):
         x, y, spread = Line(*line)
         y = np.asarray(y, float)
@@ -227,7 +229,7 @@ def _draw(axes: Axes, series: Mapping[str, Line], colours):
             label=name,
             color=colours[name],
             linewidth=1.8,
-            linestyle=DASHES[i % len(DASHES)],
+            linestyle=DASHES[(i + i // num_styles) % len(DASHES)],
             marker="o" if len(y) <= MOST_MARKERS else None,
             markersize=4,
         )

@@ -39,6 +39,11 @@ class Task(NamedTuple):
     last layer, which FedPer keeps personal and LG-FedAvg shares."""
 
 
+def in_head(path: tuple[Any, ...]) -> bool:
+    """`Task.is_head` of a model whose last layer is called `head`."""
+    return any(getattr(key, "key", None) == "head" for key in path)
+
+
 class TaskConfig(Protocol):
     """A frozen dataclass of hyper-parameters."""
 

@@ -19,7 +19,7 @@ from fedjax_graph.data import windows
 from fedjax_graph.data.images import ImageData
 from fedjax_graph.local import Model, local_steps
 from fedjax_graph.models.resnet import ResNet9, init_model
-from fedjax_graph.tasks import Task
+from fedjax_graph.tasks import Task, in_head
 
 GROUP_PERCENT = 5  # of the clients make the best and the worst group
 
@@ -56,7 +56,7 @@ class ImageTask:
             update=client_update(model, self),
             evaluate=evaluate_images(model, self.eval_batch_size),
             predict=predict_images(model, self.eval_batch_size),
-            is_head=lambda path: any(getattr(k, "key", None) == "head" for k in path),
+            is_head=in_head,
         )
 
 

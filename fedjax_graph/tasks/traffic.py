@@ -18,7 +18,7 @@ from fedjax_graph.data import windows
 from fedjax_graph.data.windows import TrafficData
 from fedjax_graph.local import local_steps
 from fedjax_graph.models.rnn import RNNForecaster
-from fedjax_graph.tasks import Task
+from fedjax_graph.tasks import Task, in_head
 
 
 class Batch(NamedTuple):
@@ -51,7 +51,7 @@ class TrafficTask:
             predict=forecasting.predict_forecasts(
                 predict_batch(model), self.eval_batch_size
             ),
-            is_head=lambda path: any(getattr(k, "key", None) == "head" for k in path),
+            is_head=in_head,
         )
 
 

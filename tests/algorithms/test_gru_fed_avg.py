@@ -1,7 +1,6 @@
 """GRU + FedAvg against loops over clients and steps."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
 import pytest

@@ -18,6 +18,7 @@ RECORDS = [
         "validation_loss_std": 0.1,
     },
 ]
+GRAPHS = {"given": np.eye(3), "learnt": np.array([[0, 0.2, 0.4], [0.1, 0, 0.3]])}
 RMSE = {"cnfgnn": np.linspace(2, 6, 12), "persistence": np.linspace(2, 8, 12)}
 
 
@@ -131,3 +132,40 @@ def test_forecasts_against_wall_clock_time(tmp_path):
     labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
     assert "12:00" in labels
     assert figure.axes[0].get_title(loc="left") == "sensor 0"
+
+
+def test_heat_maps_have_a_scale_each():
+    figure = plots.heat_maps_figure(GRAPHS, "sender", "receiver")
+    maps, bars = figure.axes[: len(GRAPHS)], figure.axes[len(GRAPHS) :]
+    assert [axes.get_title(loc="left") for axes in maps] == list(GRAPHS)
+    assert len(bars) == len(maps)
+    for axes, bar, matrix in zip(maps, bars, GRAPHS.values(), strict=True):
+        (image,) = axes.images
+        np.testing.assert_array_equal(image.get_array(), matrix)
+        assert image.get_clim() == bar.get_ylim() == (0, matrix.max())
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("sender", "receiver")
+
+
+def test_heat_maps_are_dark_where_large():
+    matrix = np.array([[0.0, 0.5], [0.25, 2.0]])
+    (image,) = plots.heat_maps_figure({"a": matrix}, "x", "y").axes[0].images
+    brightness = image.to_rgba(matrix)[..., :3].sum(-1)
+    assert list(np.argsort(-brightness, axis=None)) == [0, 2, 1, 3]
+    assert brightness[0, 0] > 2.9 and brightness[1, 1] < 1
+
+
+def test_heat_maps_are_the_same_png_twice(tmp_path):
+    paths = [tmp_path / "new" / name for name in ("a.png", "b.png")]
+    for path in paths:
+        plots.heat_maps(path, GRAPHS, "sender", "receiver")
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    pixels = matplotlib.image.imread(paths[0])[..., :3]
+    assert min(pixels.shape[:2]) > 400
+    darkest = np.array(to_rgb("#08306B"))  # of the colour map: the diagonal
+    assert (np.abs(pixels - darkest).max(-1) < 0.02).sum() > 1000
+
+
+def test_heat_maps_of_no_edges_are_drawn(tmp_path):
+    path = tmp_path / "empty.png"
+    plots.heat_maps(path, {"none": np.zeros((3, 3))}, "sender", "receiver")
+    assert (matplotlib.image.imread(path)[..., :3] > 0.96).all(-1).mean() > 0.9

@@ -213,6 +213,17 @@ def test_metrics_have_one_line_for_each_round(tmp_path):
         assert line["windows_per_s"] == pytest.approx(10 / line["seconds"])
 
 
+def test_the_rate_has_the_name_it_is_given(tmp_path, capsys):
+    config = {"num_rounds": 2, "examples_per_round": 10, "rate_name": "images_per_s"}
+    run(make_script(FALLING), tmp_path, **config)
+    lines = read_records(tmp_path / "metrics.jsonl")
+    assert len(lines) == 2
+    for line in lines:
+        assert line["images_per_s"] == pytest.approx(10 / line["seconds"])
+        assert "windows_per_s" not in line
+    assert capsys.readouterr().out.count("images_per_s ") == 2
+
+
 def test_the_checkpoint_holds_what_the_next_round_reads(tmp_path):
     script = make_script([5, 4, 6, 6, 6, 6, 6, 6])
     result = run(script, tmp_path, num_rounds=4)

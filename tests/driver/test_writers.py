@@ -131,6 +131,16 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys, monkeypatch)
     ]
 
 
+def test_progress_shows_whatever_rate_there_is(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    progress = Progress("sfl", 8, 3)
+    progress.update(make_record(4, images_per_s=513.83, rows_per_s=2.0, per_s_not=7.0))
+    progress.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "sfl  round 4/8  train_loss 0.25  images_per_s 513.8  rows_per_s 2"
+    ]
+
+
 def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)

@@ -1,0 +1,131 @@
+"""Binaries run as a user runs them, for tests.
+
+Starting a process and compiling costs seconds, so processes share a compilation cache
+(of the very programs, so results stay bit for bit), and command lines that are not to
+be killed run one after another in one process.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+
+TIMINGS = ("seconds", "compile_seconds", "windows_per_s", "images_per_s")
+
+# Runs command lines one after another; gives status, output and errors of each.
+MANY = """
+import importlib, json, os, sys, tempfile
+from absl import flags
+from experiments import _flags
+
+binary = importlib.import_module(sys.argv[1])
+answers = []
+for line in json.load(sys.stdin):
+    flags.FLAGS.unparse_flags()
+    sys.argv[1:] = line
+    kept = [os.dup(1), os.dup(2)]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+        try:
+            status = _flags.run(binary.main)
+        except SystemExit as error:
+            status = error.code
+        except BaseException as error:
+            status = repr(error)
+        sys.stdout.flush(), sys.stderr.flush()
+        os.dup2(kept[0], 1), os.dup2(kept[1], 2)
+        out.seek(0), err.seek(0)
+        answers.append([status or 0, out.read(), err.read()])
+print(json.dumps(answers))
+"""
+
+# Kills itself before anything is renamed to a path that ends so.
+KILLED = """
+import os, runpy, signal, sys
+module, end = sys.argv.pop(1), sys.argv.pop(1)
+def hook(event, args):
+    if event == "os.rename" and str(args[1]).endswith(end):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+runpy.run_module(module, run_name="__main__")
+"""
+
+
+class Machine:
+    """A folder with datasets and runs of a binary, and the processes started there."""
+
+    def __init__(self, folder: pathlib.Path, module: str):
+        self.folder = folder
+        self.module = module
+        self._environment = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("FEDJAX_GRAPH_")
+        } | {
+            "FEDJAX_GRAPH_CACHE": str(folder / "cache"),
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {quick_xla_flags()}",
+        }
+
+    def python(self, *arguments, **options):
+        return subprocess.run(
+            [sys.executable, "-W", "error", *arguments],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            **options,
+        )
+
+    def run(self, *command_line, **options):
+        return self.python("-m", self.module, *command_line, **options)
+
+    def run_killed(self, path, *command_line):
+        """A run that dies before anything is renamed to a path that ends so."""
+        return self.python("-c", KILLED, self.module, path, *command_line)
+
+    def run_many(self, command_lines):
+        """Status, output and errors of each, by name."""
+        lines = json.dumps(list(command_lines.values()))
+        process = self.python("-c", MANY, self.module, input=lines)
+        assert process.returncode == 0, process.stderr
+        return dict(zip(command_lines, json.loads(process.stdout), strict=True))
+
+    def results(self, workdir):
+        return json.loads((self.folder / workdir / "results.json").read_text())
+
+    def metrics(self, workdir):
+        """Lines of `metrics.jsonl` without clock times."""
+        lines = (self.folder / workdir / "metrics.jsonl").read_text().splitlines()
+        return [without_timings(json.loads(line)) for line in lines]
+
+
+def quick_xla_flags() -> str:
+    """What makes compilation several times faster, where this XLA knows it."""
+    name = "xla_cpu_use_fusion_emitters"
+    try:
+        jax.jit(lambda x: x + 1, compiler_options={name: False})(0)
+    except jax.errors.JaxRuntimeError:
+        return ""
+    return f"--{name}=false"
+
+
+def without_timings(entry):
+    return {key: value for key, value in entry.items() if key not in TIMINGS}
+
+
+def assert_refused(answer, words):
+    """A bad command line: one line on stderr with these words, and status 2."""
+    status, out, err = answer
+    assert status == 2, (status, out, err)
+    assert "Traceback" not in out, out
+    assert len(err.splitlines()) == 1, err
+    line = err.strip()
+    assert line.startswith("error: "), line
+    assert len(line) < 700
+    assert all(word in line for word in words), line

@@ -1,0 +1,438 @@
+"""The image task: local training written out in loops, and its scores."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import optax
+import pytest
+
+from fedjax_graph import augmentation, graphs
+from fedjax_graph.data.images import ImageData
+from fedjax_graph.models import resnet
+from fedjax_graph.tasks import images as task_images
+from fedjax_graph.tasks.images import ImageTask
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+NUM_CLIENTS, NUM_PLACES, NUM_IMAGES, SIZE, NUM_CLASSES = 3, 7, 20, 16, 4
+CONFIG = ImageTask(
+    width=2,
+    num_classes=NUM_CLASSES,
+    batch_size=3,
+    local_epochs=2,
+    augment=False,
+    eval_batch_size=4,
+)
+
+
+@pytest.fixture(scope="module")
+def data() -> ImageData:
+    """Three clients of 7, 5 and 6 images, the last two padded by images of others."""
+    rng = np.random.default_rng(0)
+    mask = np.ones((NUM_CLIENTS, NUM_PLACES), np.float32)
+    mask[1, [2, 6]] = mask[2, 0] = 0
+    pixels = rng.integers(0, 256, (NUM_IMAGES, SIZE, SIZE, 3))
+    return ImageData(
+        images=pixels.astype(np.uint8),
+        labels=rng.integers(0, NUM_CLASSES, NUM_IMAGES).astype(np.int32),
+        places=rng.permuted(
+            np.tile(np.arange(NUM_IMAGES, dtype=np.int32), (NUM_CLIENTS, 1)), axis=1
+        )[:, :NUM_PLACES],
+        mask=mask,
+        mean=np.array([0.5, 0.4, 0.6], np.float32),
+        std=np.array([0.2, 0.3, 0.25], np.float32),
+        graph=graphs.from_adjacency(np.eye(NUM_CLIENTS)),
+        client_ids=np.arange(NUM_CLIENTS, dtype=np.int32),
+        client_weights=np.array([7, 5, 6], np.float32),
+    )
+
+
+@pytest.fixture(scope="module")
+def task():
+    return CONFIG.build()
+
+
+@pytest.fixture(scope="module")
+def models(task):
+    """Leaves [K, ...], far apart, with labels that differ between images."""
+    rng = np.random.default_rng(1)
+
+    def draw(path, x):
+        name = path[-1].key
+        low = {"scale": 0.8, "var": 0.8, "bias": 0.2}.get(name, -0.4)
+        return rng.uniform(low, low + 0.8, (NUM_CLIENTS, *x.shape)).astype(np.float32)
+
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def row(tree, k):
+    return jax.tree.map(lambda x: x[k], tree)
+
+
+def assert_close(left, right, **tolerance):
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} | tolerance
+    jax.tree.map(lambda a, b: npt.assert_allclose(a, b, **tolerance), left, right)
+
+
+# --- The rate and the optimiser ------------------------------------------------------
+
+
+def test_the_rate_rises_to_a_quarter_and_falls_to_the_end():
+    schedule = task_images.learning_rates(ImageTask(), 4)
+    rates = np.array([schedule(step) for step in range(80)])
+    epochs = (np.arange(80) + 1) / 4
+    rising = 0.4 * epochs / 5
+    falling = 0.4 + (0.001 - 0.4) * (epochs - 5) / 15
+    npt.assert_allclose(rates, np.where(epochs <= 5, rising, falling), rtol=1e-4)
+    assert rates[0] > 0
+    npt.assert_allclose(rates[[19, 79]], [0.4, 0.001], rtol=1e-4)
+
+
+def nesterov(config, steps_per_epoch, params, gradients):
+    """All steps on one array, in NumPy."""
+    trace = 0
+    for step, gradient in enumerate(gradients):
+        quarter = config.local_epochs / 4
+        knots = [0, quarter, config.local_epochs]
+        rates = [0, config.learning_rate, config.last_learning_rate]
+        rate = np.interp((step + 1) / steps_per_epoch, knots, rates)
+        gradient = gradient + config.weight_decay * params
+        trace = config.momentum * trace + gradient
+        params = params - rate * (gradient + config.momentum * trace)
+    return params
+
+
+def test_the_optimiser_is_nesterov_momentum_with_weight_decay():
+    config = dataclasses.replace(ImageTask(), local_epochs=4, weight_decay=0.1)
+    optimiser = task_images.local_optimiser(config, 3)
+    rng = np.random.default_rng(0)
+    params, gradients = rng.normal(size=5), rng.normal(size=(12, 5))
+
+    def step(carry, gradient):
+        params, state = carry
+        updates, state = optimiser.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    start = jnp.asarray(params, jnp.float32)
+    (moved, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), gradients)
+    expected = nesterov(config, 3, params, gradients)
+    assert np.abs(expected - params).max() > 0.5
+    npt.assert_allclose(moved, expected, rtol=1e-4, atol=1e-5)
+
+
+# --- Batches -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [3, 7, 100])
+def test_an_epoch_sees_every_image_once(batch_size):
+    places = np.arange(10, 17, dtype=np.int32)
+    mask = np.array([1, 1, 0, 1, 1, 1, 0], np.float32)
+    batches = task_images.epoch_batches(jax.random.key(0), places, mask, batch_size, 3)
+    steps = -(-7 // batch_size)
+    assert batches.places.shape == (3 * steps, min(batch_size, 7))
+    seen = np.asarray(batches.places).reshape(3, -1)
+    counts = np.asarray(batches.mask).reshape(3, -1)
+    orders = [tuple(own[count > 0]) for own, count in zip(seen, counts, strict=True)]
+    for order in orders:
+        assert sorted(order) == [10, 11, 13, 14, 15]
+    assert len(set(orders)) == 3
+    keys = np.asarray(jax.random.key_data(batches.key))
+    assert len(np.unique(keys, axis=0)) == 3 * steps
+
+
+def test_other_keys_give_other_orders():
+    places, mask = np.arange(30, dtype=np.int32), np.ones(30, np.float32)
+    first, second = (
+        np.asarray(
+            task_images.epoch_batches(jax.random.key(k), places, mask, 30, 1).places
+        )
+        for k in (0, 1)
+    )
+    assert np.any(first != second)
+
+
+# --- Training ------------------------------------------------------------------------
+
+
+def scaled(data, places):
+    return ((data.images[places] / 255 - data.mean) / data.std).astype(np.float32)
+
+
+def train(config, data, start, batches, augment=lambda key, images: images):
+    """Each step by hand, from the batches cut to their real images."""
+    model = resnet.ResNet9(config.width, config.num_classes)
+    params, structure = jax.tree.flatten(start["params"])
+    stats, traces, total, count = start["batch_stats"], [0] * len(params), 0, 0
+    steps_per_epoch = len(batches.places) // config.local_epochs
+
+    @jax.jit
+    def gradients(params, stats, images, labels):
+        def loss(params):
+            logits, changed = model.apply(
+                {"params": jax.tree.unflatten(structure, params), "batch_stats": stats},
+                images,
+                jnp.ones(len(images)),
+                mutable=["batch_stats"],
+            )
+            log_probability = jax.nn.log_softmax(logits)
+            total = jnp.sum(log_probability[jnp.arange(len(labels)), labels])
+            return -total, changed["batch_stats"]
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    for step, (places, mask) in enumerate(
+        zip(batches.places, batches.mask, strict=True)
+    ):
+        images = augment(batches.key[step], scaled(data, places))[mask > 0]
+        labels = data.labels[places[mask > 0]]
+        (loss, stats), grads = gradients(params, stats, images, labels)
+        rate = np.interp(
+            (step + 1) / steps_per_epoch,
+            [0, config.local_epochs / 4, config.local_epochs],
+            [0, config.learning_rate, config.last_learning_rate],
+        )
+        for i, (x, grad) in enumerate(zip(params, grads, strict=True)):
+            # As released: the sum's gradient, decay times and rate over the batch size.
+            grad = grad + config.weight_decay * config.batch_size * x
+            traces[i] = config.momentum * traces[i] + grad
+            grad = grad + config.momentum * traces[i]
+            params[i] = x - rate / config.batch_size * grad
+        total, count = total + loss, count + len(labels)
+    return jax.tree.unflatten(structure, params), stats, total / count
+
+
+@pytest.fixture(scope="module")
+def update():
+    """(config, model, client, key, data) -> LocalResult, without adjustment."""
+
+    def run(config, start, k, key, data):
+        task = config.build()
+
+        def one(start, own, key, data):
+            return task.update(start, own, key, data, optax.identity())
+
+        return jax.jit(one)(start, row(task.client_data(data), k), key, data)
+
+    return run
+
+
+@pytest.mark.parametrize(("client", "augment"), [(0, False), (1, True)])
+def test_local_training_is_a_loop_of_steps(data, models, update, client, augment):
+    config = dataclasses.replace(
+        CONFIG, augment=augment, learning_rate=0.02, weight_decay=0.01
+    )
+    start, key = row(models, client), jax.random.key(5)
+    result = update(config, start, client, key, data)
+    batches = task_images.epoch_batches(
+        key, data.places[client], data.mask[client], 3, 2
+    )
+    batches = batches._replace(
+        places=np.asarray(batches.places), mask=np.asarray(batches.mask)
+    )
+    views = [augmentation.augment] if augment else []
+    params, stats, loss = train(config, data, start, batches, *views)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, start["params"])
+    assert min(jax.tree.leaves(moved)) > 5e-4
+    assert_close(result.model["params"], params)
+    assert_close(result.model["batch_stats"], stats)
+    npt.assert_allclose(result.loss, loss, rtol=1e-4)
+
+
+def test_adjustment_comes_first_and_its_state_is_returned(data, models, task):
+    """Gradients set to 0 leave weight decay alone; the state counts the steps."""
+
+    def init(params):
+        del params
+        return jnp.int32(0)
+
+    def stop(grads, state, params=None):
+        del params
+        return jax.tree.map(jnp.zeros_like, grads), state + 1
+
+    adjust = optax.GradientTransformation(init, stop)
+    start = row(models, 0)
+    result = jax.jit(lambda *args: task.update(*args, adjust))(
+        start, row(task.client_data(data), 0), jax.random.key(0), data
+    )
+    assert result.opt_state[0] == 6
+    kernel = start["params"]["head"]["kernel"].astype(np.float64)
+    expected = nesterov(CONFIG, 3, kernel, np.zeros((6, 1, 1)))
+    assert np.abs(expected - kernel).max() > 1e-5
+    npt.assert_allclose(result.model["params"]["head"]["kernel"], expected, rtol=1e-5)
+
+
+def test_a_client_of_padding_alone_stays_finite(data, models, update):
+    nobody = data._replace(mask=np.zeros_like(data.mask))
+    start = row(models, 0)
+    result = update(CONFIG, start, 0, jax.random.key(0), nobody)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(result.model))
+    assert_close(result.model["batch_stats"], start["batch_stats"])
+    assert result.loss == 0
+
+
+# --- Scores --------------------------------------------------------------------------
+
+
+def expected_logits(data, models, k):
+    model = resnet.ResNet9(CONFIG.width, NUM_CLASSES)
+    variables = row(models, k)
+    logits = [model.apply(variables, scaled(data, [p]))[0] for p in data.places[k]]
+    return np.array(logits, np.float64)
+
+
+@pytest.fixture(scope="module")
+def probabilities(data, models):
+    logits = np.stack([expected_logits(data, models, k) for k in range(NUM_CLIENTS)])
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def test_predictions_are_probabilities_of_the_clients_own_models(
+    data, models, task, probabilities
+):
+    outputs = jax.jit(task.predict)(models, data)
+    assert outputs.shape == (NUM_CLIENTS, NUM_PLACES, NUM_CLASSES)
+    npt.assert_allclose(outputs, probabilities, rtol=1e-4, atol=1e-6)
+    assert np.abs(probabilities[0] - probabilities[1]).max() > 0.01
+
+
+def test_scores_are_those_of_the_clients_own_images(data, models, task, probabilities):
+    # Labels that the models get right more or less often.
+    guesses = probabilities.argmax(axis=-1)
+    labels = np.array(data.labels)
+    labels[data.places[0][:5]] = guesses[0][:5]
+    data = data._replace(labels=labels)
+    accuracy, entropy = [], []
+    for k in range(NUM_CLIENTS):
+        right, losses = [], []
+        for i, place in enumerate(data.places[k]):
+            if data.mask[k, i]:
+                right.append(guesses[k, i] == labels[place])
+                losses.append(-np.log(probabilities[k, i, labels[place]]))
+        accuracy.append(100 * np.mean(right))
+        entropy.append(np.mean(losses))
+    assert len(set(accuracy)) > 1
+    scores = jax.jit(task.evaluate)(models, data)
+    npt.assert_allclose(scores["accuracy_by_client"], accuracy, rtol=1e-5)
+    npt.assert_allclose(scores["cross_entropy"], np.mean(entropy), rtol=1e-4)
+    npt.assert_allclose(scores["accuracy"], np.mean(accuracy), rtol=1e-5)
+    npt.assert_allclose(scores["loss"], 1 - np.mean(accuracy) / 100, rtol=1e-5)
+
+
+def test_a_leaf_may_be_shared_while_others_are_not(data, models, task):
+    evaluate = jax.jit(task.evaluate)
+    for own_heads, own_rest in ((True, False), (False, True), (False, False)):
+
+        def share(path, x, own_heads=own_heads, own_rest=own_rest):
+            return x if (own_heads if task.is_head(path) else own_rest) else x[:1]
+
+        mixed = jax.tree_util.tree_map_with_path(share, models)
+        full = jax.tree.map(
+            lambda x: np.broadcast_to(x, (NUM_CLIENTS, *x.shape[1:])), mixed
+        )
+        assert_close(evaluate(mixed, data), evaluate(full, data))
+
+
+def test_the_head_is_the_last_kernel(models, task):
+    names = [
+        jax.tree_util.keystr(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(models)
+        if task.is_head(path)
+    ]
+    assert names == ["['params']['head']['kernel']"]
+
+
+def client_metrics(accuracy, weights):
+    """Of clients with 1000 images each."""
+    accuracy = np.asarray(accuracy, np.float32)
+    return task_images.client_metrics(
+        np.full(len(accuracy), 1000.0),
+        10 * accuracy,
+        1000 * (100 - accuracy),
+        np.asarray(weights, np.float32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "size"), [(1, 1), (20, 1), (21, 2), (40, 2), (41, 3), (100, 5)]
+)
+def test_groups_are_a_twentieth_of_the_clients_rounded_up(num_clients, size):
+    accuracy = np.random.default_rng(0).permutation(num_clients) * 0.7 + 5
+    scores = client_metrics(accuracy, np.ones(num_clients))
+    ordered = np.sort(accuracy)
+    for name, group in {
+        "mean_accuracy": ordered,
+        "best_5_percent": ordered[-size:],
+        "worst_5_percent": ordered[:size],
+    }.items():
+        npt.assert_allclose(scores[name], group.mean(), rtol=1e-5)
+        npt.assert_allclose(scores[f"{name}_client_std"], group.std(), rtol=1e-4)
+    npt.assert_allclose(scores["cross_entropy"], 100 - accuracy.mean(), rtol=1e-5)
+
+
+def test_padded_clients_leave_the_scores_alone():
+    rng = np.random.default_rng(0)
+    accuracy = rng.uniform(20, 80, 30)
+    expected = client_metrics(accuracy, np.ones(30))
+    padded = np.insert(accuracy, [0, 9, 9, 30], [0, 100, 0, 100])
+    weights = np.insert(np.ones(30), [0, 9, 9, 30], 0)
+    scores = jax.jit(client_metrics_of)(padded, weights)
+    by_client = scores.pop("accuracy_by_client")
+    assert_close(by_client[weights > 0], expected.pop("accuracy_by_client"))
+    assert_close(scores, expected)
+
+
+def client_metrics_of(accuracy, weights):
+    """`client_metrics` under `jit`."""
+    count = jnp.full(len(accuracy), 1000.0)
+    return task_images.client_metrics(
+        count, 10 * accuracy, 1000 * (100 - accuracy), weights
+    )
+
+
+def test_clients_without_images_in_a_split_are_left_out():
+    scores = task_images.client_metrics(
+        np.array([10.0, 0, 10]), np.array([4.0, 0, 8]), np.zeros(3), np.ones(3)
+    )
+    npt.assert_allclose(scores["accuracy"], 60)
+    npt.assert_allclose(scores["worst_5_percent"], 40)
+
+
+# --- As part of a larger program -----------------------------------------------------
+
+
+def test_programs_hold_no_data(data, models, task):
+    """Data come in as arguments: nothing of them is a constant of the program."""
+    program = jax.make_jaxpr(task.evaluate)(models, data)
+    assert sum(np.size(x) for x in program.consts) < 100
+
+
+def test_seeds_may_be_mapped_and_rounds_scanned(data, models):
+    task = dataclasses.replace(CONFIG, augment=True, local_epochs=1).build()
+    data = jax.device_put(data)
+
+    def one_round(model, key):
+        own = row(task.client_data(data), 0)
+        result = task.update(model, own, key, data, optax.identity())
+        return result.model, result.loss
+
+    keys = jax.random.split(jax.random.key(2), (2, 2))  # seeds, rounds
+
+    def run(model, keys):
+        return jax.lax.scan(one_round, model, keys)
+
+    start = row(models, 0)
+    last, losses = jax.jit(jax.vmap(run, (None, 0)))(start, keys)
+    one = jax.jit(one_round)
+    for seed in range(2):
+        model, expected = start, []
+        for key in keys[seed]:
+            model, loss = one(model, key)
+            expected.append(loss)
+        npt.assert_allclose(losses[seed], expected, rtol=1e-3)
+        assert_close(row(last, seed), model, rtol=1e-2, atol=1e-3)
+    assert losses[0, 1] != losses[1, 1]
