@@ -32,8 +32,11 @@ def num_readings() -> int:
     return num_sensors * (NUM_DAYS.value * 288 if NUM_DAYS.value else num_steps)
 
 
-def load_dataset() -> TrafficDataset:
+def load_dataset(needs_graph: bool = True) -> TrafficDataset:
     """Loads, makes or cuts the dataset that the flags name.
+
+    Args:
+      needs_graph: see `traffic.load`.
 
     Raises:
       InputError: one line, as in `traffic.load` and `traffic.cut`.
@@ -43,4 +46,5 @@ def load_dataset() -> TrafficDataset:
         return synthetic.traffic_network(
             **{key: value for key, value in size.items() if value is not None}
         )
-    return traffic.cut(traffic.load(dataset_name(), _flags.DATA_DIR.value), **size)
+    dataset = traffic.load(dataset_name(), _flags.DATA_DIR.value, needs_graph)
+    return traffic.cut(dataset, **size)

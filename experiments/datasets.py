@@ -75,11 +75,11 @@ def _entry(name: str) -> Entry:
         return kind("a user's own file")
     if name in DATASETS:
         return DATASETS[name]
-    if Path(name).is_dir():
-        return _images("a user's own folder")
+    if Path(name).is_dir() or name.endswith(".tar.gz"):
+        return _images("a user's own folder or archive")
     raise InputError(
         f"unknown dataset {name!r}; known: {', '.join(DATASETS)}, or the path of a "
-        ".npz file or of a folder with the batches of CIFAR-10"
+        ".npz file, or of a folder or archive with the batches of CIFAR-10"
     )
 
 

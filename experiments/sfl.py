@@ -7,6 +7,7 @@ python -m experiments.sfl --dataset=metr_la --methods=sfl_star --client_graph=no
 python -m experiments.sfl --workdir=FOLDER --resume
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,10 +16,11 @@ import numpy as np
 from absl import flags
 
 from experiments import _flags, _run_flags, _runs, _traffic_flags
-from fedjax_graph import clients, graphs
+from fedjax_graph import algorithms, clients, graphs
 from fedjax_graph.data import images, synthetic_images, traffic, windows
 from fedjax_graph.driver import plots, results
 from fedjax_graph.errors import InputError
+from fedjax_graph.models import resnet
 from fedjax_graph.serving import save_network
 from fedjax_graph.structure_learning import StructureConfig
 from fedjax_graph.tasks.images import ImageTask
@@ -28,7 +30,7 @@ NUM_CLIENTS = flags.DEFINE_integer(
     "num_clients", None, "Clients that share the images.", lower_bound=1
 )
 SHARDS = flags.DEFINE_integer(
-    "shards", 2, "Shards of one label a client has: fewer, less alike.", lower_bound=1
+    "shards", 2, "Shards a client has of the sorted labels.", lower_bound=1
 )
 NUM_IMAGES = flags.DEFINE_integer(
     "num_images", None, "Cut the training images to this many.", lower_bound=1
@@ -133,6 +135,14 @@ TRAFFIC_FLAGS = (
     RNN_HIDDEN_SIZE,
     SPLIT_RATIO,
 )
+METHOD_FLAGS = (
+    (PROPAGATION_STEPS, "propagation_steps"),
+    (ALPHA, "alpha"),
+    (PULL_WEIGHT, "pull_weight"),
+    (PULL_DISTANCE, "pull_distance"),
+    (CLIENT_START, "start"),
+    (STRUCTURE_TARGET, "structure"),
+)
 # The paper's, where they differ from the tasks' defaults.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cifar10": {"methods": ["fed_avg", "sfl"], "num_clients": 100},
@@ -179,8 +189,8 @@ def is_traffic() -> bool:
         return False
     known = ", ".join(("synthetic", *traffic.PUBLISHED, *IMAGE_SETS))
     raise InputError(
-        f"unknown dataset {name!r}; known: {known}, or the path of a .npz file or of a "
-        "folder with the batches of CIFAR-10"
+        f"unknown dataset {name!r}; known: {known}, or the path of a .npz file, or "
+        "of a folder or archive with the batches of CIFAR-10"
     )
 
 
@@ -221,7 +231,7 @@ def traffic_problem() -> Problem:
     """A traffic network: one sensor is one client."""
     refuse(IMAGE_FLAGS, "is for images; --num_sensors cuts a traffic network")
     fractions = windows.parse_fractions(SPLIT_RATIO.value)
-    dataset = _traffic_flags.load_dataset()
+    dataset = _traffic_flags.load_dataset(CLIENT_GRAPH.value == "given")
     splits = windows.make_splits(dataset, fractions)
     num_steps, num_sensors = dataset.speed.shape
     return Problem(
@@ -249,6 +259,12 @@ def image_problem() -> Problem:
         dataset = synthetic_images.images()
     else:
         dataset = images.load(name, _flags.DATA_DIR.value)
+    height, width = dataset.train_images.shape[1:3]
+    if min(height, width) < resnet.MIN_IMAGE_SIZE:
+        raise InputError(
+            f"{dataset.name}: images of {height} x {width} pixels, expected at least "
+            f"{resnet.MIN_IMAGE_SIZE} each way"
+        )
     dataset = images.cut(dataset, NUM_IMAGES.value, NUM_TEST_IMAGES.value)
     num_clients = setting("num_clients")
     splits = images.make_splits(
@@ -266,7 +282,10 @@ def image_problem() -> Problem:
         size={**size, "num_images": len(dataset.train_images)},
         num_examples=int(np.sum(train.mask)),
         checksum=_runs.fingerprint(
-            dataset.train_images, dataset.train_labels, np.asarray(train.places)
+            dataset.train_images,
+            dataset.test_images,
+            train.labels,
+            *[split.places for split in splits.values()],
         ),
         rate_name="images_per_s",
         test_keys=IMAGE_KEYS,
@@ -312,16 +331,21 @@ def config_values(method: str, problem: Problem, workdir: pathlib.Path):
 
 
 def chosen_methods() -> list[str]:
-    """The methods that the flags name.
+    """The methods that the flags name; without a graph, those that need none.
 
     Raises:
-      InputError: if one is not known here, or needs the graph that is not given.
+      InputError: if one is not known here or needs the graph that is not given, or if
+        a flag concerns none of them.
     """
+    named = _run_flags.METHODS.value
     methods = setting("methods")
     if methods == ["all"]:
         methods = list(TITLES)
-        if CLIENT_GRAPH.value == "none":
-            methods = [m for m in methods if m not in GRAPH_METHODS]
+    elif "all" in methods:
+        raise InputError("--methods: all stands alone")
+    if CLIENT_GRAPH.value == "none" and named in (None, ["all"]):
+        methods = [m for m in methods if m not in (*GRAPH_METHODS, "sfl_star")]
+        methods += ["sfl_star"]
     for method in methods:
         if method not in TITLES:
             raise InputError(
@@ -332,7 +356,16 @@ def chosen_methods() -> list[str]:
                 f"{method} needs the graph of the data; with --client_graph=none run "
                 "sfl_star, which learns it"
             )
+    for flag, field in METHOD_FLAGS:
+        if not any(has_field(method, field) for method in methods):
+            refuse((flag,), f"concerns none of the methods {', '.join(methods)}")
     return methods
+
+
+def has_field(method: str, field: str) -> bool:
+    """Whether a method's config has a field of that name."""
+    config_type = algorithms.get_method(method).config_type
+    return field in {f.name for f in dataclasses.fields(config_type)}
 
 
 def table(problem: Problem, entries: dict[str, dict[str, Any]]) -> str:
@@ -346,6 +379,11 @@ def table(problem: Problem, entries: dict[str, dict[str, Any]]) -> str:
         for method, entry in entries.items()
     ]
     return results.format_table([*problem.header, "best round"], rows)
+
+
+def few_of(matrix: np.ndarray) -> str:
+    """Says that a picture shows a part, as the paper's does."""
+    return f", clients 0 to 24 of {len(matrix)}" if len(matrix) > 25 else ""
 
 
 def draw(workdir: pathlib.Path, problem: Problem, runs: dict[str, _runs.Run]) -> None:
@@ -366,7 +404,7 @@ def draw(workdir: pathlib.Path, problem: Problem, runs: dict[str, _runs.Run]) ->
     matrices = {"given, row-normalised": given}
     if "sfl_star" in runs:
         matrices["learnt by SFL*"] = runs["sfl_star"].result.best_state.memory[0]
-    few = {title: np.asarray(x)[:25, :25] for title, x in matrices.items()}
+    few = {t + few_of(x): np.asarray(x)[:25, :25] for t, x in matrices.items()}
     path = workdir / "client_graph.png"
     if "sfl_star" in runs or not path.exists():  # keeps what an earlier SFL* learnt
         plots.heat_maps(path, few, "takes from client", "client")
@@ -377,8 +415,9 @@ def run_methods(methods: list[str], problem: Problem, workdir: pathlib.Path):
     num_clients = len(problem.splits["train"].client_ids)
     cohort = clients.cohort_size(num_clients, _run_flags.PARTICIPATION.value)
     examples = problem.num_examples * cohort // num_clients * problem.task.local_epochs
-    return {
-        method: _runs.run_method(
+    runs = {}
+    for method in methods:
+        run = _runs.run_method(
             method,
             config_values(method, problem, workdir),
             problem.splits,
@@ -388,13 +427,24 @@ def run_methods(methods: list[str], problem: Problem, workdir: pathlib.Path):
             examples_per_round=examples,
             rate_name=problem.rate_name,
         )
-        for method in methods
-    }
+        if method != "sfl_star":  # the models of all methods would fill the memory
+            run = run._replace(result=run.result._replace(best_state=None))
+        runs[method] = run
+    return runs
+
+
+def model_bytes() -> int:
+    """Bytes of the clients' models that a device holds a copy of, with room to work."""
+    if is_traffic():
+        return 0  # 5068 parameters each
+    num_parameters = 596 * setting("width", ImageTask.width) ** 2
+    copies = 4  # state, best state, the updated models, the mixed ones
+    return 4 * copies * setting("num_clients") * num_parameters
 
 
 def main(argv: list[str]) -> None:
     del argv
-    _run_flags.set_up_jax()
+    _run_flags.set_up_jax(copied_bytes=model_bytes())
     methods = chosen_methods()
     problem = traffic_problem() if is_traffic() else image_problem()
     dataset = problem.dataset
@@ -404,7 +454,7 @@ def main(argv: list[str]) -> None:
     if CLIENT_GRAPH.value == "given":
         notes += note_on_graph(problem)
     _runs.announce(f"{dataset.name}: {size}", notes, workdir)
-    before = results.read_methods(workdir)
+    before = results.read_methods(workdir, problem.checksum)
     if is_traffic():
         save_network(workdir / "network.npz", dataset, problem.splits["train"])
     runs = run_methods(methods, problem, workdir)
@@ -412,7 +462,12 @@ def main(argv: list[str]) -> None:
     print(table(problem, entries))
     if _run_flags.EVAL_ONLY.value:
         return
-    settings = {"flags": _run_flags.flag_values(), "notes": notes, **problem.size}
+    settings = {
+        "flags": _run_flags.flag_values(),
+        "notes": notes,
+        "data": problem.checksum,
+        **problem.size,
+    }
     results.write_results(workdir, dataset.name, settings, {**before, **entries})
     draw(workdir, problem, runs)
     print(f"results.json, metrics.jsonl and pictures are in {workdir}")

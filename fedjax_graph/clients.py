@@ -66,7 +66,7 @@ def map_clients(fn: Callable[..., Any], clients_per_chunk: int | None = None):
 
 
 def auto_clients_per_chunk(backend: str | None = None) -> int | None:
-    """The mapping that measured fastest: one client at a time on CPU, else all."""
+    """One client at a time on a CPU, where that measured fastest; else all at once."""
     return 1 if (backend or jax.default_backend()) == "cpu" else None
 
 

@@ -7,6 +7,7 @@ are merged and which leaves stay personal.
 
 import dataclasses
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
@@ -56,19 +57,49 @@ def cohort_update(
         cohort_key, update_key = jax.random.split(key)
         num_clients = client_ids.shape[0]
         cohort = clients.sample_cohort(cohort_key, client_ids, weights, participation)
-        own = aggregation.broadcast(models, num_clients)
+        models = _cross(
+            _send_down(num_clients, len(cohort.places)), models, is_personal
+        )
+        own = jax.tree.map(lambda x: x if len(x) == num_clients else None, models)
+        common = jax.tree.map(lambda x: None if len(x) == num_clients else x[0], models)
         if len(cohort.places) < num_clients:  # else no copy of what may fill the memory
             own, client_data = clients.take((own, client_data), cohort.places)
-        updated, losses = clients.map_clients(update, clients_per_chunk)(
-            _cross(communication.down, own, is_personal),
+
+        def update_one(own, client_data, key, common, *shared):
+            model = aggregation.join(own, common)
+            return update(model, client_data, key, *shared)
+
+        updated, losses = clients.map_clients(update_one, clients_per_chunk)(
+            own,
             client_data,
             clients.client_keys(update_key, client_ids[cohort.places]),
-            shared=shared,
+            shared=(common, *shared),
         )
+        updated, losses = _without_padding((updated, losses), cohort)
         loss = jnp.sum(cohort.weights * losses) / jnp.sum(cohort.weights)
         return _cross(communication.up, updated, is_personal), loss, cohort
 
     return run
+
+
+def _send_down(num_clients: int, cohort_size: int) -> Callable[[Any], Any]:
+    """Marks leaves [K, ...], of which the cohort's rows cross, or [1, ...] for all."""
+
+    def send(x):
+        real = Fraction(cohort_size, num_clients if len(x) == num_clients else 1)
+        return communication.down(x, real)
+
+    return lambda models: jax.tree.map(send, models)
+
+
+def _without_padding(tree: Any, cohort: Cohort) -> Any:
+    """Zeros in the rows of weight 0: what came out of padding may not be finite."""
+
+    def clear(x):
+        is_real = (cohort.weights > 0).reshape(-1, *[1] * (x.ndim - 1))
+        return jnp.where(is_real, x, 0)
+
+    return jax.tree.map(clear, tree)
 
 
 def _cross(mark: Callable[[Any], Any], models: Any, is_personal: IsPersonal) -> Any:

@@ -135,3 +135,14 @@ def test_clients_of_weight_zero_change_nothing():
     )
     npt.assert_array_equal(params, new_params)
     assert loss == new_loss
+
+
+@pytest.mark.parametrize("aggregate, rows", [("weighted_mean", 1), ("none", 5)])
+def test_padding_that_diverges_changes_nothing(aggregate, rows):
+    weights, broken = WEIGHTS.copy(), READINGS.copy()
+    weights[2], broken[2] = 0, np.nan
+    settings = {"rows": rows, "aggregate": aggregate, "weights": weights}
+    params, loss = toy_round(jax.random.key(0), **settings)
+    new_params, new_loss = toy_round(jax.random.key(0), readings=broken, **settings)
+    npt.assert_array_equal(params, new_params)
+    assert loss == new_loss and np.isfinite(loss)

@@ -65,16 +65,17 @@ def write_network(path, **changes):
         "freq_ns": 300 * 10**9,
         "unit": "km/h",
     }
-    np.savez(path, **arrays | changes)
+    arrays = {k: v for k, v in (arrays | changes).items() if v is not None}
+    np.savez(path, **arrays)
 
 
-def write_images(path):
+def write_images(path, size=32):
     """Noise, brighter by label; of the same shapes as `SYNTHETIC_IMAGES`."""
     rng = np.random.default_rng(0)
     labels = np.arange(NUM_IMAGES) % 10
     arrays = {}
     for split in ("train", "test"):
-        noise = rng.integers(0, 100, (NUM_IMAGES, 32, 32, 3))
+        noise = rng.integers(0, 100, (NUM_IMAGES, size, size, 3))
         pixels = noise + 15 * labels[:, None, None, None]
         arrays |= {f"{split}_images": pixels.astype(np.uint8)}
         arrays |= {f"{split}_labels": labels}
@@ -86,6 +87,8 @@ class Machine(binary.Machine):
         super().__init__(folder, "experiments.sfl")
         write_network(folder / "mine.npz")
         write_images(folder / "pictures.npz")
+        write_images(folder / "small.npz", size=6)
+        write_network(folder / "bare.npz", adjacency=None)
 
     def command_line(self, workdir, *flags, methods=("fed_avg",)):
         return [
@@ -121,6 +124,8 @@ def outputs(machine):
     star = {"methods": ("sfl_star",), "num_rounds": 1}
     mine = f"--dataset={machine.folder / 'mine.npz'}"
     pictures = f"--dataset={machine.folder / 'pictures.npz'}"
+    bare = f"--dataset={machine.folder / 'bare.npz'}"
+    small_run = ("--rnn_hidden_size=4", "--num_rounds=1")
     code = ("fed_avg", "fed_prox", "sfl")
     lines = {
         "all": machine.traffic("all", methods=("all",)),
@@ -129,8 +134,9 @@ def outputs(machine):
         "steps": machine.traffic("steps", "--propagation_steps=0", num_rounds=1),
         "none": machine.traffic("none", "--client_graph=none", **star),
         "similar": machine.traffic("similar", "--structure_target=similarity", **star),
-        "mine": machine.command_line(
-            "mine", mine, "--rnn_hidden_size=4", "--num_rounds=1", methods=("sfl",)
+        "mine": machine.command_line("mine", mine, *small_run, methods=("sfl",)),
+        "bare": machine.command_line(
+            "bare", bare, "--client_graph=none", *small_run, methods=("sfl_star",)
         ),
         "images": machine.command_line(
             "images", *SYNTHETIC_IMAGES, *IMAGES, methods=IMAGE_METHODS
@@ -371,6 +377,7 @@ def answers(machine, outputs, killed):
     add(pictures, *IMAGES, "--shards=3")
     add(pictures, *IMAGES, "--shards=100")
     add(mine, "--num_clients=5")
+    add(mine, "--alpha=0.5")
     add(mine, "--alpha=2")
     add(mine, "--alpha=nan")
     add(mine, "--split_ratio=70/30")
@@ -378,9 +385,15 @@ def answers(machine, outputs, killed):
     add(mine, "--split_ratio=most")
     add(f"--dataset={folder / 'size.npz'}")
     add(f"--dataset={folder / 'negative.npz'}")
-    add(f"--dataset={folder / 'cut.tar.gz'}")
+    add("--width=1", f"--dataset={folder / 'cut.tar.gz'}")
     add("--dataset=metrla")
-    add("--dataset=cifar10")
+    add("--width=1", "--dataset=cifar10")
+    add(f"--dataset={folder / 'bare.npz'}")
+    add(*IMAGES, f"--dataset={folder / 'small.npz'}")
+    add(*SYNTHETIC_IMAGES, *IMAGES, "--split_ratio=80/10/10")
+    lines["other images"] = machine.command_line(
+        "images", *SYNTHETIC_IMAGES, *IMAGES, "--seed=1", "--resume", methods=("local",)
+    )
     before = {path: path.stat().st_mtime_ns for path in (folder / "all").rglob("*")}
     found = machine.run_many(lines)
     after = {path: path.stat().st_mtime_ns for path in (folder / "all").rglob("*")}
@@ -420,6 +433,11 @@ def test_a_checkpoint_is_scored_on_any_split(machine, outputs, answers):
         assert float(row[0]) == pytest.approx(mae, abs=1e-3)
 
 
+def test_data_without_a_graph_run_where_it_is_learnt(machine, outputs):
+    assert "note: no graph is given" in outputs["bare"]
+    assert set(machine.results("bare")["methods"]) == {"sfl_star"}
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -428,6 +446,7 @@ def test_a_checkpoint_is_scored_on_any_split(machine, outputs, answers):
         ("--shards=3", ["3 shards", "200 training images", "shards per client that"]),
         ("--shards=100", ["100 shards", "more than the 200", "that fit 5 clients"]),
         ("--num_clients=5", ["--num_clients is for images", "--num_sensors"]),
+        ("--alpha=0.5", ["--alpha concerns none of the methods fed_avg"]),
         ("--alpha=2", ["--alpha=2", "1.0"]),
         ("--alpha=nan", ["--alpha=nan", "number"]),
         ("--split_ratio=70/30", ["70/30"]),
@@ -438,6 +457,10 @@ def test_a_checkpoint_is_scored_on_any_split(machine, outputs, answers):
         ("cut.tar.gz", ["cut.tar.gz", "archive of CIFAR-10"]),
         ("--dataset=metrla", ["'metrla'", "metr_la", "pems_bay"]),
         ("--dataset=cifar10", ["cifar10", "--dataset=cifar10 --download"]),
+        ("bare.npz", ["bare.npz", "no array 'adjacency'"]),
+        ("small.npz", ["6 x 6 pixels", "at least 8"]),
+        ("--split_ratio=80/10/10", ["--split_ratio is for traffic"]),
+        ("other images", ["results.json", "other data"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(machine, answers, name, words):

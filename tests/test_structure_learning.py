@@ -73,9 +73,9 @@ def test_a_mutual_graph_is_symmetric_and_written_out(constructor):
     )
     scores = (first @ second.T + second @ first.T) / 5
     adjacency = np.asarray(construct(constructor, is_mutual=True))
-    npt.assert_allclose(adjacency, np.maximum(np.tanh(3 * scores), 0), atol=1e-5)
+    npt.assert_allclose(adjacency, 1 / (1 + np.exp(-3 * scores)), atol=1e-5)
     npt.assert_allclose(adjacency, adjacency.T, atol=1e-6)
-    assert np.any(adjacency == 0)
+    assert adjacency.min() > 0 and adjacency.max() < 1
 
 
 def test_rows_of_unit_norm():
@@ -392,7 +392,7 @@ def test_spectral_clusters_of_blocks_are_the_blocks():
     assert adjusted_rand_index(found, np.repeat(np.arange(3), 5)) == 1
 
 
-@pytest.mark.parametrize("num_clients, seed", [(60, 0), (80, 1), (100, 2)])
+@pytest.mark.parametrize("num_clients, seed", [(12, 3), (20, 4), (60, 0), (100, 2)])
 def test_similarities_find_planted_communities(learn, num_clients, seed):
     groups, stacked = planted(num_clients, seed)
     graph = learn(stacked, "similarity", key=jax.random.key(seed))

@@ -2,7 +2,7 @@
 
 Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalization
 Layers", arXiv:1912.00818, Algorithms 1 and 2. The head is the last linear layer.
-Differences from the paper: none known.
+All heads start equal.
 """
 
 from fedjax_graph.algorithm import FederatedAlgorithm

@@ -20,6 +20,7 @@ import optax
 from fedjax_graph import aggregation, communication
 from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
+from fedjax_graph.clients import cohort_size
 from fedjax_graph.federated import FederatedState, federated_round
 
 
@@ -52,9 +53,8 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
 
     def update(own, client_data, key, data, c):
         correction = jax.tree.map(jnp.subtract, c, own["control"])
-        correction = communication.down(correction)  # c crosses beside the model
         result = task.update(own["model"], client_data, key, data, control(correction))
-        new = communication.up(result.opt_state[0].mean_gradient)
+        new = result.opt_state[0].mean_gradient
         return {"model": result.model, "control": new}, result.loss
 
     def is_personal(path):
@@ -71,6 +71,9 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
 
     def round_(state, data, key):
         train_key, aggregate_key = jax.random.split(key)
+        c = aggregation.client_mean(state.memory, data.client_weights)
+        size = cohort_size(len(data.client_ids), config.participation)
+        c = communication.up(communication.down(c, size), size)  # and as many changes
         own, loss = federated_round(
             update,
             config.average(state, data, aggregate_key),
@@ -84,7 +87,7 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
             data.client_weights,
             train_key,
             data,
-            aggregation.client_mean(state.memory, data.client_weights),
+            c,
         )
         state = FederatedState(own["model"], state.num_rounds + 1, own["control"])
         return state, {"train_loss": loss}

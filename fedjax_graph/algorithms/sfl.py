@@ -11,10 +11,11 @@ Algorithm 1. Written in V, the clients' models stacked to [K, P]:
 lambda = 0 in the first round (line 3). The state holds u; w is read out at the start of
 a round. What the paper leaves open is the released code's: R is the Euclidean distance
 with weight 0.3, m = 3, alpha = 1, beta = 0.05, clients start from w, and u_i is what is
-scored. Differences from that code: there R is built of detached vectors, which have no
-gradient (`pull_weight` = 0 here); a node takes from its senders, A_ji of Eq. 3; a round
-with part of the clients mixes those alone. The ledger counts u_i as sent down also
-where it does not pull: it is the client's model.
+scored. (There the pulls are added to each example's loss before the batch is summed, so
+0.3 is beside the mean loss.) Differences from that code: there R is built of detached
+vectors, which have no gradient (`pull_weight` = 0 here); a node takes from its senders,
+A_ji of Eq. 3; a round with part of the clients mixes those alone. The ledger counts u_i
+as sent down also where it does not pull: it is the client's model.
 
 `sfl_per` and `sfl_lg` (Table 4) keep the head, or all but the head, personal.
 """
@@ -53,7 +54,8 @@ class SFLConfig(FederatedConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SFLStarConfig(SFLConfig):
-    client_graph: Literal["given", "none"] = "given"  # none: A_learnt alone
+    client_graph: Literal["given", "none"] = "given"
+    """none: A_learnt alone, which has no self edges, as in the released code."""
     learnt_share: float = 0.05  # beta
     structure: StructureConfig = StructureConfig()
 

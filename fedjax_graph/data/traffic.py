@@ -117,7 +117,9 @@ PUBLISHED = {
 _BESIDE = "distance.csv"
 
 
-def load(name: str, data_dir: str | os.PathLike | None = None) -> TrafficDataset:
+def load(
+    name: str, data_dir: str | os.PathLike | None = None, needs_graph: bool = True
+) -> TrafficDataset:
     """Loads a dataset by name, or a user's own file.
 
     METR-LA and PEMS-BAY are looked for in `data_dir`, else in $FEDJAX_GRAPH_DATA, and
@@ -154,27 +156,29 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> TrafficDataset
     Args:
       name: a name of `PUBLISHED`, or a path that ends in `.npz`.
       data_dir: folder with the files.
+      needs_graph: whether a graph has to be there; else, where there is none, the
+        adjacency is that of self edges alone, and a note says so.
 
     Raises:
       InputError: one line; a file is missing, broken or not what it should be.
     """
     if name.endswith(".npz"):
-        return _read_npz(Path(name), Path(name).stem)
+        return _read_npz(Path(name), Path(name).stem, needs_graph)
     path = locate(name, data_dir)
     published = PUBLISHED[name]
     if path is None:
         raise InputError(_how_to_get(name, published.readings, data_dir))
     if path.name == f"{name}.npz":
-        dataset = _read_npz(path, name, published.unit)
+        dataset = _read_npz(path, name, needs_graph, published.unit)
     else:
-        dataset = _read_canonical(path, name, data_dir)
+        dataset = _read_canonical(path, name, data_dir, needs_graph)
     num_steps, num_sensors = dataset.speed.shape
     if num_sensors != published.num_sensors:
         raise InputError(
             f"{path}: expected the {published.num_sensors} sensors of {name}, found "
             f"{num_sensors}; name the dataset that it is, or pass the path of a .npz"
         )
-    notes = published.notes
+    notes = published.notes + dataset.notes
     if num_steps != published.num_steps:
         notes += (f"{num_steps} steps, where {published.num_steps} were published",)
     return dataclasses.replace(dataset, notes=notes)
@@ -209,41 +213,54 @@ def _how_to_get(name: str, wanted: tuple[str, ...], data_dir) -> str:
     return message + f"put {by_hand} there, or name their folder with --data_dir"
 
 
-def _read_npz(path: Path, name: str, unit: str = "mph") -> TrafficDataset:
-    fields = {"unit": unit} | traffic_formats.read_npz(path)
+def _read_npz(
+    path: Path, name: str, needs_graph: bool, unit: str = "mph"
+) -> TrafficDataset:
+    fields = {"unit": unit} | traffic_formats.read_npz(path, needs_graph)
     with files.reading(path, "traffic dataset"):
-        return _checked(TrafficDataset(name, **fields))
+        return _noted(_checked(TrafficDataset(name, **fields)), needs_graph)
 
 
-def _read_canonical(path: Path, name: str, data_dir) -> TrafficDataset:
+def _noted(dataset: TrafficDataset, needs_graph: bool) -> TrafficDataset:
+    """Says where self edges are all there is, and that was not asked for."""
+    is_bare = np.array_equal(dataset.adjacency, np.eye(len(dataset.sensor_ids)))
+    if needs_graph or not is_bare:
+        return dataset
+    return dataclasses.replace(dataset, notes=(*dataset.notes, "no graph is given"))
+
+
+def _read_canonical(
+    path: Path, name: str, data_dir, needs_graph: bool
+) -> TrafficDataset:
     """Readings as published, the graph and the coordinates beside them."""
     published = PUBLISHED[name]
     readings = _readings(path, published)
     graph_path = _find(published.graphs, name, data_dir)
     if graph_path is None and published.start:
         graph_path = files.find([_BESIDE], [path.parent])
-    if graph_path is None:
+    if graph_path is None and needs_graph:
         raise InputError(_how_to_get(name, published.graphs, data_dir))
-    with files.reading(graph_path, "sensor graph"):
-        graph = _graph(graph_path, readings.sensor_ids, published)
-        readings, adjacency = traffic_formats.match(readings, graph)
+    adjacency = np.eye(len(readings.sensor_ids))
+    if graph_path is not None:
+        with files.reading(graph_path, "sensor graph"):
+            graph = _graph(graph_path, readings.sensor_ids, published)
+            readings, adjacency = traffic_formats.match(readings, graph)
     latitude = longitude = None
     places_path = _find(published.places, name, data_dir)
     if places_path is not None:
         latitude, longitude = _coordinates(places_path, readings.sensor_ids)
+    dataset = TrafficDataset(
+        name,
+        readings.speed,
+        readings.timestamps,
+        np.array(readings.sensor_ids),
+        adjacency,
+        latitude,
+        longitude,
+        unit=published.unit,
+    )
     with files.reading(path, "traffic dataset"):
-        return _checked(
-            TrafficDataset(
-                name,
-                readings.speed,
-                readings.timestamps,
-                np.array(readings.sensor_ids),
-                adjacency,
-                latitude,
-                longitude,
-                unit=published.unit,
-            )
-        )
+        return _noted(_checked(dataset), needs_graph)
 
 
 def _readings(path: Path, published: Published) -> traffic_formats.Readings:

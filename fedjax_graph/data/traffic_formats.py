@@ -40,8 +40,12 @@ class Triples(NamedTuple):
     third: np.ndarray  # [R] float64
 
 
-def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray | str | None]:
+def read_npz(
+    path: str | os.PathLike, needs_graph: bool = True
+) -> dict[str, np.ndarray | str | None]:
     """Reads a .npz file with the keys that `traffic.load` lists.
+
+    Without a graph, where none is needed, the adjacency is that of self edges alone.
 
     Returns:
       The arrays of `TrafficDataset`, and its unit if the file has one; that the
@@ -56,7 +60,7 @@ def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray | str | None]:
             "speed": speed,
             "timestamps": _npz_timestamps(arrays, num_steps),
             "sensor_ids": sensor_ids,
-            "adjacency": _npz_adjacency(arrays, sensor_ids),
+            "adjacency": _npz_adjacency(arrays, sensor_ids, needs_graph),
             "latitude": arrays.get("latitude"),
             "longitude": arrays.get("longitude"),
         } | _npz_unit(arrays)
@@ -93,10 +97,14 @@ def _npz_timestamps(arrays: dict[str, np.ndarray], num_steps: int) -> np.ndarray
     return (start + step * np.arange(num_steps)).astype("M8[ns]")
 
 
-def _npz_adjacency(arrays: dict[str, np.ndarray], sensor_ids: Sequence) -> np.ndarray:
+def _npz_adjacency(
+    arrays: dict[str, np.ndarray], sensor_ids: Sequence, needs_graph: bool
+) -> np.ndarray:
     ends = [arrays[key] for key in ("distance_from", "distance_to") if key in arrays]
     for end in ends:
         node_indices(end, sensor_ids)
+    if not needs_graph and "adjacency" not in arrays and not ends:
+        return np.eye(len(sensor_ids))
     if "adjacency" in arrays or len(ends) < 2:
         return _numbers(arrays, "adjacency", ndim=2)
     cost = _numbers(arrays, "distance_cost", ndim=1)

@@ -5,9 +5,11 @@
                         "communication_bytes": {"up": int, "down": int},
                         "seconds": float, ...}}}
 
-Leaves of `test` are means over seeds, `test_std` has the same tree. Speeds are in mph,
-MAPE and accuracies in percent. `communication_bytes` are those of training up to the
-best round, the papers' convention; `communication_bytes_in_all` those of all rounds.
+Leaves of `test` are means over seeds, `test_std` has the same tree. Errors are in the
+unit of the data, mph unless it says otherwise; MAPE and accuracies in percent. What
+`mae` and `rmse` mean is the system's: see the README. `communication_bytes` are those
+of training up to the best round, the papers' convention; `communication_bytes_in_all`
+those of all rounds.
 """
 
 import json
@@ -81,22 +83,35 @@ def method_entry(
     return to_jsonable(entry)
 
 
-def read_methods(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
+def read_methods(
+    workdir: pathlib.Path, checksum: int | None = None
+) -> dict[str, dict[str, Any]]:
     """The entries of an earlier run in the same folder, by method.
 
+    Args:
+      workdir: of the run.
+      checksum: of the data now; None where that is checked elsewhere.
+
     Raises:
-      InputError: if its `results.json` cannot be read.
+      InputError: if its `results.json` cannot be read, or is of other data.
     """
     path = workdir / "results.json"
     if not path.exists():
         return {}
     try:
-        return json.loads(path.read_text())["methods"]
+        found = json.loads(path.read_text())
+        methods, before = found["methods"], found.get("settings", {}).get("data")
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path}: expected the results of an earlier run, cannot read them; delete "
             "it or name another --workdir"
         ) from error
+    if checksum not in (None, before):
+        raise InputError(
+            f"{path}: the results are of other data; resume with the same dataset "
+            "flags or name another --workdir"
+        )
+    return methods
 
 
 def write_results(

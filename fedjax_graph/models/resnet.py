@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fedjax_graph.models.linear import fan_in_uniform, matmul
 
 IMAGE_SIZE = 32
+MIN_IMAGE_SIZE = 8  # three times halved
 NUM_CHANNELS = 3
 STATISTICS_RATE = 0.1  # share of a batch in the running statistics
 VARIANCE_FLOOR = 1e-5

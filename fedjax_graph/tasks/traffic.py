@@ -3,7 +3,8 @@
 One sensor is one client. The paper prints hidden size 64, SGD, batches of 128 and the
 errors: at 60 minutes, of each client without missing readings, averaged over clients.
 Ours where it is silent: the loss is the absolute error in the data's units, missing
-readings left out; one local epoch a round.
+readings left out; one local epoch a round; the learning rate, chosen by FedAvg's
+validation loss on 30 days of METR-LA among 0.003, 0.01, 0.03 and 0.1.
 """
 
 import dataclasses
