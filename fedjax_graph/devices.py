@@ -6,16 +6,20 @@ otherwise: `use_cpu_cores` makes each core a device, so that clients, whose own 
 are too small to be shared by cores, train side by side.
 """
 
+import mmap
 import os
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXIS = "devices"
+_WAIT_FLAG = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
 def use_cpu_cores(num_cores: int | None = None) -> None:
@@ -29,8 +33,30 @@ def use_cpu_cores(num_cores: int | None = None) -> None:
         has_affinity = hasattr(os, "sched_getaffinity")  # Linux
         usable = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
         num_cores = min(usable or 1, 8)
+    if num_cores > 1:
+        _let_devices_wait()
     if jax.config.jax_num_cpu_devices != num_cores:
         jax.config.update("jax_num_cpu_devices", num_cores)
+
+
+def _let_devices_wait() -> None:
+    """Lets CPU devices finish their shares at any distance in time.
+
+    XLA aborts the process when one has waited 40 seconds for another, which a busy
+    machine and a long round make happen. An unknown flag aborts as well, so it is set
+    only where the library has it.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    library = pathlib.Path(jaxlib.__file__).with_name("libjax_common.so")
+    if _WAIT_FLAG in flags or not library.exists():
+        return
+    with (
+        open(library, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        is_known = content.find(_WAIT_FLAG.encode()) >= 0
+    if is_known:
+        os.environ["XLA_FLAGS"] = f"{flags} --{_WAIT_FLAG}={10**6}".strip()
 
 
 def _mesh() -> Mesh:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +29,14 @@ from fedjax_graph.driver import rounds
 assert jax.device_count() == int(sys.argv[1])
 splits = windows.make_splits(synthetic.traffic_network(num_sensors=5, num_days=1))
 small = {"hidden_size": 4, "gn_mlp_sizes": (4, 4, 4), "gn_layers": 1}
+task = {"kind": "traffic", "hidden_size": 4, "batch_size": 50}
 small |= {"batch_size": 50, "client_batch_size": 50, "server_batch_size": 47}
 runs = {
     "cnfgnn": {"clients_per_chunk": 1},
     "gru_fedavg": {"clients_per_chunk": 2, "participation": 0.6},
     "persistence": {},
+    "scaffold": {"task": task, "participation": 0.6},
+    "sfl_star": {"task": task},
 }
 out = {}
 for method, values in runs.items():
@@ -101,3 +105,27 @@ def test_one_device_is_the_plain_call():
     rows = jnp.arange(3)
     npt.assert_array_equal(devices.concat_parts(fn)(rows), np.arange(3))
     assert devices.replicated(rows) is rows
+
+
+APART = """
+from fedjax_graph import devices
+devices.use_cpu_cores(2)
+import jax, jax.numpy as jnp
+
+def work(counts):
+    step = lambda i, x: jnp.sin(x) + 1e-3
+    return jax.lax.fori_loop(0, counts[0], step, jnp.ones(2000))
+
+total = devices.sum_parts(work, in_axes=(0,))
+print(jax.jit(total)(jnp.array([1, 50_000_000]))[0])
+"""
+
+
+@pytest.mark.slow
+def test_a_device_waits_for_another_longer_than_xla_does():
+    """XLA's limit is 40 seconds, after which it aborts the process."""
+    start = time.monotonic()
+    command = [sys.executable, "-c", APART]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
+    assert time.monotonic() - start > 45
