@@ -195,6 +195,35 @@ def plain_update(task: Task, model, client_data, key, data):
     return result.model, result.loss
 
 
+def task_round(
+    config: FederatedConfig, task: Task, update, aggregate: Aggregator, **settings
+):
+    """`federated_round` of a task: (models, data, key, *shared) -> as there."""
+    run = federated_round(
+        update,
+        aggregate,
+        participation=config.participation,
+        clients_per_chunk=config.clients_per_chunk,
+        **settings,
+    )
+
+    def round_(models, data, key, *shared):
+        ids, weights = data.client_ids, data.client_weights
+        return run(models, task.client_data(data), ids, weights, key, data, *shared)
+
+    return round_
+
+
+def scored(task: Task, init, round_) -> FederatedAlgorithm:
+    """A method whose states have the `models` that the task scores."""
+    return FederatedAlgorithm(
+        init=init,
+        round=round_,
+        evaluate=lambda state, data: task.evaluate(state.models, data),
+        predict=lambda state, data: task.predict(state.models, data),
+    )
+
+
 def federated(
     config: FederatedConfig,
     aggregator: Callable[[FederatedState, Data, jax.Array], Aggregator],
@@ -236,29 +265,16 @@ def federated(
 
     def round_(state, data, key):
         train_key, aggregate_key = jax.random.split(key)
-        run = federated_round(
+        run = task_round(
+            config,
+            task,
             lambda *args: update(task, *args),
             aggregator(state, data, aggregate_key),
             has_aux=memory is not None,
             is_personal=personal,
-            participation=config.participation,
-            clients_per_chunk=config.clients_per_chunk,
         )
-        models, loss, *learnt = run(
-            state.models,
-            task.client_data(data),
-            data.client_ids,
-            data.client_weights,
-            train_key,
-            data,
-            *shared(state, data),
-        )
+        models, loss, *learnt = run(state.models, data, train_key, *shared(state, data))
         state = FederatedState(models, state.num_rounds + 1, *learnt)
         return state, {"train_loss": loss}
 
-    return FederatedAlgorithm(
-        init=init,
-        round=round_,
-        evaluate=lambda state, data: task.evaluate(state.models, data),
-        predict=lambda state, data: task.predict(state.models, data),
-    )
+    return scored(task, init, round_)

@@ -14,7 +14,7 @@ import jax
 from fedjax_graph import aggregation
 from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.federated import FederatedState, federated_round
+from fedjax_graph.federated import FederatedState, scored, task_round
 from fedjax_graph.proximal import pull
 
 
@@ -37,6 +37,8 @@ def ditto(config: DittoConfig) -> FederatedAlgorithm:
         result = task.update(v, client_data, key, data, adjust)
         return result.model, result.loss
 
+    train = task_round(config, task, update, aggregation.none)
+
     def init(key, data):
         server = averaging.init(key, data)
         personal = aggregation.broadcast(server.models, len(data.client_ids))
@@ -45,25 +47,8 @@ def ditto(config: DittoConfig) -> FederatedAlgorithm:
     def round_(state, data, key):
         server, _ = averaging.round(state.server, data, key)
         train_key, _ = jax.random.split(key)  # the cohort and minibatches of `server`
-        models, loss = federated_round(
-            update,
-            aggregation.none,
-            participation=config.participation,
-            clients_per_chunk=config.clients_per_chunk,
-        )(
-            state.models,
-            task.client_data(data),
-            data.client_ids,
-            data.client_weights,
-            train_key,
-            data,
-            jax.tree.map(lambda x: x[0], state.server.models),
-        )
+        w = jax.tree.map(lambda x: x[0], state.server.models)
+        models, loss = train(state.models, data, train_key, w)
         return DittoState(server, models), {"train_loss": loss}
 
-    return FederatedAlgorithm(
-        init=init,
-        round=round_,
-        evaluate=lambda state, data: task.evaluate(state.models, data),
-        predict=lambda state, data: task.predict(state.models, data),
-    )
+    return scored(task, init, round_)

@@ -21,7 +21,7 @@ from fedjax_graph import aggregation, communication
 from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.clients import cohort_size
-from fedjax_graph.federated import FederatedState, federated_round
+from fedjax_graph.federated import FederatedState, scored, task_round
 
 
 class ControlState(NamedTuple):
@@ -74,27 +74,11 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
         c = aggregation.client_mean(state.memory, data.client_weights)
         size = cohort_size(len(data.client_ids), config.participation)
         c = communication.up(communication.down(c, size), size)  # and as many changes
-        own, loss = federated_round(
-            update,
-            config.average(state, data, aggregate_key),
-            is_personal=is_personal,
-            participation=config.participation,
-            clients_per_chunk=config.clients_per_chunk,
-        )(
-            {"model": state.models, "control": state.memory},
-            task.client_data(data),
-            data.client_ids,
-            data.client_weights,
-            train_key,
-            data,
-            c,
-        )
+        average = config.average(state, data, aggregate_key)
+        run = task_round(config, task, update, average, is_personal=is_personal)
+        own = {"model": state.models, "control": state.memory}
+        own, loss = run(own, data, train_key, c)
         state = FederatedState(own["model"], state.num_rounds + 1, own["control"])
         return state, {"train_loss": loss}
 
-    return FederatedAlgorithm(
-        init=init,
-        round=round_,
-        evaluate=lambda state, data: task.evaluate(state.models, data),
-        predict=lambda state, data: task.predict(state.models, data),
-    )
+    return scored(task, init, round_)
