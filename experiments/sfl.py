@@ -214,17 +214,16 @@ def setting(name: str, default: Any = None) -> Any:
     return DEFAULTS.get(dataset, DEFAULTS[kind]).get(name, default)
 
 
-def task_values(**names: str) -> dict[str, Any]:
-    """Fields of a task's config from the flags that are given."""
+def task_values(**own: str) -> dict[str, Any]:
+    """Fields of a task's config from the flags that are given.
+
+    Args:
+      own: fields that only this task has, and their flags.
+    """
+    common = ("learning_rate", "batch_size", "local_epochs")
+    names = {name: name for name in common} | own
     values = {field: setting(flag) for field, flag in names.items()}
     return {field: value for field, value in values.items() if value is not None}
-
-
-COMMON = {
-    "learning_rate": "learning_rate",
-    "batch_size": "batch_size",
-    "local_epochs": "local_epochs",
-}
 
 
 def traffic_problem() -> Problem:
@@ -237,7 +236,7 @@ def traffic_problem() -> Problem:
     return Problem(
         dataset,
         splits,
-        task=TrafficTask(**task_values(hidden_size="rnn_hidden_size", **COMMON)),
+        task=TrafficTask(**task_values(hidden_size="rnn_hidden_size")),
         size={"num_sensors": num_sensors, "num_steps": num_steps},
         num_examples=num_sensors * len(splits["train"].starts),
         checksum=_runs.fingerprint(
@@ -277,7 +276,7 @@ def image_problem() -> Problem:
         splits,
         task=ImageTask(
             num_classes=len(dataset.class_names),
-            **task_values(width="width", **COMMON),
+            **task_values(width="width"),
         ),
         size={**size, "num_images": len(dataset.train_images)},
         num_examples=int(np.sum(train.mask)),

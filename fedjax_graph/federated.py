@@ -95,11 +95,12 @@ def _send_down(num_clients: int, cohort_size: int) -> Callable[[Any], Any]:
 def _without_padding(tree: Any, cohort: Cohort) -> Any:
     """Zeros in the rows of weight 0: what came out of padding may not be finite."""
 
-    def clear(x):
-        is_real = (cohort.weights > 0).reshape(-1, *[1] * (x.ndim - 1))
-        return jnp.where(is_real, x, 0)
+    return jax.tree.map(lambda x: jnp.where(_takes_part(cohort, x), x, 0), tree)
 
-    return jax.tree.map(clear, tree)
+
+def _takes_part(cohort: Cohort, x: jax.Array) -> jax.Array:
+    """[C, 1, ...] bool, to broadcast against rows x [C, ...]."""
+    return (cohort.weights > 0).reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _cross(mark: Callable[[Any], Any], models: Any, is_personal: IsPersonal) -> Any:
@@ -120,7 +121,7 @@ def place(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> Any:
     def put(x, new):
         if x.shape[0] != num_clients or new.shape[0] != len(cohort.places):
             return new
-        is_new = (cohort.weights > 0).reshape(-1, *[1] * (x.ndim - 1))
+        is_new = _takes_part(cohort, x)
         if len(cohort.places) == num_clients:
             return jnp.where(is_new, new, x)
         return x.at[cohort.places].set(jnp.where(is_new, new, x[cohort.places]))
