@@ -114,7 +114,7 @@ def make_workdir(system: str, dataset: str) -> pathlib.Path:
         workdir = pathlib.Path(WORKDIR.value)
     if workdir.exists() and not workdir.is_dir():
         raise InputError(f"--workdir={workdir} is a file; name a folder")
-    traces = ("metrics.jsonl", "results.json", "*/checkpoints/*")
+    traces = ("metrics.jsonl", "results.json", "*/checkpoints/*", "*/metrics.jsonl")
     holds_run = any(any(workdir.glob(trace)) for trace in traces)
     if EVAL_ONLY.value and not holds_run:
         raise InputError(f"--workdir={workdir} holds no run to score")

@@ -41,11 +41,13 @@ def run_method(
     num_rounds: int,
     examples_per_round: int,
     rate_name: str = "windows_per_s",
+    registered_name: str | None = None,
+    **run_settings: Any,
 ) -> Run:
     """Runs a method by the flags, or scores it under --eval_only.
 
     Args:
-      method: a registered name.
+      method: its name in the output.
       values: fields of its config.
       splits: train, validation and test data.
       workdir: see `rounds.run`.
@@ -53,9 +55,12 @@ def run_method(
       num_rounds: most rounds, of a method that is trained.
       examples_per_round: of all clients, for the rate shown.
       rate_name: of that rate.
+      registered_name: of the method, where it is another one.
+      run_settings: further fields of `rounds.RunConfig`.
     """
-    registered = algorithms.get_method(method)
-    config = algorithms.make_config(method, values)
+    registered_name = registered_name or method
+    registered = algorithms.get_method(registered_name)
+    config = algorithms.make_config(registered_name, values)
     algorithm = registered.factory(config)
     seeds = _run_flags.seeds() if registered.is_trained else _run_flags.seeds()[:1]
     run_config = rounds.RunConfig(
@@ -66,10 +71,11 @@ def run_method(
         seeds_per_chunk=1 if jax.default_backend() == "cpu" else None,
         examples_per_round=examples_per_round,
         rate_name=rate_name,
+        **run_settings,
     )
     settings = writers.to_jsonable(
         {
-            "method": method,
+            "method": registered_name,
             "config": dataclasses.asdict(config),
             "seeds": seeds,
             "data": checksum,

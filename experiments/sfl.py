@@ -16,6 +16,7 @@ import numpy as np
 from absl import flags
 
 from experiments import _flags, _run_flags, _runs, _traffic_flags
+from experiments._client_flags import NUM_CLIENTS
 from fedjax_graph import algorithms, clients, graphs
 from fedjax_graph.data import images, synthetic_images, traffic, windows
 from fedjax_graph.driver import plots, results
@@ -26,9 +27,6 @@ from fedjax_graph.structure_learning import StructureConfig
 from fedjax_graph.tasks.images import ImageTask
 from fedjax_graph.tasks.traffic import TrafficTask
 
-NUM_CLIENTS = flags.DEFINE_integer(
-    "num_clients", None, "Clients that share the images.", lower_bound=1
-)
 SHARDS = flags.DEFINE_integer(
     "shards", 2, "Shards a client has of the sorted labels.", lower_bound=1
 )

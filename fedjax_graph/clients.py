@@ -65,6 +65,33 @@ def map_clients(fn: Callable[..., Any], clients_per_chunk: int | None = None):
     return mapped
 
 
+def map_rows(fn: Callable[..., Any], clients_per_chunk: int | None = None):
+    """`map_clients` where a leaf of one row is the same for all clients.
+
+    Args:
+      fn: (*own, *shared) -> results, as for `map_clients`.
+      clients_per_chunk: likewise.
+
+    Returns:
+      (*own [1 or K, ...], shared=()) -> results [K, ...], where K is the most rows
+      that a leaf has.
+    """
+
+    def mapped(*args, shared=()):
+        leaves, structure = jax.tree.flatten(args)
+        num_rows = max(x.shape[0] for x in leaves)
+        own = [x if x.shape[0] == num_rows else None for x in leaves]
+        common = [None if x.shape[0] == num_rows else x[0] for x in leaves]
+
+        def one(own, common, *shared):
+            parts = [c if o is None else o for o, c in zip(own, common, strict=True)]
+            return fn(*jax.tree.unflatten(structure, parts), *shared)
+
+        return map_clients(one, clients_per_chunk)(own, shared=(common, *shared))
+
+    return mapped
+
+
 def auto_clients_per_chunk(backend: str | None = None) -> int | None:
     """One client at a time on a CPU, where that measured fastest; else all at once."""
     return 1 if (backend or jax.default_backend()) == "cpu" else None

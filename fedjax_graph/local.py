@@ -38,7 +38,10 @@ def optimiser_step(
 
 
 def local_steps(
-    loss: ModelLoss, optimiser: optax.GradientTransformation
+    loss: ModelLoss,
+    optimiser: optax.GradientTransformation,
+    *,
+    checkpoint: bool = False,
 ) -> Callable[[Model, Batch], LocalResult]:
     """Factory of the client's update of a whole model.
 
@@ -49,16 +52,22 @@ def local_steps(
     Args:
       loss: of the parameters, and the new batch statistics.
       optimiser: started anew at each call.
+      checkpoint: whether who differentiates through the steps recomputes each one
+        instead of keeping its intermediate results (`jax.checkpoint`).
 
     Returns:
       (model, batches) -> LocalResult, where `batches` is a pytree with a leading axis
       of steps.
     """
 
+    step = _model_step(loss, optimiser)
+    if checkpoint:
+        step = jax.checkpoint(step, prevent_cse=False)
+
     def run(model, batches):
         params, stats = model["params"], model["batch_stats"]
         (params, stats, opt_state), losses = jax.lax.scan(
-            _model_step(loss, optimiser),
+            step,
             (params, stats, optimiser.init(params)),
             batches,
         )

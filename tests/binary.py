@@ -13,7 +13,8 @@ import sys
 
 import jax
 
-TIMINGS = ("seconds", "compile_seconds", "windows_per_s", "images_per_s")
+RATES = ("windows_per_s", "images_per_s", "client_steps_per_s")
+TIMINGS = ("seconds", "compile_seconds", *RATES)
 
 # Runs command lines one after another; gives status, output and errors of each.
 MANY = """

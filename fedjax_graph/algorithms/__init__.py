@@ -13,6 +13,7 @@ from fedjax_graph.algorithms import (
     fed_per,
     fed_prox,
     graph_fed_avg,
+    graphfl,
     gru_fed_avg,
     lg_fed_avg,
     local_training,
@@ -24,6 +25,7 @@ from fedjax_graph.errors import InputError
 from fedjax_graph.federated import FederatedConfig
 from fedjax_graph.structure_learning import StructureConfig
 from fedjax_graph.tasks.images import ImageTask
+from fedjax_graph.tasks.nodes import NodeTask
 from fedjax_graph.tasks.traffic import TrafficTask
 
 
@@ -48,6 +50,7 @@ REGISTRY: dict[str, Method] = {
     "fed_per": Method(fed_avg.FedAvgConfig, fed_per.fed_per),
     "fed_prox": Method(fed_prox.FedProxConfig, fed_prox.fed_prox),
     "graph_fed_avg": Method(FederatedConfig, graph_fed_avg.graph_fed_avg),
+    "graphfl": Method(graphfl.GraphFLConfig, graphfl.graphfl),
     "gru_fedavg": Method(gru_fed_avg.GRUFedAvgConfig, gru_fed_avg.gru_fed_avg),
     "historical_average": Method(
         naive.NaiveConfig, naive.historical_average, is_trained=False
@@ -62,7 +65,7 @@ REGISTRY: dict[str, Method] = {
     "sfl_per": Method(sfl.SFLConfig, sfl.sfl_per),
     "sfl_star": Method(sfl.SFLStarConfig, sfl.sfl_star),
 }
-TASKS = {config.kind: config for config in (ImageTask, TrafficTask)}
+TASKS = {config.kind: config for config in (ImageTask, NodeTask, TrafficTask)}
 
 
 def get_method(name: str) -> Method:

@@ -10,17 +10,19 @@ import dataclasses
 import functools
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph import clients, communication, devices
+from fedjax_graph import aggregation, clients, communication, devices
 from fedjax_graph.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.writers import MetricsWriter, Progress
 from fedjax_graph.errors import InputError
+from fedjax_graph.federated import nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +36,12 @@ class RunConfig:
     seeds_per_chunk: int | None = None  # as `clients_per_chunk`, for seeds
     examples_per_round: int = 0  # for the rate shown, of one seed
     rate_name: str = "windows_per_s"
+    is_drawn: Callable[[tuple[Any, ...]], bool] = nothing
+    """Path of a leaf in a split -> whether it has a leading axis of seeds, as where
+    each seed draws other examples. The other leaves are the same for all seeds."""
+    keep_last: bool = False
+    """Whether the state after the last round counts as the best one, whatever the
+    validation loss; no seed stops early."""
 
 
 # Settings of how a method was trained; a checkpoint is scored under any.
@@ -63,10 +71,42 @@ class RunResult(NamedTuple):
     compile_seconds: float
 
 
-def init_seeds(algorithm: FederatedAlgorithm, seeds, data: Data) -> SeedState:
+def map_seeds(
+    fn: Callable[..., Any],
+    own: Any,
+    splits: tuple[Data, ...],
+    is_drawn: Callable[[tuple[Any, ...]], bool] = nothing,
+    seeds_per_chunk: int | None = 1,
+) -> Any:
+    """`fn(own, *splits)` for each seed, with what it has of its own.
+
+    Args:
+      fn: of one seed.
+      own: pytree of [seeds, ...].
+      splits: see `RunConfig.is_drawn`.
+      is_drawn: likewise.
+      seeds_per_chunk: see `clients.map_axis`.
+    """
+    common, drawn = aggregation.split(splits, lambda path: is_drawn(path[1:]))
+
+    def one(own, drawn):
+        return fn(own, *aggregation.join(common, drawn))
+
+    return clients.map_axis(one, seeds_per_chunk)(own, drawn)
+
+
+def of_seed(data: Data, place: int, is_drawn=nothing) -> Data:
+    """A split as one seed sees it; see `RunConfig.is_drawn`."""
+    common, drawn = aggregation.split(data, is_drawn)
+    return aggregation.join(common, jax.tree.map(lambda x: x[place], drawn))
+
+
+def init_seeds(
+    algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=nothing
+) -> SeedState:
     """The state before the first round, with a leading axis of seeds."""
 
-    def one(seed):
+    def one(seed, data):
         key = jax.random.key(seed)
         state = algorithm.init(jax.random.fold_in(key, 0), data)
         return SeedState(
@@ -78,12 +118,15 @@ def init_seeds(algorithm: FederatedAlgorithm, seeds, data: Data) -> SeedState:
             key_data=jax.random.key_data(key),
         )
 
-    return jax.lax.map(one, jnp.asarray(seeds, jnp.uint32))
+    return map_seeds(one, jnp.asarray(seeds, jnp.uint32), (data,), is_drawn)
 
 
-def abstract_seeds(algorithm: FederatedAlgorithm, seeds, data: Data) -> SeedState:
+def abstract_seeds(
+    algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=nothing
+) -> SeedState:
     """Shapes and types of `init_seeds`; nothing is computed."""
-    return jax.eval_shape(functools.partial(init_seeds, algorithm, seeds), data)
+    init = functools.partial(init_seeds, algorithm, seeds, is_drawn=is_drawn)
+    return jax.eval_shape(init, data)
 
 
 def advance(
@@ -93,6 +136,7 @@ def advance(
     seed_state: SeedState,
     train: Data,
     validation: Data,
+    keep_last: bool = False,
 ) -> tuple[SeedState, Metrics]:
     """`num_rounds` rounds of one seed and an evaluation, unless it has stopped.
 
@@ -110,7 +154,7 @@ def advance(
         rounds = seed_state.round + 1 + jnp.arange(num_rounds)
         state, metrics = jax.lax.scan(body, seed_state.state, rounds)
         scores = algorithm.evaluate(state, validation)
-        better = scores["loss"] < seed_state.best_loss
+        better = (scores["loss"] < seed_state.best_loss) | keep_last
         best_state, best_loss, best_round = jax.tree.map(
             lambda new, old: jnp.where(better, new, old),
             (state, scores["loss"], rounds[-1]),
@@ -131,22 +175,38 @@ def advance(
 
 
 # Compiled once for an algorithm and shapes: not again for a new seed or a resumed run.
-_init_seeds = jax.jit(init_seeds, static_argnums=0)
+_init_seeds = jax.jit(init_seeds, static_argnums=(0, 3))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=4)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5), donate_argnums=6)
 def _advance_seeds(
-    algorithm, num_rounds, patience, seeds_per_chunk, seed_states, train, validation
+    algorithm,
+    num_rounds,
+    patience,
+    keep_last,
+    is_drawn,
+    seeds_per_chunk,
+    seed_states,
+    train,
+    validation,
 ):
-    def one(seed_state):
-        return advance(algorithm, num_rounds, patience, seed_state, train, validation)
+    def one(*args):
+        return advance(algorithm, num_rounds, patience, *args, keep_last)
 
-    return devices.replicated(clients.map_axis(one, seeds_per_chunk)(seed_states))
+    splits = (train, validation)
+    return devices.replicated(
+        map_seeds(one, seed_states, splits, is_drawn, seeds_per_chunk)
+    )
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _evaluate_seeds(algorithm, states, data):
-    return jax.lax.map(lambda state: algorithm.evaluate(state, data), states)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _evaluate_seeds(algorithm, is_drawn, states, data):
+    return map_seeds(algorithm.evaluate, states, (data,), is_drawn)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _predict_seeds(algorithm, is_drawn, states, data):
+    return map_seeds(algorithm.predict, states, (data,), is_drawn)
 
 
 def is_stopped(seed_state: SeedState, patience: int) -> np.ndarray:
@@ -191,7 +251,8 @@ def run(
         loop = _Loop(name, algorithm, splits, config, workdir, checkpoints)
         if not eval_only:
             seed_state, seconds = loop.run(seed_state, seconds)
-    test = evaluate_seeds(algorithm, seed_state.best_state, splits["test"])
+    states, data = seed_state.best_state, splits["test"]
+    test = evaluate_seeds(algorithm, states, data, config.is_drawn)
     return RunResult(
         best_state=seed_state.best_state,
         test=test,
@@ -217,16 +278,27 @@ def _open_checkpoints(folder, settings, resume, eval_only) -> Checkpoints:
 def _start(algorithm, config, data, checkpoints) -> tuple[SeedState, float]:
     """The latest checkpoint, else the state before the first round; and seconds."""
     if checkpoints and checkpoints.latest_round() is not None:
-        like = abstract_seeds(algorithm, config.seeds, data)
+        like = abstract_seeds(algorithm, config.seeds, data, config.is_drawn)
         seed_state, seconds = checkpoints.restore((like, np.float64(0)))
         return devices.put_replicated(seed_state), float(seconds)
     seeds = jnp.asarray(config.seeds, jnp.uint32)
-    return devices.put_replicated(_init_seeds(algorithm, seeds, data)), 0.0
+    seed_state = _init_seeds(algorithm, seeds, data, config.is_drawn)
+    return devices.put_replicated(seed_state), 0.0
 
 
-def evaluate_seeds(algorithm: FederatedAlgorithm, states: State, data: Data) -> Metrics:
+def evaluate_seeds(
+    algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=nothing
+) -> Metrics:
     """Scores each seed's state on a split; NumPy, with a leading axis of seeds."""
-    return jax.device_get(_evaluate_seeds(algorithm, states, data))
+    return jax.device_get(_evaluate_seeds(algorithm, is_drawn, states, data))
+
+
+def predict_seeds(
+    algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=nothing
+) -> np.ndarray:
+    """Outputs of each seed's state for a split, [seeds, ...]."""
+    data = devices.put_replicated(data)
+    return jax.device_get(_predict_seeds(algorithm, is_drawn, states, data))
 
 
 class _Loop:
@@ -247,7 +319,7 @@ class _Loop:
         self.bytes_per_round = communication.bytes_per_round(
             self._algorithm.round,
             jax.tree.map(lambda x: x[0], seed_state.state),
-            self._data[0],
+            of_seed(self._data[0], 0, config.is_drawn),
             jax.random.key(0),
         )
         if round_ >= config.num_rounds or is_stopped(seed_state, config.patience).all():
@@ -301,6 +373,8 @@ class _Loop:
                 self._algorithm,
                 num_rounds,
                 config.patience,
+                config.keep_last,
+                config.is_drawn,
                 config.seeds_per_chunk,
                 seed_state,
                 *self._data,

@@ -13,7 +13,7 @@ import jax
 import optax
 
 from fedjax_graph.algorithm import Data, Metrics
-from fedjax_graph.local import LocalResult, Model
+from fedjax_graph.local import LocalResult, Model, Params
 
 
 class Task(NamedTuple):
@@ -37,6 +37,9 @@ class Task(NamedTuple):
     is_head: Callable[[tuple[Any, ...]], bool]
     """Path of a leaf in the model (`jax.tree_util` keys) -> whether it belongs to the
     last layer, which FedPer keeps personal and LG-FedAvg shares."""
+    query_loss: Callable[[Params, Any, jax.Array, Data], jax.Array] | None = None
+    """(params, own client data, key, data) -> [] loss of ONE client on the examples
+    that its local steps do not see; None for a task without such."""
 
 
 def in_head(path: tuple[Any, ...]) -> bool:

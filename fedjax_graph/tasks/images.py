@@ -181,28 +181,17 @@ def map_logits(model: ResNet9, batch_size: int, reduce: Callable[..., Any]):
       (models, data) -> results [K, ...]; the models' leaves are [1 or K, ...].
     """
 
+    def one_client(variables, places, mask, data):
+        def logits_of(places):
+            return model.apply(variables, normalise(data, data.images[places]))
+
+        logits = map_batches(logits_of, places, batch_size)
+        return reduce(logits, data.labels[places], mask)
+
     def run(models: Model, data: ImageData):
-        leaves, structure = jax.tree.flatten(models)
-        num_clients = data.places.shape[0]
-        is_own = [x.shape[0] == num_clients for x in leaves]
-        own = [x for x, yes in zip(leaves, is_own, strict=True) if yes]
-        common = [x[0] for x, yes in zip(leaves, is_own, strict=True) if not yes]
-
-        def one_client(own, places, mask, common, data):
-            own, common = iter(own), iter(common)
-            leaves = [next(own if yes else common) for yes in is_own]
-            variables = jax.tree.unflatten(structure, leaves)
-
-            def logits_of(places):
-                return model.apply(variables, normalise(data, data.images[places]))
-
-            logits = map_batches(logits_of, places, batch_size)
-            return reduce(logits, data.labels[places], mask)
-
         chunk = clients.auto_clients_per_chunk()
-        return clients.map_clients(one_client, chunk)(
-            own, data.places, data.mask, shared=(common, data)
-        )
+        mapped = clients.map_rows(one_client, chunk)
+        return mapped(models, data.places, data.mask, shared=(data,))
 
     return run
 

@@ -1,0 +1,7 @@
+"""Flags of binaries whose datasets do not say who the clients are."""
+
+from absl import flags
+
+NUM_CLIENTS = flags.DEFINE_integer(
+    "num_clients", None, "Clients that share the data.", lower_bound=1
+)

@@ -1,0 +1,638 @@
+"""Compares GraphFL with individual and federated learning of node labels.
+
+python -m experiments.graphfl
+python -m experiments.graphfl --dataset=cora --data_dir=FOLDER --num_seeds=5
+python -m experiments.graphfl --dataset=citeseer --task=new_labels --labels_per_class=6
+python -m experiments.graphfl --dataset=cora --task=self_training --pseudo_labels=10
+python -m experiments.graphfl --dataset=coauthor_cs --sweep=overlap
+python -m experiments.graphfl --workdir=FOLDER --resume
+
+A draw of labels is a seed: `--num_seeds=5` runs five, and reports mean and deviation.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import scipy.sparse
+from absl import flags
+
+from experiments import _flags, _run_flags, _runs
+from experiments._client_flags import NUM_CLIENTS
+from fedjax_graph import clients
+from fedjax_graph.data import (
+    citation,
+    label_splits,
+    nodes,
+    subgraphs,
+    synthetic_graphs,
+)
+from fedjax_graph.driver import plots, results, rounds, writers
+from fedjax_graph.errors import InputError
+from fedjax_graph.tasks.nodes import MODELS, NodeTask
+
+TASK = flags.DEFINE_enum(
+    "task",
+    "non_iid",
+    ["non_iid", "new_labels", "self_training"],
+    "Few and skewed labels a client; test classes that no client has seen; or few "
+    "labels and pseudo-labels of each client's own model.",
+)
+MODEL = flags.DEFINE_enum("model", "gcn", list(MODELS), "What clients train.")
+PROTOCOL = flags.DEFINE_enum(
+    "protocol",
+    "paper",
+    ["paper", "code"],
+    "code: as the released code runs it: first-order, Adam as outer step, fewer "
+    "rounds, the whole graph, and the highest test accuracy over the rounds.",
+)
+INNER_STEPS = flags.DEFINE_integer(
+    "inner_steps", None, "Gradient steps of a client in a round.", lower_bound=0
+)
+INNER_RATE = flags.DEFINE_float(
+    "inner_rate", None, "alpha, of the clients' steps.", lower_bound=0.0
+)
+OUTER_RATE = flags.DEFINE_float(
+    "outer_rate", None, "beta, of GraphFL's server.", lower_bound=0.0
+)
+FIRST_ORDER = flags.DEFINE_bool(
+    "first_order", None, "Meta-gradients without second derivatives (FOMAML)."
+)
+CHECKPOINT_INNER = flags.DEFINE_bool(
+    "checkpoint_inner", False, "Recompute inner steps instead of keeping them."
+)
+HIDDEN_SIZE = flags.DEFINE_integer("hidden_size", 16, "Of GCN.", lower_bound=1)
+DROPOUT = flags.DEFINE_float("dropout", 0.5, "Of GCN's hidden units.", 0.0, 0.99)
+LABELS_PER_CLASS = flags.DEFINE_integer(
+    "labels_per_class",
+    None,
+    "Labelled nodes of a class: of all clients together (80), or for new labels of "
+    "each task that is adapted to (2).",
+    lower_bound=1,
+)
+OVERLAP = flags.DEFINE_float(
+    "overlap",
+    None,
+    "Clients hold subgraphs and share this part of their nodes with a neighbour; by "
+    "default everybody holds the whole graph.",
+    0.0,
+    1.0,
+)
+PARTITION = flags.DEFINE_enum(
+    "partition", "random", ["random", "metis"], "How subgraphs are cut."
+)
+PSEUDO_LABELS = flags.DEFINE_integer(
+    "pseudo_labels", None, "Of self-training, per class and client (10).", lower_bound=0
+)
+SWEEP = flags.DEFINE_enum(
+    "sweep",
+    None,
+    ["labels_per_class", "participation", "overlap", "pseudo_labels"],
+    "Run GCN and SGC over several values of that flag and draw the curves.",
+)
+SWEEP_VALUES = flags.DEFINE_list("sweep_values", None, "By default the paper's.")
+_run_flags.refuse_nan(INNER_RATE, OUTER_RATE, DROPOUT, OVERLAP)
+flags.set_default(_run_flags.PARTICIPATION, 0.2)
+flags.set_default(NUM_CLIENTS, 50)
+flags.set_default(_run_flags.EVAL_EVERY, 5)
+
+# Name on the command line -> registered method, title.
+METHODS = {
+    "il": ("local", "IL"),
+    "fl": ("fed_avg", "FL"),
+    "graphfl": ("graphfl", "GraphFL"),
+    "fed_prox": ("fed_prox", "FedProx"),
+    "scaffold": ("scaffold", "SCAFFOLD"),
+    "ditto": ("ditto", "Ditto"),
+    "fed_per": ("fed_per", "FedPer"),
+    "lg_fed_avg": ("lg_fed_avg", "LG-FedAvg"),
+    "fed_att": ("fed_att", "FedAtt"),
+}
+KEYS = ("accuracy", "cross_entropy")
+LARGE = 15_000  # nodes from which on the paper tests on 10000 of them
+SWEPT = {
+    "labels_per_class": (10, 20, 40, 80),
+    "participation": (0.1, 0.2, 0.4, 0.6, 0.8),
+    "overlap": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
+    "pseudo_labels": (0, 5, 10, 15, 20),
+}
+SWEPT_NEW_LABELS = (2, 6, 10)
+LABELS = {
+    "labels_per_class": "labelled nodes of a class",
+    "participation": "participating clients",
+    "overlap": "share of nodes that neighbouring clients share",
+    "pseudo_labels": "pseudo-labels of a class",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What one run is of; a sweep replaces a field."""
+
+    model: str
+    labels_per_class: int | None  # None: `num_train` of any class
+    participation: float
+    overlap: float | None
+    pseudo_labels: int
+    num_train: int | None = None
+
+
+class Protocol(NamedTuple):
+    """Figures of a task, as the paper or the released code has them."""
+
+    num_rounds: int
+    inner_steps: int
+    inner_rate: float
+    outer_rate: float
+    outer_optimiser: str = "sgd"
+    weight_decay: float = 0.0
+
+
+# alpha and beta of the paper's protocol are ours, chosen on validation nodes.
+PAPER = {
+    "gcn": Protocol(50, 15, 0.3, 0.3),
+    "sgc": Protocol(50, 15, 0.3, 0.3),
+}
+CODE = {
+    "gcn": Protocol(20, 10, 0.01, 0.02, "adam", 5e-4),
+    "sgc": Protocol(20, 10, 0.1, 0.1, "adam", 5e-4),
+}
+CODE_NEW_LABELS = Protocol(11, 50, 0.1, 0.001, "adam", 5e-4)
+
+
+def is_new_labels() -> bool:
+    return TASK.value == "new_labels"
+
+
+def is_code() -> bool:
+    return PROTOCOL.value == "code"
+
+
+def protocol_of(model: str) -> Protocol:
+    """The protocol, with what the flags change of it."""
+    if not is_code():
+        chosen = PAPER[model]
+    else:
+        chosen = CODE_NEW_LABELS if is_new_labels() else CODE[model]
+    given = {
+        "num_rounds": _run_flags.NUM_ROUNDS.value,
+        "inner_steps": INNER_STEPS.value,
+        "inner_rate": INNER_RATE.value,
+        "outer_rate": OUTER_RATE.value,
+    }
+    return chosen._replace(**{k: v for k, v in given.items() if v is not None})
+
+
+# --- Data ----------------------------------------------------------------------------
+
+
+class World(NamedTuple):
+    """The graph as the clients hold it; nodes are rows, copies count as nodes."""
+
+    adjacency: scipy.sparse.csr_array  # [N, N]
+    features: Any  # [N, F]
+    true_labels: np.ndarray  # [N]
+    labels: np.ndarray  # [N], -1 for copies of nodes that another client owns
+    owners: np.ndarray | None  # [N], of subgraphs
+    is_held: np.ndarray  # [K or 1, N] bool, rows that a client's model may read
+    statistics: dict[str, Any]
+
+
+def load_dataset() -> citation.NodeDataset:
+    """The dataset, prepared by the protocol."""
+    name = _flags.DATASET.value or "synthetic"
+    if name == "synthetic":
+        return synthetic_graphs.node_graph()
+    if name == "synthetic_large":
+        return synthetic_graphs.large_node_graph()
+    dataset = citation.load(name, _flags.DATA_DIR.value)
+    if dataset.name.startswith("coauthor"):
+        dataset = citation.binarised(dataset)
+    return dataset if is_code() else citation.largest_component(dataset)
+
+
+def make_world(dataset: citation.NodeDataset, overlap: float | None) -> World:
+    """The whole graph for everybody, or the clients' subgraphs side by side."""
+    adjacency = citation.adjacency(dataset)
+    if overlap is None:
+        everything = np.ones((1, len(dataset.labels)), bool)
+        labels = dataset.labels
+        return World(adjacency, dataset.features, labels, labels, None, everything, {})
+    num_clients = NUM_CLIENTS.value
+    parts = subgraphs.parts(
+        adjacency, num_clients, overlap, PARTITION.value, _run_flags.SEED.value
+    )
+    union = subgraphs.disjoint_union(adjacency, parts)
+    labels = dataset.labels[union.copies]
+    is_own = parts.owners[union.copies] == union.holders
+    return World(
+        adjacency=union.adjacency,
+        features=dataset.features[union.copies],
+        true_labels=labels,
+        labels=np.where(is_own, labels, -1),
+        owners=union.holders,
+        is_held=union.holders == np.arange(num_clients)[:, None],
+        statistics=subgraphs.statistics(adjacency, parts),
+    )
+
+
+def make_draw(world: World, num_classes: int, setting: Setting, seed: int):
+    """The label sets of one draw."""
+    num_clients = NUM_CLIENTS.value
+    if is_new_labels():
+        return label_splits.new_labels(
+            world.labels,
+            num_classes=num_classes,
+            num_new_classes=num_new_classes(num_classes),
+            num_clients=num_clients,
+            labels_per_class=setting.labels_per_class,
+            seed=seed,
+        )
+    is_large = np.count_nonzero(world.labels >= 0) > LARGE
+    return label_splits.non_iid(
+        world.labels,
+        num_classes=num_classes,
+        num_clients=num_clients,
+        labels_per_class=setting.labels_per_class,
+        num_train=setting.num_train,
+        num_test=10_000 if is_large else 1000,
+        owners=world.owners,
+        seed=seed,
+    )
+
+
+def num_new_classes(num_classes: int) -> int:
+    """K0: 2 of Cora's and CiteSeer's 7 and 6 classes, 3 where there are more."""
+    return 2 if num_classes <= 7 else 3
+
+
+class Problem(NamedTuple):
+    """What the methods of one setting are run on."""
+
+    world: World
+    draws: list[label_splits.Draw]
+    setting: Setting
+    num_features: int
+    num_classes: int  # of the head
+
+    @property
+    def num_hops(self) -> int:
+        return MODELS[self.setting.model].num_hops
+
+    def splits(self, draws=None) -> dict[str, nodes.NodeData]:
+        """Of these draws or others."""
+        kind = "row" if is_code() else "symmetric"
+        return nodes.make_splits(
+            subgraphs.normalise(self.world.adjacency, kind),
+            self.world.features,
+            label_splits.stack(draws or self.draws),
+            NUM_CLIENTS.value,
+            num_propagations=2 - self.num_hops,
+            num_hops=self.num_hops,
+        )
+
+
+def make_problem(dataset: citation.NodeDataset, setting: Setting) -> Problem:
+    world = make_world(dataset, setting.overlap)
+    num_classes = len(dataset.class_names)
+    draws = [
+        make_draw(world, num_classes, setting, seed) for seed in _run_flags.seeds()
+    ]
+    return Problem(
+        world,
+        draws,
+        setting,
+        num_features=dataset.features.shape[1],
+        num_classes=num_new_classes(num_classes) if is_new_labels() else num_classes,
+    )
+
+
+# --- Runs ----------------------------------------------------------------------------
+
+
+def config_values(method: str, problem: Problem, workdir: pathlib.Path):
+    """Values of the methods' config fields."""
+    setting, protocol = problem.setting, protocol_of(problem.setting.model)
+    task = NodeTask(
+        num_features=problem.num_features,
+        num_classes=problem.num_classes,
+        model=setting.model,
+        hidden_size=HIDDEN_SIZE.value,
+        dropout=DROPOUT.value,
+        inner_steps=protocol.inner_steps,
+        inner_rate=protocol.inner_rate,
+        adapt_steps=protocol.inner_steps if is_new_labels() else 0,
+        checkpoint_inner=CHECKPOINT_INNER.value,
+    )
+    first_order = FIRST_ORDER.value
+    return {
+        "task": task,
+        "participation": 1.0 if method == "il" else setting.participation,
+        "clients_per_chunk": _run_flags.clients_per_chunk(workdir, method),
+        "outer_rate": protocol.outer_rate,
+        "outer_optimiser": protocol.outer_optimiser,
+        "weight_decay": protocol.weight_decay,
+        "first_order": is_code() if first_order is None else first_order,
+        "fine_tune": not is_new_labels(),
+    }
+
+
+def run_method(
+    method: str, problem: Problem, splits, workdir: pathlib.Path, checksum: int
+) -> _runs.Run:
+    """Runs or scores one method over all draws."""
+    protocol = protocol_of(problem.setting.model)
+    values = config_values(method, problem, workdir)
+    cohort = clients.cohort_size(NUM_CLIENTS.value, values["participation"])
+    return _runs.run_method(
+        method,
+        values,
+        splits,
+        workdir,
+        checksum=checksum,
+        num_rounds=protocol.num_rounds,
+        examples_per_round=cohort * protocol.inner_steps,
+        rate_name="client_steps_per_s",
+        registered_name=METHODS[method][0],
+        is_drawn=nodes.is_drawn,
+        keep_last=not is_code(),
+    )
+
+
+# --- Self-training -------------------------------------------------------------------
+
+
+class PseudoLabels(NamedTuple):
+    """What self-training added to the draws, and how much of it is right (Table 3)."""
+
+    draws: list[label_splits.Draw]
+    precision: list[float]  # percent, of each draw
+    number: list[int]  # of each draw, over all clients
+
+
+def self_train(problem: Problem, workdir: pathlib.Path) -> PseudoLabels:
+    """Pseudo-labels from a model that each client trains alone on all its labels."""
+    world, setting = problem.world, problem.setting
+    splits = problem.splits([teaching(draw, world) for draw in problem.draws])
+    checksum = _runs.fingerprint(*jax.tree.leaves(splits))
+    run = run_method("il", problem, splits, workdir / "teacher", checksum)
+    probabilities = rounds.predict_seeds(
+        run.algorithm, run.result.best_state, splits["everything"], nodes.is_drawn
+    )
+    draws, precision, number = [], [], []
+    for draw, own in zip(problem.draws, probabilities, strict=True):
+        is_free = world.is_held & ~is_scored(draw, len(world.labels))
+        enlarged, pseudo = label_splits.with_pseudo_labels(
+            draw, own, is_free, setting.pseudo_labels
+        )
+        draws.append(enlarged)
+        precision.append(label_splits.precision(pseudo, world.true_labels))
+        number.append(int(np.sum(pseudo.mask)))
+    return PseudoLabels(draws, precision, number)
+
+
+def teaching(draw: label_splits.Draw, world: World) -> label_splits.Draw:
+    """A draw to train on both halves of, with all nodes as a split `everything`."""
+    support, query = draw["train"]
+    labelled = label_splits.NodeSets(
+        *(np.concatenate(parts, axis=1) for parts in zip(support, query, strict=True))
+    )
+    numbers = np.arange(len(world.labels), dtype=np.int32)[None]
+    everything = label_splits.NodeSets(
+        numbers, np.zeros_like(numbers), np.ones(numbers.shape, np.float32)
+    )
+    return draw | {
+        "train": label_splits.Halves(labelled, query),
+        "everything": label_splits.Halves(draw["test"].support, everything),
+    }
+
+
+def is_scored(draw: label_splits.Draw, num_nodes: int) -> np.ndarray:
+    """[N] bool: nodes on which a model is validated or tested."""
+    result = np.zeros(num_nodes, bool)
+    for split in ("validation", "test"):
+        scored = draw[split].query
+        result[scored.nodes[scored.mask > 0]] = True
+    return result
+
+
+# --- Output --------------------------------------------------------------------------
+
+
+def table(entries: dict[str, dict[str, Any]]) -> str:
+    """Test accuracy of each method."""
+    rows = [
+        [
+            METHODS[method][1],
+            results.with_std(
+                entry["test"]["accuracy"], (entry["test_std"] or {}).get("accuracy")
+            ),
+            str(entry["best_round"]),
+            f"{entry['seconds']:.1f}",
+        ]
+        for method, entry in entries.items()
+    ]
+    return results.format_table(["method", "accuracy %", "round", "seconds"], rows)
+
+
+class Outcome(NamedTuple):
+    """Of a setting."""
+
+    entries: dict[str, dict[str, Any]]  # of `results.json`, by method
+    facts: dict[str, Any]  # what else is known
+
+
+def run_setting(
+    dataset: citation.NodeDataset,
+    setting: Setting,
+    methods: list[str],
+    workdir: pathlib.Path,
+) -> Outcome:
+    """Runs all methods on one setting and writes what came out."""
+    problem = make_problem(dataset, setting)
+    notes, facts = dataset.notes, {}
+    if problem.world.statistics:
+        facts["subgraphs"] = problem.world.statistics
+    if TASK.value == "self_training":
+        pseudo = self_train(problem, workdir)
+        problem = problem._replace(draws=pseudo.draws)
+        facts["pseudo_labels"] = {
+            "per_class": setting.pseudo_labels,
+            "precision": float(np.mean(pseudo.precision)),
+            "precision_by_draw": pseudo.precision,
+            "number_by_draw": pseudo.number,
+        }
+        notes += (
+            f"{np.mean(pseudo.number):.0f} pseudo-labels in all, "
+            f"{np.mean(pseudo.precision):.1f} % of them right",
+        )
+    splits = problem.splits()
+    if is_code():
+        splits["validation"] = splits["test"]
+    checksum = _runs.fingerprint(*jax.tree.leaves(splits))
+    size = f"{len(dataset.labels)} nodes, {len(dataset.edges)} edges"
+    text = f"{dataset.name}: {size}, {NUM_CLIENTS.value} clients, {setting.model}"
+    _runs.announce(text, notes, workdir)
+    before = results.read_methods(workdir, checksum)
+    runs = {m: run_method(m, problem, splits, workdir, checksum) for m in methods}
+    entries = _runs.entries_of(runs, KEYS)
+    print(table(entries))
+    if not _run_flags.EVAL_ONLY.value:
+        settings = {
+            "flags": _run_flags.flag_values(),
+            "setting": dataclasses.asdict(setting),
+            "notes": notes,
+            "data": checksum,
+            "num_nodes": len(dataset.labels),
+            "num_edges": len(dataset.edges),
+            **facts,
+        }
+        results.write_results(workdir, dataset.name, settings, {**before, **entries})
+        titles = {name: title for name, (_, title) in METHODS.items()}
+        records = _runs.records_of(workdir, titles)
+        plots.training_curves(workdir / "training_curves.png", records)
+    return Outcome(entries, facts)
+
+
+def sweep(dataset, first: Setting, methods: list[str], workdir: pathlib.Path) -> None:
+    """Runs GCN and SGC over the values of a flag; `sweep.json` and `sweep.png`."""
+    field, rows = SWEEP.value, []
+    for model in MODELS:
+        for value in swept_values():
+            setting = dataclasses.replace(first, model=model, **{field: value})
+            folder = workdir / f"{model}-{value}"
+            folder.mkdir(exist_ok=True)
+            outcome = run_setting(dataset, setting, methods, folder)
+            for method, entry in outcome.entries.items():
+                rows.append(
+                    {
+                        "model": model,
+                        "method": method,
+                        field: value,
+                        "accuracy": entry["test"]["accuracy"],
+                        "std": (entry["test_std"] or {}).get("accuracy"),
+                        **outcome.facts,
+                    }
+                )
+            text = json.dumps(writers.to_jsonable(rows), indent=2)
+            writers.write_atomically(workdir / "sweep.json", text + "\n")
+    series = {}
+    for model in MODELS:
+        for method in methods:
+            own = [r for r in rows if (r["model"], r["method"]) == (model, method)]
+            spread = [r["std"] or 0.0 for r in own]
+            series[f"{METHODS[method][1]}, {model.upper()}"] = plots.Line(
+                [x_of(r[field]) for r in own], [r["accuracy"] for r in own], spread
+            )
+    plots.curves(
+        workdir / "sweep.png", series, LABELS[field], "test accuracy (%)", dataset.name
+    )
+
+
+def x_of(value: float) -> float:
+    """Where a swept value stands in the picture: clients, not their share."""
+    if SWEEP.value == "participation":
+        return clients.cohort_size(NUM_CLIENTS.value, value)
+    return value
+
+
+# --- Flags ---------------------------------------------------------------------------
+
+
+def swept_values() -> list[Any]:
+    """The values of --sweep, as the paper has them or as given.
+
+    Raises:
+      InputError: if they cannot be read.
+    """
+    field = SWEEP.value
+    if SWEEP_VALUES.value is None:
+        if field == "labels_per_class" and is_new_labels():
+            return list(SWEPT_NEW_LABELS)
+        return list(SWEPT[field])
+    try:
+        values = [flags.FLAGS[field].parser.parse(x) for x in SWEEP_VALUES.value]
+    except ValueError as error:
+        raise InputError(f"--sweep_values: {error}") from error
+    if any(np.isnan(values)):
+        raise InputError("--sweep_values: expected numbers")
+    return values
+
+
+def chosen_methods() -> list[str]:
+    """The methods that the flags name.
+
+    Raises:
+      InputError: if one is not known here.
+    """
+    methods = _run_flags.METHODS.value or ["il", "fl", "graphfl"]
+    if methods == ["all"]:
+        return list(METHODS)
+    for method in methods:
+        if method not in METHODS:
+            raise InputError(
+                f"--methods: unknown method {method!r}; known: all, "
+                + ", ".join(METHODS)
+            )
+    return methods
+
+
+def first_setting() -> Setting:
+    """The flags, with what the protocol says where they are silent.
+
+    Raises:
+      InputError: if two of them do not go together.
+    """
+    if is_new_labels() and (OVERLAP.value is not None or SWEEP.value == "overlap"):
+        raise InputError(
+            "--overlap is not for --task=new_labels, whose clients hold the whole graph"
+        )
+    is_swept = SWEEP.value == "pseudo_labels"
+    if (PSEUDO_LABELS.present or is_swept) and TASK.value != "self_training":
+        raise InputError("pseudo-labels need --task=self_training")
+    if SWEEP_VALUES.value and not SWEEP.value:
+        raise InputError("--sweep_values needs --sweep")
+    if SWEEP.value and _run_flags.EVAL_ONLY.value:
+        raise InputError("--eval_only scores a single run; name its folder")
+    labels_per_class, num_train = LABELS_PER_CLASS.value, None
+    if labels_per_class is None and is_code() and not is_new_labels():
+        num_train = 300
+    pseudo_labels = PSEUDO_LABELS.value
+    return Setting(
+        model=MODEL.value,
+        labels_per_class=labels_per_class or (2 if is_new_labels() else 80),
+        participation=_run_flags.PARTICIPATION.value,
+        overlap=OVERLAP.value,
+        pseudo_labels=10 if pseudo_labels is None else pseudo_labels,
+        num_train=num_train,
+    )
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    _run_flags.set_up_jax()
+    methods, setting = chosen_methods(), first_setting()
+    dataset = load_dataset()
+    if is_code():
+        dataset = dataset._replace(
+            notes=(
+                *dataset.notes,
+                "as the released code reports it: the highest test accuracy over the "
+                "rounds, which is not a fair estimate",
+            )
+        )
+    workdir = _run_flags.make_workdir("graphfl", dataset.name)
+    if SWEEP.value:
+        sweep(dataset, setting, methods, workdir)
+        print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
+        return
+    run_setting(dataset, setting, methods, workdir)
+    if not _run_flags.EVAL_ONLY.value:
+        print(f"results.json, metrics.jsonl and a picture are in {workdir}")
+
+
+if __name__ == "__main__":
+    _flags.run(main)

@@ -1,0 +1,99 @@
+"""GCN and SGC over jraph graphs: what GraphFL trains on every client.
+
+Kipf, Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR
+2017, Eq. 9: Z = S ReLU(S X W_0 + b_0) W_1 + b_1. Wu et al., "Simplifying Graph
+Convolutional Networks", ICML 2019, Eq. 8: Z = S^k X W. S is the normalised adjacency
+with self edges; an edge carries its entry of S.
+
+Products of S with X hold no parameters. They are computed once for a dataset, so both
+models start from propagated features: GCN from S X, SGC from S^k X.
+"""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jraph
+
+
+def propagate(graph: jraph.GraphsTuple) -> jax.Array:
+    """S X as a configured graph network: edges carry w x_sender, nodes sum them up.
+
+    Args:
+      graph: nodes X [N, F], edges S's entries [E], receivers ascending.
+
+    Returns:
+      [N, F].
+    """
+    return jraph.GraphNetwork(
+        update_edge_fn=lambda weights, sent, *_: weights[:, None] * sent,
+        update_node_fn=lambda nodes, sent, received, globals_: received,
+        aggregate_edges_for_nodes_fn=partial(
+            jax.ops.segment_sum, indices_are_sorted=True
+        ),
+    )(graph).nodes
+
+
+class GraphConvolution(nn.Module):
+    """S X W + b."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, graph: jraph.GraphsTuple) -> jax.Array:
+        shape = (graph.nodes.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.glorot_uniform(), shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return propagate(graph._replace(nodes=graph.nodes @ kernel)) + bias
+
+
+class GCN(nn.Module):
+    """Two layers; dropout after the first one only, as in GraphFL."""
+
+    num_classes: int
+    hidden_size: int = 16
+    dropout: float = 0.5
+    num_hops: int = 1  # left to the model after the features were propagated once
+
+    @nn.compact
+    def __call__(self, graph: jraph.GraphsTuple, is_training: bool = False):
+        """Logits of all nodes.
+
+        Args:
+          graph: nodes S X [N, F], edges S's entries [E], receivers ascending.
+          is_training: whether to drop hidden units, by the random stream `dropout`.
+
+        Returns:
+          [N, classes].
+        """
+        glorot = nn.initializers.glorot_uniform()
+        hidden = nn.Dense(self.hidden_size, kernel_init=glorot, name="hidden")
+        x = nn.relu(hidden(graph.nodes))
+        x = nn.Dropout(self.dropout)(x, deterministic=not is_training)
+        head = GraphConvolution(self.num_classes, name="head")
+        return head(graph._replace(nodes=x))
+
+
+class SGC(nn.Module):
+    """One linear map of S^2 X, without bias."""
+
+    num_classes: int
+    num_hops: int = 0  # left to the model after the features were propagated twice
+
+    @nn.compact
+    def __call__(self, graph: jraph.GraphsTuple, is_training: bool = False):
+        """Logits of all nodes.
+
+        Args:
+          graph: nodes S^2 X [N, F]; its edges are not read.
+          is_training: changes nothing.
+
+        Returns:
+          [N, classes].
+        """
+        del is_training
+        glorot = nn.initializers.glorot_uniform()
+        head = nn.Dense(
+            self.num_classes, use_bias=False, kernel_init=glorot, name="head"
+        )
+        return head(graph.nodes)

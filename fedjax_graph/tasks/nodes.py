@@ -1,0 +1,196 @@
+"""Node classification with GCN or SGC, as in GraphFL.
+
+A client trains on its support set by plain gradient steps; its query set is for who
+judges what the steps led to (GraphFL's meta step). Clients hold the whole graph or a
+subgraph; what they compute on are the receptive fields of their labelled nodes, see
+`data.nodes`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import jraph
+import optax
+
+from fedjax_graph import clients
+from fedjax_graph.aggregation import client_mean
+from fedjax_graph.data.nodes import Field, NodeData
+from fedjax_graph.local import Model
+from fedjax_graph.meta_learning import inner_update, masked_mean
+from fedjax_graph.models.gcn import GCN, SGC
+from fedjax_graph.tasks import Task, in_head
+
+MODELS = {"gcn": GCN, "sgc": SGC}
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeTask:
+    """Hyper-parameters of the task; rounds and steps are the paper's."""
+
+    num_features: int
+    num_classes: int
+    kind: str = "nodes"
+    model: str = "gcn"
+    hidden_size: int = 16  # of GCN
+    dropout: float = 0.5  # of GCN
+    inner_steps: int = 15  # local steps
+    inner_rate: float = 0.1  # alpha
+    adapt_steps: int = 0  # taken on a task's support set before its query set is scored
+    checkpoint_inner: bool = False
+
+    def module(self) -> nn.Module:
+        if self.model == "sgc":
+            return SGC(self.num_classes)
+        return GCN(self.num_classes, self.hidden_size, self.dropout)
+
+    def build(self) -> Task:
+        model = self.module()
+        return Task(
+            init=lambda key: init(model, self.num_features, key),
+            client_data=lambda data: (data.support, data.query),
+            update=client_update(model, self),
+            evaluate=evaluate_nodes(model, self),
+            predict=predict_nodes(model, self),
+            is_head=in_head,
+            query_loss=query_loss(model),
+        )
+
+
+def init(model: nn.Module, num_features: int, key: jax.Array) -> Model:
+    """Fresh parameters (the shapes do not depend on the graph)."""
+    none = jnp.zeros(0, jnp.int32)
+    graph = as_graph(
+        jnp.zeros((1, num_features)),
+        Field(jnp.zeros(1, jnp.int32), none, none, jnp.zeros(0), none, jnp.zeros(0)),
+    )
+    return {"params": model.init(key, graph)["params"], "batch_stats": {}}
+
+
+def as_graph(features: jax.Array, field: Field) -> jraph.GraphsTuple:
+    """A field with its nodes' features [H, F], of one task."""
+    return jraph.GraphsTuple(
+        nodes=features[field.rows],
+        edges=field.weights,
+        senders=field.senders,
+        receivers=field.receivers,
+        globals=None,
+        n_node=jnp.array([len(field.rows)], jnp.int32),
+        n_edge=jnp.array([len(field.senders)], jnp.int32),
+    )
+
+
+def cross_entropy(logits: jax.Array, field: Field) -> jax.Array:
+    """Mean over the labelled nodes (Eqs. 2 and 3) of logits [H, classes]; 0 of none."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        logits[: len(field.labels)], field.labels
+    )
+    return masked_mean(losses, field.mask)
+
+
+def field_loss(model: nn.Module, features: jax.Array, field: Field):
+    """Factory of (params, key of the dropout) -> mean loss on a field."""
+    graph = as_graph(features, field)
+
+    def loss(params, key):
+        logits = model.apply(
+            {"params": params}, graph, is_training=True, rngs={"dropout": key}
+        )
+        return cross_entropy(logits, field)
+
+    return loss
+
+
+def client_update(model: nn.Module, config: NodeTask):
+    """Factory of the inner steps of one client; see `Task.update`."""
+
+    def update(start, own, key, data: NodeData, adjust):
+        support, _ = own
+        return inner_update(
+            field_loss(model, data.features, support),
+            config.inner_steps,
+            config.inner_rate,
+            adjust=adjust,
+            checkpoint=config.checkpoint_inner,
+        )(start, key)
+
+    return update
+
+
+def query_loss(model: nn.Module):
+    """Factory of the loss on one client's query set; see `Task.query_loss`."""
+
+    def loss(params, own, key, data: NodeData):
+        _, query = own
+        return field_loss(model, data.features, query)(params, key)
+
+    return loss
+
+
+# --- Scores --------------------------------------------------------------------------
+
+
+def map_logits(model: nn.Module, config: NodeTask, reduce: Callable[..., Any]):
+    """Factory of a function of models' logits on the query sets of a split.
+
+    With `adapt_steps`, a model first takes that many steps on the support set.
+
+    Args:
+      model: GCN or SGC.
+      config: of the task.
+      reduce: (logits [L, classes], query field) -> result, of one model and task.
+
+    Returns:
+      (models, data) -> results [K or 1, ...]: of client i's model on client i's task,
+      where either may be the same for all.
+    """
+
+    def one(start, support, query, key, features):
+        if config.adapt_steps:
+            loss = field_loss(model, features, support)
+            adapt = inner_update(loss, config.adapt_steps, config.inner_rate)
+            start = adapt(start, key).model
+        graph = as_graph(features, query)
+        logits = model.apply({"params": start["params"]}, graph)
+        return reduce(logits[: len(query.labels)], query)
+
+    def run(models: Model, data: NodeData):
+        num_tasks = data.query.labels.shape[0]
+        ids = data.client_ids[:num_tasks]
+        keys = clients.client_keys(jax.random.key(0), ids)  # of the dropout
+        chunk = clients.auto_clients_per_chunk()
+        mapped = clients.map_rows(one, chunk)
+        return mapped(models, data.support, data.query, keys, shared=(data.features,))
+
+    return run
+
+
+def evaluate_nodes(model: nn.Module, config: NodeTask):
+    """Factory of `evaluate`: means over clients, each of which counts the same.
+
+    `accuracy` is in percent; `loss`, which early stopping watches, is the error rate.
+    """
+
+    def count(logits, query):
+        is_right = jnp.argmax(logits, axis=-1) == query.labels
+        return masked_mean(is_right, query.mask), cross_entropy(logits, query)
+
+    def evaluate(models: Model, data: NodeData):
+        scores = map_logits(model, config, count)(models, data)
+        weights = data.client_weights if len(scores[0]) > 1 else jnp.ones(1)
+        share_right, entropy = client_mean(scores, weights)
+        return {
+            "loss": 1 - share_right,
+            "accuracy": 100 * share_right,
+            "cross_entropy": entropy,
+        }
+
+    return evaluate
+
+
+def predict_nodes(model: nn.Module, config: NodeTask):
+    """Factory of `predict`: probabilities [K or 1, L, classes] of the query nodes."""
+    return map_logits(model, config, lambda logits, query: jax.nn.softmax(logits))
