@@ -130,34 +130,6 @@ def disjoint_union(adjacency: scipy.sparse.csr_array, parts: Parts) -> Union:
     )
 
 
-def rows_of(union: Union, clients: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    """The rows of clients' copies of nodes.
-
-    Args:
-      union: of M copies.
-      clients: any shape.
-      nodes: likewise.
-
-    Returns:
-      int32, of the shape that the two broadcast to.
-
-    Raises:
-      InputError: if a client does not hold a node.
-    """
-    num_nodes = int(union.copies.max()) + 1
-    clients, nodes = np.broadcast_arrays(clients, nodes)
-    numbers = clients * np.int64(num_nodes) + nodes
-    held = union.holders * np.int64(num_nodes) + union.copies  # ascending
-    rows = np.minimum(np.searchsorted(held, numbers), len(held) - 1)
-    wrong = (union.holders[rows] != clients) | (union.copies[rows] != nodes)
-    if wrong.any():
-        raise InputError(
-            f"client {clients[wrong][0]} does not hold node {nodes[wrong][0]}; "
-            "expected one of its part"
-        )
-    return rows.astype(np.int32)
-
-
 def statistics(adjacency: scipy.sparse.csr_array, parts: Parts) -> dict:
     """Sizes of parts, and shares of what is kept and of what is shared.
 
