@@ -1,0 +1,448 @@
+"""The twelve graph convolutions between which FL-AGCNS searches.
+
+Each maps a `jraph.GraphsTuple` to new node features [N, features]:
+
+- nodes [N, F]. Messages flow from senders to receivers. An undirected edge is stored
+  both ways; self edges are left out, and added by the convolutions that define them.
+- edges [E], weights that are not negative, or None for ones. An edge of weight w counts
+  as w edges; one of weight 0 does nothing, wherever it points.
+
+A padded graph has no other edges between its padding and the rest. Features of padding
+nodes must be finite; their outputs are finite and mean nothing.
+
+N(i) are the senders of node i, N+(i) those and i itself, d_i is the size of N(i). S is
+the symmetrically normalised adjacency matrix with self edges, S_0 the one without.
+Products with a kernel are taken on nodes, not on edges.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import jraph
+
+from fedjax_graph.errors import InputError
+from fedjax_graph.models.gru_seq2seq import GRUCell, gru_step
+from fedjax_graph.models.linear import Linear, fan_in_uniform
+from fedjax_graph.models.resnet import BatchNorm
+from fedjax_graph.structure_learning import unit_rows
+
+LEAKY_SLOPE = 0.2
+MESSAGE_FLOOR = 1e-7  # of GENConv
+SQUARED_NORM_FLOOR = 1e-24  # below, a row has no direction
+VARIANCE_FLOOR = 1e-15  # of GMMConv's kernels
+
+glorot = nn.initializers.glorot_uniform()
+stacked_glorot = nn.initializers.glorot_uniform(in_axis=0, out_axis=2, batch_axis=1)
+zeros = nn.initializers.zeros
+
+
+class Structure(NamedTuple):
+    """All of a padded graph but its features."""
+
+    senders: jax.Array  # [E]
+    receivers: jax.Array  # [E]
+    weights: jax.Array  # [E]
+    degrees: jax.Array  # [N], summed weights of the received edges
+    mask: jax.Array | None  # [N], whose nodes give the batch statistics
+
+    def sum(self, messages: jax.Array) -> jax.Array:
+        """Over N(i): messages [E, F] -> [N, F]."""
+        return self.plain_sum(self.weights[:, None] * messages)
+
+    def plain_sum(self, messages: jax.Array) -> jax.Array:
+        """`sum` of messages that have their weights already."""
+        return jraph.segment_sum(messages, self.receivers, len(self.degrees))
+
+    def mean(self, messages: jax.Array) -> jax.Array:
+        """Over N(i), 0 where it is empty: messages [E, F] -> [N, F]."""
+        counts = jnp.where(self.degrees > 0, self.degrees, 1)
+        return self.sum(messages) / counts[:, None]
+
+    def normalised_sum(self, x: jax.Array, self_weight: float = 1) -> jax.Array:
+        """S x, or S_0 x where self edges have weight 0: [N, F] -> [N, F]."""
+        totals = self.degrees + self_weight
+        scale = jax.lax.rsqrt(jnp.where(totals > 0, totals, jnp.inf))
+        x = scale[:, None] * x
+        return scale[:, None] * (self.sum(x[self.senders]) + self_weight * x)
+
+    def attend(
+        self, logits: jax.Array, self_logits: jax.Array | float, values: jax.Array
+    ) -> jax.Array:
+        """Sums of neighbours' values weighted by a softmax over N+(i).
+
+        Args:
+          logits: [E, 1], or [E, F] for a softmax in every channel.
+          self_logits: [N, 1] or [N, F]; minus infinity for a softmax over N(i).
+          values: [N, F].
+
+        Returns:
+          [N, F], 0 where the neighbourhood is empty.
+        """
+        logits = jnp.where(self.weights[:, None] > 0, logits, -jnp.inf)
+        peaks = jraph.segment_max(logits, self.receivers, len(self.degrees))
+        peaks = jax.lax.stop_gradient(jnp.maximum(peaks, self_logits))
+        peaks = jnp.where(jnp.isfinite(peaks), peaks, 0)
+        shares = self.weights[:, None] * jnp.exp(logits - peaks[self.receivers])
+        self_shares = jnp.exp(self_logits - peaks)
+        totals = self.plain_sum(shares) + self_shares
+        summed = self.plain_sum(shares * values[self.senders]) + self_shares * values
+        return summed / jnp.where(totals > 0, totals, 1)
+
+
+def make_structure(graph: jraph.GraphsTuple, mask: jax.Array | None) -> Structure:
+    """Reads weights and degrees off a graph.
+
+    Raises:
+      InputError: if the edges are neither None nor one weight each.
+    """
+    weights, size = graph.edges, graph.receivers.shape
+    if weights is None:
+        weights = jnp.ones(size, graph.nodes.dtype)
+    if weights.shape != size:
+        raise InputError(
+            f"edges of shape {weights.shape}: expected weights of shape {size}; "
+            "keep other edge features out of the graph"
+        )
+    degrees = jraph.segment_sum(weights, graph.receivers, len(graph.nodes))
+    return Structure(graph.senders, graph.receivers, weights, degrees, mask)
+
+
+def spread_and_project(
+    spread: Callable[[jax.Array], jax.Array], x: jax.Array, kernel: jax.Array
+) -> jax.Array:
+    """`spread(x) W` for a linear map over nodes, which acts on the narrower side."""
+    if kernel.shape[1] < x.shape[1]:
+        return spread(x @ kernel)
+    return spread(x) @ kernel
+
+
+def spread_and_project_all(
+    spread: Callable[[int, jax.Array], jax.Array], x: jax.Array, kernel: jax.Array
+) -> jax.Array:
+    """Sum over m of `spread(m, x) W_m`, W_m one of the M slices of [F, M, features]."""
+    return sum(
+        spread_and_project(partial(spread, m), x, kernel[:, m])
+        for m in range(kernel.shape[1])
+    )
+
+
+class Convolution(nn.Module):
+    """What all twelve have in common."""
+
+    features: int
+
+    def __call__(
+        self, graph: jraph.GraphsTuple, mask: jax.Array | None = None
+    ) -> jax.Array:
+        """Convolves the nodes' features.
+
+        Args:
+          graph: nodes [N, F] and edge weights [E] or None.
+          mask: [N], 0 for padding, for GINConv and GENConv to normalise by the
+            statistics of the other nodes (`batch_stats` must be mutable). None: they
+            normalise by the running statistics.
+
+        Returns:
+          [N, features].
+
+        Raises:
+          InputError: if the edges are no weights, or the nodes do not have as many
+            features as the convolution needs.
+        """
+        return self.convolve(graph.nodes, make_structure(graph, mask))
+
+    def convolve(self, x: jax.Array, structure: Structure) -> jax.Array:
+        """From [N, F] to [N, features]."""
+        raise NotImplementedError
+
+    def bias(self, init=zeros) -> jax.Array:
+        return self.param("bias", init, (self.features,))
+
+    def kernel(self, x: jax.Array, init=glorot, name: str = "kernel") -> jax.Array:
+        """[F, features]."""
+        return self.param(name, init, (x.shape[-1], self.features))
+
+    def stacked_kernel(self, x: jax.Array, size: int, name: str = "kernel"):
+        """[F, size, features]."""
+        return self.param(name, stacked_glorot, (x.shape[-1], size, self.features))
+
+    def normalise(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
+        """Batch normalisation of [N, F]; nodes are images of one pixel."""
+        return BatchNorm(name="norm")(x[:, None, None], mask)[:, 0, 0]
+
+    def require_own_size(self, x: jax.Array):
+        if x.shape[-1] != self.features:
+            raise InputError(
+                f"{type(self).__name__} keeps the number of features: expected "
+                f"{self.features}, got {x.shape[-1]}; project the nodes first"
+            )
+
+
+class GATConv(Convolution):
+    """z = x W; sum over N+(i) of a_ij z_j + b.
+
+    Veličković et al., "Graph Attention Networks", ICLR 2018, Eqs. 3 and 4, one head:
+    a_ij = softmax over j of LeakyReLU(s . z_j + r . z_i).
+    """
+
+    @nn.compact
+    def convolve(self, x, structure):
+        z = x @ self.kernel(x)
+        scores = z @ self.param("attention", glorot, (self.features, 2))
+        sent, received = scores[:, :1], scores[:, 1:]
+        logits = sent[structure.senders] + received[structure.receivers]
+        attended = structure.attend(
+            nn.leaky_relu(logits, LEAKY_SLOPE),
+            nn.leaky_relu(sent + received, LEAKY_SLOPE),
+            z,
+        )
+        return attended + self.bias()
+
+
+class GINConv(Convolution):
+    """MLP((1 + eps) x_i + sum over N(i) of x_j), eps trained.
+
+    Xu et al., "How Powerful are Graph Neural Networks?", ICLR 2019, Eq. 4.1. The MLP is
+    Linear, BatchNorm, ReLU, Linear.
+    """
+
+    @nn.compact
+    def convolve(self, x, structure):
+        epsilon = self.param("epsilon", zeros, ())
+        init = fan_in_uniform(x.shape[-1])
+        summed = spread_and_project(
+            lambda h: (1 + epsilon) * h + structure.sum(h[structure.senders]),
+            x,
+            self.kernel(x, init),
+        )
+        hidden = self.normalise(summed + self.bias(init), structure.mask)
+        return Linear(self.features, self.features, name="last")(nn.relu(hidden))
+
+
+class SAGEConv(Convolution):
+    """(mean over N(i) of x_j) W + x_i U + b.
+
+    Hamilton, Ying, Leskovec, "Inductive Representation Learning on Large Graphs", NIPS
+    2017, Algorithm 1 with the mean aggregator, before the nonlinearity and without the
+    L2 normalisation.
+    """
+
+    @nn.compact
+    def convolve(self, x, structure):
+        init = fan_in_uniform(x.shape[-1])
+        mean = spread_and_project(
+            lambda h: structure.mean(h[structure.senders]), x, self.kernel(x, init)
+        )
+        root = x @ self.kernel(x, init, "root_kernel")
+        return mean + root + self.bias(init)
+
+
+class GCNConv(Convolution):
+    """S x W + b.
+
+    Kipf, Welling, "Semi-Supervised Classification with Graph Convolutional Networks",
+    ICLR 2017, Eq. 2.
+    """
+
+    @nn.compact
+    def convolve(self, x, structure):
+        kernel = self.kernel(x)
+        return spread_and_project(structure.normalised_sum, x, kernel) + self.bias()
+
+
+class SGConv(Convolution):
+    """S^K x W + b.
+
+    Wu et al., "Simplifying Graph Convolutional Networks", ICML 2019, Eq. 8.
+    """
+
+    num_hops: int = 1
+
+    @nn.compact
+    def convolve(self, x, structure):
+        def spread(h):
+            for _ in range(self.num_hops):
+                h = structure.normalised_sum(h)
+            return h
+
+        init = fan_in_uniform(x.shape[-1])
+        kernel = self.kernel(x, init)
+        return spread_and_project(spread, x, kernel) + self.bias(init)
+
+
+class APPNP(Convolution):
+    """K times z <- (1 - alpha) S z + alpha x, from z = x.
+
+    Gasteiger, Bojchevski, Günnemann, "Predict then Propagate: Graph Neural Networks
+    meet Personalized PageRank", ICLR 2019, Section 3. It has no parameters.
+    """
+
+    num_hops: int = 1
+    teleport: float = 0.1
+
+    def convolve(self, x, structure):
+        self.require_own_size(x)
+        z = x
+        for _ in range(self.num_hops):
+            z = (1 - self.teleport) * structure.normalised_sum(z) + self.teleport * x
+        return z
+
+
+class AGNNConv(Convolution):
+    """Sum over N+(i) of p_ij x_j, p_ij = softmax over j of beta cos(x_i, x_j).
+
+    Thekumparampil, Wang, Oh, Li, "Attention-based Graph Neural Network for
+    Semi-supervised Learning", 2018, Section 4. The cosine with a row of zeros is 0.
+    """
+
+    @nn.compact
+    def convolve(self, x, structure):
+        self.require_own_size(x)
+        beta = self.param("beta", nn.initializers.ones, ())
+        has_direction = jnp.sum(x**2, axis=1, keepdims=True) > SQUARED_NORM_FLOOR
+        unit = unit_rows(jnp.where(has_direction, x, 0))
+        cosines = jnp.sum(
+            unit[structure.senders] * unit[structure.receivers], axis=1, keepdims=True
+        )
+        self_cosines = jnp.sum(unit**2, axis=1, keepdims=True)
+        return structure.attend(beta * cosines, beta * self_cosines, x)
+
+
+class ARMAConv(Convolution):
+    """Mean over stacks k of ReLU(S_0 x W_k + x V_k + b_k).
+
+    Bianchi, Grattarola, Livi, Alippi, "Graph Neural Networks with Convolutional ARMA
+    Filters", TPAMI 2021, Section 3, one recursion.
+    """
+
+    num_stacks: int = 2
+
+    @nn.compact
+    def convolve(self, x, structure):
+        kernel = self.stacked_kernel(x, self.num_stacks)
+        root_kernel = self.stacked_kernel(x, self.num_stacks, "root_kernel")
+        flat_size = (x.shape[-1], self.num_stacks * self.features)
+        summed = spread_and_project(
+            lambda h: structure.normalised_sum(h, self_weight=0),
+            x,
+            kernel.reshape(flat_size),
+        ) + x @ root_kernel.reshape(flat_size)
+        bias = self.param("bias", zeros, (self.num_stacks, self.features))
+        return jnp.mean(nn.relu(summed.reshape(-1, *bias.shape) + bias), axis=1)
+
+
+class FeaStConv(Convolution):
+    """Mean over N+(i) of sum over heads m of q_m(x_i, x_j) x_j W_m, + b.
+
+    Verma, Boyer, Verbeek, "FeaStNet: Feature-Steered Graph Convolutions for 3D Shape
+    Analysis", CVPR 2018, Section 3, the translation-invariant form: q = softmax over m
+    of u_m . (x_j - x_i) + c_m.
+    """
+
+    num_heads: int = 2
+
+    @nn.compact
+    def convolve(self, x, structure):
+        size = (x.shape[-1], self.num_heads)
+        scores = x @ self.param("steering_kernel", glorot, size)
+        offset = self.param("offset", nn.initializers.normal(0.1), (self.num_heads,))
+        kernel = self.stacked_kernel(x, self.num_heads)
+        differences = scores[structure.senders] - scores[structure.receivers]
+        shares, own = nn.softmax(differences + offset), nn.softmax(offset)
+        counts = (structure.degrees + 1)[:, None]
+
+        def spread(m, h):
+            summed = structure.sum(shares[:, m, None] * h[structure.senders])
+            return (summed + own[m] * h) / counts
+
+        return spread_and_project_all(spread, x, kernel) + self.bias()
+
+
+class GENConv(Convolution):
+    """MLP(x_i + sum over N(i) of p_ij m_j), m_j = ReLU(x_j) + 1e-7.
+
+    Li, Xiong, Thabet, Ghanem, "DeeperGCN: All You Need to Train Deeper GCNs", 2020,
+    Section 3, softmax aggregation of inverse temperature 1: p_ij = softmax over j of
+    m_j, in every channel. The MLP is Linear, BatchNorm, ReLU, Linear of hidden size 2
+    features.
+    """
+
+    @nn.compact
+    def convolve(self, x, structure):
+        messages = nn.relu(x) + MESSAGE_FLOOR
+        h = x + structure.attend(messages[structure.senders], -jnp.inf, messages)
+        input_size, hidden_size = x.shape[-1], 2 * self.features
+        init = fan_in_uniform(input_size)
+        kernel = self.param("kernel", init, (input_size, hidden_size))
+        hidden = nn.relu(self.normalise(h @ kernel, structure.mask))
+        return hidden @ self.kernel(hidden, fan_in_uniform(hidden_size), "last_kernel")
+
+
+class GMMConv(Convolution):
+    """Mean over N(i) of sum over kernels k of w_k(u_ij) x_j G_k, + x_i R + b.
+
+    Monti et al., "Geometric Deep Learning on Graphs and Manifolds Using Mixture Model
+    CNNs", CVPR 2017, Eqs. 9 to 11 with diagonal covariances and a root weight: w_k(u) =
+    exp(-1/2 sum over d of (u_d - mu_kd)^2 / sigma_kd^2). The pseudo-coordinates u_ij
+    are (d_j + 1)^-1/2 and (d_i + 1)^-1/2, so w_k is a product of a factor of node j
+    and one of node i, and both act on nodes.
+    """
+
+    num_kernels: int = 4
+
+    @nn.compact
+    def convolve(self, x, structure):
+        size = (self.num_kernels, 2)
+        means = self.param("means", glorot, size)
+        deviations = self.param("deviations", nn.initializers.ones, size)
+        coordinates = jax.lax.rsqrt(structure.degrees + 1)[:, None, None]
+        squares = (coordinates - means) ** 2 / (deviations**2 + VARIANCE_FLOOR)
+        densities = jnp.exp(-squares / 2)  # [N, K, 2], as sender and as receiver
+        kernel = self.stacked_kernel(x, self.num_kernels)
+
+        def spread(k, h):
+            as_sender, as_receiver = densities[:, k, :1], densities[:, k, 1:]
+            return as_receiver * structure.mean((as_sender * h)[structure.senders])
+
+        root = x @ self.kernel(x, name="root_kernel")
+        return spread_and_project_all(spread, x, kernel) + root + self.bias()
+
+
+class GatedGraphConv(Convolution):
+    """L times h <- GRU(input = sum over N(i) of h_j W, state = h_i), from h = [x, 0].
+
+    Li, Tarlow, Brockschmidt, Zemel, "Gated Graph Sequence Neural Networks", ICLR 2016,
+    Eqs. 1 to 6, one edge type.
+    """
+
+    num_steps: int = 1
+
+    @nn.compact
+    def convolve(self, x, structure):
+        missing = self.features - x.shape[-1]
+        if missing < 0:
+            raise InputError(
+                f"GatedGraphConv: expected nodes of at most {self.features} features, "
+                f"got {x.shape[-1]}; project the nodes first"
+            )
+        state = jnp.pad(x, ((0, 0), (0, missing)))
+        kernel = self.kernel(state, fan_in_uniform(self.features))
+        weights = GRUCell(self.features, self.features, name="gru").weights
+        for _ in range(self.num_steps):
+            received = structure.sum(state[structure.senders]) @ kernel
+            projected = received @ weights.input_kernel + weights.input_bias
+            state = gru_step(weights, state, projected)
+        return state
+
+
+CONVOLUTIONS: dict[str, type[Convolution]] = {
+    convolution.__name__: convolution
+    for convolution in (
+        *(GATConv, GINConv, SAGEConv, GCNConv, SGConv, APPNP),
+        *(AGNNConv, ARMAConv, FeaStConv, GENConv, GMMConv, GatedGraphConv),
+    )
+}
