@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import _flags
-from fedjax_graph.data import download, images, synthetic, synthetic_images, traffic
+from fedjax_graph.data import (
+    citation,
+    download,
+    images,
+    synthetic,
+    synthetic_graphs,
+    synthetic_images,
+    traffic,
+)
 from fedjax_graph.errors import InputError
 
 _DOWNLOAD = flags.DEFINE_bool(
@@ -39,6 +47,10 @@ def _traffic(description: str) -> Entry:
 
 def _images(description: str) -> Entry:
     return Entry(description, images.load, images.statistics, images.locate)
+
+
+def _nodes(description: str) -> Entry:
+    return Entry(description, citation.load, citation.statistics, citation.locate)
 
 
 def _made(description: str, make: Callable[[], Any], statistics: Callable) -> Entry:
@@ -67,20 +79,37 @@ DATASETS["synthetic_images"] = _made(
     synthetic_images.images,
     images.statistics,
 )
+DATASETS |= {
+    name: _nodes(published.description)
+    for name, published in citation.PUBLISHED.items()
+}
+DATASETS["synthetic_graph"] = _made(
+    "stochastic block model with hubs and bags of words, 3000 nodes, 6 classes",
+    synthetic_graphs.node_graph,
+    citation.statistics,
+)
 
 
 def _entry(name: str) -> Entry:
     if name.endswith(".npz"):
-        kind = _images if images.is_image_file(name) else _traffic
-        return kind("a user's own file")
+        return _npz_kind(name)("a user's own file")
     if name in DATASETS:
         return DATASETS[name]
+    if citation.is_planetoid_folder(name):
+        return _nodes("a user's own folder")
     if Path(name).is_dir() or name.endswith(".tar.gz"):
         return _images("a user's own folder or archive")
     raise InputError(
         f"unknown dataset {name!r}; known: {', '.join(DATASETS)}, or the path of a "
-        ".npz file, or of a folder or archive with the batches of CIFAR-10"
+        ".npz file, of a folder or archive with the batches of CIFAR-10, or of a "
+        "folder with Planetoid's files ind.NAME.*"
     )
+
+
+def _npz_kind(path: str) -> Callable[[str], Entry]:
+    if images.is_image_file(path):
+        return _images
+    return _nodes if citation.is_node_file(path) else _traffic
 
 
 def _listing(data_dir: str | None) -> list[dict]:
@@ -108,7 +137,7 @@ def _print_statistics(statistics: dict) -> None:
 
 def _text(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(value)
+        return ", ".join(map(str, value))
     return f"{value:.6f}" if isinstance(value, float) else str(value)
 
 
@@ -126,6 +155,7 @@ def main(argv: list[str]) -> None:
                 [tuple(v or "not found" for v in row.values()) for row in rows]
             )
         return
+    name = citation.ALIASES.get(name, name)
     entry = _entry(name)
     if _DOWNLOAD.value:
         for path in download.fetch(name):

@@ -101,6 +101,47 @@ def test_images_made_on_the_spot_as_a_table():
     assert note.startswith("note: synthetic")
 
 
+@pytest.fixture
+def papers(tmp_path):
+    """A graph of three nodes, as gnn-benchmark writes it."""
+    path = tmp_path / "papers.npz"
+    parts = {
+        "data": np.ones(2, np.float32),
+        "indices": np.array([1, 0]),
+        "indptr": np.array([0, 1, 2, 2]),
+    }
+    matrices = {f"{k}_{part}": v for k in ("adj", "attr") for part, v in parts.items()}
+    shapes = {"adj_shape": np.array([3, 3]), "attr_shape": np.array([3, 2])}
+    np.savez(path, **matrices, **shapes, labels=np.array([0, 1, 1]))
+    return path
+
+
+def test_a_file_of_nodes_is_told_by_its_keys(papers):
+    result = run(f"--dataset={papers}", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    statistics = json.loads(result.stdout)
+    assert (statistics["name"], statistics["num_edges"]) == ("papers", 1)
+    assert statistics["class_sizes"] == [1, 2]
+
+
+def test_a_folder_of_planetoid_is_told_by_its_files(tmp_path):
+    (tmp_path / "ind.mine.graph").write_bytes(b"")
+    result = run(f"--dataset={tmp_path}")
+    (line,) = result.stderr.splitlines()
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "ind.mine.test.index: " in line
+
+
+def test_a_graph_made_on_the_spot_as_a_table():
+    result = run("--dataset=synthetic_graph")
+    assert (result.returncode, result.stderr) == (0, "")
+    *rows, note = result.stdout.splitlines()
+    table = dict(row.split(maxsplit=1) for row in rows)
+    assert (table["num_edges"], table["num_classes"]) == ("3000", "6")
+    assert table["class_sizes"] == "250, 250, 250, 250, 250, 250"
+    assert note.startswith("note: synthetic")
+
+
 def test_the_listing_says_what_is_found_and_where(mine):
     folder = mine.parent
     mine.rename(folder / "metr_la.npz")
@@ -109,6 +150,7 @@ def test_the_listing_says_what_is_found_and_where(mine):
     assert (result.returncode, result.stderr) == (0, "")
     lines = {line.split()[0]: line for line in result.stdout.splitlines()}
     assert {"metr_la", "pems_bay", "pems_bay_subset", "cifar10"} <= lines.keys()
+    assert {"cora", "coauthor_physics", "amazon2m", "synthetic_graph"} <= lines.keys()
     assert str(folder / "metr_la.npz") in lines["metr_la"]
     assert "not found" in lines["pems_bay"]
     assert "not found" in lines["cifar10"]
@@ -126,6 +168,9 @@ def test_the_listing_says_what_is_found_and_where(mine):
         (["--dataset=synthetic_images", "--download"], ["not known as a public"]),
         (["--dataset=cifar10"], ["cifar-10-batches-py", "--download", "--data_dir"]),
         (["--dataset=experiments"], ["data_batch_1", "no such file"]),
+        (["--dataset=cora"], ["ind.cora.graph", "--download", "--data_dir"]),
+        (["--dataset=physics"], ["coauthor_physics", "ms_academic_phy.npz"]),
+        (["--dataset=amazon2m", "--download"], ["not known as a public"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(tmp_path, flags, words):

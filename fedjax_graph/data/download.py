@@ -19,6 +19,8 @@ from fedjax_graph.errors import InputError
 _DCRNN = "https://raw.githubusercontent.com/liyaguang/DCRNN/master/data/sensor_graph/"
 _DL_TRAFF = "https://raw.githubusercontent.com/deepkashiwa20/DL-Traff-Graph/main/"
 _ASTGCN = "https://github.com/wanhuaiyu/ASTGCN/raw/master/data/"
+_PLANETOID = "https://raw.githubusercontent.com/kimiyoung/planetoid/master/data/"
+_GNN_BENCHMARK = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz/"
 _CSV = "https://raw.githubusercontent.com/radandreicristian/traffic-datasets/master/"
 
 
@@ -30,6 +32,19 @@ class Source(NamedTuple):
     git_blob: str | None = None  # as `git hash-object FILE` prints it
     sha256: str | None = None
     member: str | None = None  # `filename` is this member of a zip archive at `urls`
+
+
+def _planetoid(name: str, **git_blobs: str) -> tuple[tuple[Source, ...], ...]:
+    """Files of a dataset of Planetoid; `test_index` stands for the part test.index."""
+    filenames = {f"ind.{name}.{p.replace('_', '.')}": b for p, b in git_blobs.items()}
+    return tuple(
+        (Source(filename, (f"{_PLANETOID}{filename}",), git_blob),)
+        for filename, git_blob in filenames.items()
+    )
+
+
+def _gnn_benchmark(filename: str, git_blob: str) -> tuple[tuple[Source, ...], ...]:
+    return ((Source(filename, (f"{_GNN_BENCHMARK}{filename}",), git_blob),),)
 
 
 # Dataset -> the files it needs; each as alternatives, the first to be had is taken.
@@ -154,6 +169,51 @@ REGISTRY: dict[str, tuple[tuple[Source, ...], ...]] = {
                 "9262c83c16fe9348329d7fe0b5c001ce",
             ),
         ),
+    ),
+    "cora": _planetoid(
+        "cora",
+        allx="44d53b1fece343538e45592caac521d73c6f98d6",
+        ally="04fbd0b083d09341fcf16b395c642329637f0542",
+        tx="6e856d777401ee15dc8619db76c97d0a40ba2d60",
+        ty="da1734ab670b5c8ecee78a9c30b35566df916f4b",
+        y="58e30ef120d3553cfaac33ff28c6b5436dbef661",
+        graph="4d3bf85dfc8b1c105a2c995597a1b3eed6947925",
+        test_index="ded8092db4cd767a367eebe09003b954a5316f24",
+    ),
+    "citeseer": _planetoid(
+        "citeseer",
+        allx="592091071ac35b78599c722d0e60b1c655711728",
+        ally="7503f81a0b6ac1cc21cb5a97073542a6b1dfe99c",
+        tx="b2aff18aa1fc6f4f5e8c64db7643b59b24e42584",
+        ty="3795f79df0cd1123f4478b77c148a5fbacc4cefb",
+        y="e857ac49b611da98e101a068cf4855350274f68a",
+        graph="a01dca663d0103c130f525017a4a9c313037e286",
+        test_index="62d9e3d5ed53c66b069125af98529d76c70d9b3e",
+    ),
+    "pubmed": _planetoid(
+        "pubmed",
+        allx="3b86bccf08111c37c632a9dd8ab63db25ea76361",
+        ally="4c8bcdc80882dd225fe4dd4fafd723baa616ac97",
+        tx="eee4f3c988fde0da87a9ec7b01ca5e7863c1b1f1",
+        ty="225a0bb9bb6430e3925d04688daf6a0da964c07a",
+        y="e86670576c85340eeb2271b3c918bfa89322b2cf",
+        graph="76eb87e628a6b9d43fc31ea42c8c6c8f3e52b404",
+        test_index="41f6befcb7750cc4858cb852f2b349a9598cb2f4",
+    ),
+    "cora_full": _gnn_benchmark(
+        "cora_full.npz", "2478a176d63fe71090f4c21fe588bf5d381cad80"
+    ),
+    "coauthor_cs": _gnn_benchmark(
+        "ms_academic_cs.npz", "9bdd7da943d86b74297e8d32e99eb64245b52835"
+    ),
+    "coauthor_physics": _gnn_benchmark(
+        "ms_academic_phy.npz", "8d8bc12e29aa67f6753a712080eae81079bd7d01"
+    ),
+    "amazon_photo": _gnn_benchmark(
+        "amazon_electronics_photo.npz", "97323743cb56aca9dd611f5b4b46862c1c9c6bd9"
+    ),
+    "amazon_computers": _gnn_benchmark(
+        "amazon_electronics_computers.npz", "8120e4148a330b3fafe37c4476823302d9d834b9"
     ),
 }
 

@@ -7,7 +7,8 @@ import zipfile
 
 import pytest
 
-from fedjax_graph.data import download
+from fedjax_graph.data import citation, download
+from fedjax_graph.data.citation_formats import PLANETOID_PARTS
 from fedjax_graph.data.download import Source
 from fedjax_graph.errors import InputError
 
@@ -170,6 +171,16 @@ def test_the_registry_has_a_digest_for_every_file(dataset):
             assert all(url.startswith("https://") for url in source.urls)
 
 
+@pytest.mark.parametrize("name", sorted(citation.PUBLISHED.keys() - {"amazon2m"}))
+def test_what_is_fetched_of_a_graph_is_what_is_read(name):
+    published = citation.PUBLISHED[name]
+    filenames = {s.filename for files in download.REGISTRY[name] for s in files}
+    if published.planetoid:
+        assert filenames == {f"ind.{published.planetoid}.{p}" for p in PLANETOID_PARTS}
+    else:
+        assert filenames == {published.archives[-1]}
+
+
 def test_no_two_files_have_one_name_in_the_cache():
     sources = [s for files in download.REGISTRY.values() for f in files for s in f]
     assert len({s.filename.lower() for s in sources}) == len(sources)
@@ -183,6 +194,8 @@ def test_no_two_files_have_one_name_in_the_cache():
         ("pems_bay", ["graph_sensor_locations_bay.csv"]),
         ("pems_d4", ["PEMS04.distance.csv"]),
         ("pems_d8", ["PEMS08.distance.csv"]),
+        ("cora", [f"ind.cora.{part}" for part in PLANETOID_PARTS]),
+        ("citeseer", [f"ind.citeseer.{part}" for part in PLANETOID_PARTS]),
     ],
 )
 def test_the_registry_has_the_digests_of_the_real_files(dataset, names, original):
