@@ -17,38 +17,29 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import scipy.sparse
 from absl import flags
 
 from experiments import _flags, _run_flags, _runs
 from experiments._client_flags import NUM_CLIENTS
-from fedjax_graph import clients
-from fedjax_graph.data import (
-    citation,
-    label_splits,
-    nodes,
-    subgraphs,
-    synthetic_graphs,
+from experiments._node_problem import (
+    LABELS_PER_CLASS,
+    OVERLAP,
+    TASK,
+    Problem,
+    Setting,
+    World,
+    is_code,
+    is_new_labels,
+    load_dataset,
+    make_problem,
 )
+from fedjax_graph import clients
+from fedjax_graph.data import citation, label_splits, nodes
 from fedjax_graph.driver import plots, results, rounds, writers
 from fedjax_graph.errors import InputError
 from fedjax_graph.tasks.nodes import MODELS, NodeTask
 
-TASK = flags.DEFINE_enum(
-    "task",
-    "non_iid",
-    ["non_iid", "new_labels", "self_training"],
-    "Few and skewed labels a client; test classes that no client has seen; or few "
-    "labels and pseudo-labels of each client's own model.",
-)
 MODEL = flags.DEFINE_enum("model", "gcn", list(MODELS), "What clients train.")
-PROTOCOL = flags.DEFINE_enum(
-    "protocol",
-    "paper",
-    ["paper", "code"],
-    "code: as the released code runs it: first-order, Adam as outer step, fewer "
-    "rounds, the whole graph, and the highest test accuracy over the rounds.",
-)
 INNER_STEPS = flags.DEFINE_integer(
     "inner_steps", None, "Gradient steps of a client in a round.", lower_bound=0
 )
@@ -66,24 +57,6 @@ CHECKPOINT_INNER = flags.DEFINE_bool(
 )
 HIDDEN_SIZE = flags.DEFINE_integer("hidden_size", 16, "Of GCN.", lower_bound=1)
 DROPOUT = flags.DEFINE_float("dropout", 0.5, "Of GCN's hidden units.", 0.0, 0.99)
-LABELS_PER_CLASS = flags.DEFINE_integer(
-    "labels_per_class",
-    None,
-    "Labelled nodes of a class: of all clients together (80), or for new labels of "
-    "each task that is adapted to (2).",
-    lower_bound=1,
-)
-OVERLAP = flags.DEFINE_float(
-    "overlap",
-    None,
-    "Clients hold subgraphs and share this part of their nodes with a neighbour; by "
-    "default everybody holds the whole graph.",
-    0.0,
-    1.0,
-)
-PARTITION = flags.DEFINE_enum(
-    "partition", "random", ["random", "metis"], "How subgraphs are cut."
-)
 PSEUDO_LABELS = flags.DEFINE_integer(
     "pseudo_labels", None, "Of self-training, per class and client (10).", lower_bound=0
 )
@@ -94,9 +67,8 @@ SWEEP = flags.DEFINE_enum(
     "Run GCN and SGC over several values of that flag and draw the curves.",
 )
 SWEEP_VALUES = flags.DEFINE_list("sweep_values", None, "By default the paper's.")
-_run_flags.refuse_nan(INNER_RATE, OUTER_RATE, DROPOUT, OVERLAP)
+_run_flags.refuse_nan(INNER_RATE, OUTER_RATE, DROPOUT)
 flags.set_default(_run_flags.PARTICIPATION, 0.2)
-flags.set_default(NUM_CLIENTS, 50)
 flags.set_default(_run_flags.EVAL_EVERY, 5)
 
 # Name on the command line -> registered method, title.
@@ -112,8 +84,6 @@ METHODS = {
     "fed_att": ("fed_att", "FedAtt"),
 }
 KEYS = ("accuracy", "cross_entropy")
-LARGEST_COMPONENT = ("cora", "citeseer")  # is what the paper has of them
-LARGE = 15_000  # nodes from which on the paper tests on 10000 of them
 SWEPT = {
     "labels_per_class": (10, 20, 40, 80),
     "participation": (0.1, 0.2, 0.4, 0.6, 0.8),
@@ -127,18 +97,6 @@ LABELS = {
     "overlap": "share of nodes that neighbouring clients share",
     "pseudo_labels": "pseudo-labels of a class",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What one run is of; a sweep replaces a field."""
-
-    model: str
-    labels_per_class: int | None  # None: `num_train` of any class
-    participation: float
-    overlap: float | None
-    pseudo_labels: int
-    num_train: int | None = None
 
 
 class Protocol(NamedTuple):
@@ -164,14 +122,6 @@ CODE = {
 CODE_NEW_LABELS = Protocol(11, 50, 0.1, 0.001, "adam", 5e-4)
 
 
-def is_new_labels() -> bool:
-    return TASK.value == "new_labels"
-
-
-def is_code() -> bool:
-    return PROTOCOL.value == "code"
-
-
 def protocol_of(model: str) -> Protocol:
     """The protocol, with what the flags change of it."""
     if not is_code():
@@ -185,132 +135,6 @@ def protocol_of(model: str) -> Protocol:
         "outer_rate": OUTER_RATE.value,
     }
     return chosen._replace(**{k: v for k, v in given.items() if v is not None})
-
-
-# --- Data ----------------------------------------------------------------------------
-
-
-class World(NamedTuple):
-    """The graph as the clients hold it; nodes are rows, copies count as nodes."""
-
-    adjacency: scipy.sparse.csr_array  # [N, N]
-    features: Any  # [N, F]
-    true_labels: np.ndarray  # [N]
-    labels: np.ndarray  # [N], -1 for copies of nodes that another client owns
-    owners: np.ndarray | None  # [N], of subgraphs
-    is_held: np.ndarray  # [K or 1, N] bool, rows that a client's model may read
-    statistics: dict[str, Any]
-
-
-def load_dataset() -> citation.NodeDataset:
-    """The dataset, prepared by the protocol."""
-    name = _flags.DATASET.value or "synthetic"
-    if name == "synthetic":
-        return synthetic_graphs.node_graph()
-    if name == "synthetic_large":
-        return synthetic_graphs.large_node_graph()
-    dataset = citation.load(name, _flags.DATA_DIR.value)
-    if dataset.name.startswith("coauthor"):
-        dataset = citation.binarised(dataset)
-    if dataset.name in LARGEST_COMPONENT and not is_code():
-        dataset = citation.largest_component(dataset)
-    return dataset
-
-
-def make_world(dataset: citation.NodeDataset, overlap: float | None) -> World:
-    """The whole graph for everybody, or the clients' subgraphs side by side."""
-    adjacency = citation.adjacency(dataset)
-    if overlap is None:
-        everything = np.ones((1, len(dataset.labels)), bool)
-        labels = dataset.labels
-        return World(adjacency, dataset.features, labels, labels, None, everything, {})
-    num_clients = NUM_CLIENTS.value
-    parts = subgraphs.parts(
-        adjacency, num_clients, overlap, PARTITION.value, _run_flags.SEED.value
-    )
-    union = subgraphs.disjoint_union(adjacency, parts)
-    labels = dataset.labels[union.copies]
-    is_own = parts.owners[union.copies] == union.holders
-    return World(
-        adjacency=union.adjacency,
-        features=dataset.features[union.copies],
-        true_labels=labels,
-        labels=np.where(is_own, labels, -1),
-        owners=union.holders,
-        is_held=union.holders == np.arange(num_clients)[:, None],
-        statistics=subgraphs.statistics(adjacency, parts),
-    )
-
-
-def make_draw(world: World, num_classes: int, setting: Setting, seed: int):
-    """The label sets of one draw."""
-    num_clients = NUM_CLIENTS.value
-    if is_new_labels():
-        return label_splits.new_labels(
-            world.labels,
-            num_classes=num_classes,
-            num_new_classes=num_new_classes(num_classes),
-            num_clients=num_clients,
-            labels_per_class=setting.labels_per_class,
-            seed=seed,
-        )
-    is_large = np.count_nonzero(world.labels >= 0) > LARGE
-    return label_splits.non_iid(
-        world.labels,
-        num_classes=num_classes,
-        num_clients=num_clients,
-        labels_per_class=setting.labels_per_class,
-        num_train=setting.num_train,
-        num_test=10_000 if is_large else 1000,
-        owners=world.owners,
-        seed=seed,
-    )
-
-
-def num_new_classes(num_classes: int) -> int:
-    """K0: 2 of Cora's and CiteSeer's 7 and 6 classes, 3 where there are more."""
-    return 2 if num_classes <= 7 else 3
-
-
-class Problem(NamedTuple):
-    """What the methods of one setting are run on."""
-
-    world: World
-    draws: list[label_splits.Draw]
-    setting: Setting
-    num_features: int
-    num_classes: int  # of the head
-
-    @property
-    def num_hops(self) -> int:
-        return MODELS[self.setting.model].num_hops
-
-    def splits(self, draws=None) -> dict[str, nodes.NodeData]:
-        """Of these draws or others."""
-        kind = "row" if is_code() else "symmetric"
-        return nodes.make_splits(
-            subgraphs.normalise(self.world.adjacency, kind),
-            self.world.features,
-            label_splits.stack(draws or self.draws),
-            NUM_CLIENTS.value,
-            num_propagations=2 - self.num_hops,
-            num_hops=self.num_hops,
-        )
-
-
-def make_problem(dataset: citation.NodeDataset, setting: Setting) -> Problem:
-    world = make_world(dataset, setting.overlap)
-    num_classes = len(dataset.class_names)
-    draws = [
-        make_draw(world, num_classes, setting, seed) for seed in _run_flags.seeds()
-    ]
-    return Problem(
-        world,
-        draws,
-        setting,
-        num_features=dataset.features.shape[1],
-        num_classes=num_new_classes(num_classes) if is_new_labels() else num_classes,
-    )
 
 
 # --- Runs ----------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_graph import aggregation, clients, communication
 from fedjax_graph.aggregation import Aggregator, IsPersonal
@@ -192,7 +191,7 @@ class FederatedState(NamedTuple):
 
 def plain_update(task: Task, model, client_data, key, data):
     """The task's local steps from the client's own copy, with nothing added."""
-    result = task.update(model, client_data, key, data, optax.identity())
+    result = task.update(model, client_data, key, data, None)
     return result.model, result.loss
 
 

@@ -27,7 +27,7 @@ def optimiser_step(
     loss: Loss, optimiser: optax.GradientTransformation
 ) -> Callable[[tuple[Params, optax.OptState], Batch], tuple[Any, jax.Array]]:
     """One step, in the form of a `lax.scan` body: (params, state), batch -> loss."""
-    model_step = _model_step(_without_statistics(loss), optimiser)
+    model_step = _model_step(_without_statistics(loss), optimiser, lambda p: p)
 
     def step(carry, batch):
         params, opt_state = carry
@@ -41,6 +41,8 @@ def local_steps(
     loss: ModelLoss,
     optimiser: optax.GradientTransformation,
     *,
+    adjust: optax.GradientTransformation | None = None,
+    view: Callable[[Params], Params] = lambda params: params,
     checkpoint: bool = False,
 ) -> Callable[[Model, Batch], LocalResult]:
     """Factory of the client's update of a whole model.
@@ -52,6 +54,10 @@ def local_steps(
     Args:
       loss: of the parameters, and the new batch statistics.
       optimiser: started anew at each call.
+      adjust: acts on the gradients ahead of the optimiser; its state is then the
+        first element of `opt_state`.
+      view: parameters -> those of the loss, where gradients are taken; they are
+        applied to the former as they are.
       checkpoint: whether who differentiates through the steps recomputes each one
         instead of keeping its intermediate results (`jax.checkpoint`).
 
@@ -60,7 +66,9 @@ def local_steps(
       of steps.
     """
 
-    step = _model_step(loss, optimiser)
+    if adjust is not None:
+        optimiser = optax.chain(adjust, optimiser)
+    step = _model_step(loss, optimiser, view)
     if checkpoint:
         step = jax.checkpoint(step, prevent_cse=False)
 
@@ -98,11 +106,11 @@ def local_update(
     return update
 
 
-def _model_step(loss: ModelLoss, optimiser: optax.GradientTransformation):
+def _model_step(loss: ModelLoss, optimiser: optax.GradientTransformation, view):
     def step(carry, batch):
         params, stats, opt_state = carry
         (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(
-            params, stats, batch
+            view(params), stats, batch
         )
         updates, opt_state = optimiser.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), stats, opt_state), value

@@ -7,6 +7,7 @@ the meta-gradient differentiates through all of them.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,7 @@ def inner_update(
     loss: Callable[[Params, jax.Array], jax.Array],
     num_steps: int,
     rate: float,
-    *,
-    adjust: optax.GradientTransformation | None = None,
-    checkpoint: bool = False,
+    **settings: Any,
 ) -> Callable[[Model, jax.Array], LocalResult]:
     """Factory of theta_i <- theta - alpha grad L_S(theta), taken `num_steps` times.
 
@@ -33,45 +32,48 @@ def inner_update(
       loss: (params, key of the step) -> L_S, the mean loss on the support set.
       num_steps: inner steps.
       rate: alpha.
-      adjust: acts on the gradients first, such as `detached()`.
-      checkpoint: whether a differentiation through the steps recomputes each of them
-        instead of keeping what is inside; the parameters between steps are kept.
+      settings: of `local_steps`. With `checkpoint`, who differentiates through the
+        steps keeps the parameters between them alone.
 
     Returns:
       (model, key) -> LocalResult.
     """
     steps = local_steps(
         lambda params, stats, key: (loss(params, key), stats),
-        optax.chain(adjust or optax.identity(), optax.sgd(rate)),
-        checkpoint=checkpoint,
+        optax.sgd(rate),
+        **settings,
     )
     return lambda model, key: steps(model, jax.random.split(key, num_steps))
 
 
 def meta_gradient(
-    adapt: Adapt, query_loss: Callable[[Params], jax.Array]
+    adapt: Adapt, query_loss: Callable[[Params], jax.Array], first_order: bool = False
 ) -> Callable[[Params], tuple[jax.Array, Params]]:
     """The loss of the adapted parameters and its gradient in the first ones (Eq. 9).
 
     For one inner step this is Eq. 12's (I - alpha H_S) grad L_Q(theta - alpha grad
-    L_S(theta)), without the Hessian H_S ever being formed. Where `adapt` detaches its
-    gradients it is the first-order grad L_Q(theta_i).
+    L_S(theta)), without the Hessian H_S ever being formed. First-order (FOMAML) it is
+    grad L_Q(theta_i): the gradients of the inner steps are constants.
 
     Args:
       adapt: theta -> theta_i.
       query_loss: params -> L_Q.
+      first_order: whether theta_i counts as theta plus a constant.
 
     Returns:
       theta -> (L_Q(theta_i), its gradient in theta).
     """
-    return jax.value_and_grad(lambda params: query_loss(adapt(params)))
 
+    def objective(params):
+        adapted = adapt(params)
+        if first_order:
+            constant = jax.lax.stop_gradient
+            adapted = jax.tree.map(
+                lambda new, x: x + constant(new - x), adapted, params
+            )
+        return query_loss(adapted)
 
-def detached() -> optax.GradientTransformation:
-    """Gradients as constants: what makes a meta-gradient first-order (FOMAML)."""
-    return optax.stateless(
-        lambda updates, params: jax.tree.map(jax.lax.stop_gradient, updates)
-    )
+    return jax.value_and_grad(objective)
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:

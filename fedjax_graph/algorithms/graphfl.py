@@ -37,7 +37,7 @@ from fedjax_graph.federated import (
     scored,
     task_round,
 )
-from fedjax_graph.meta_learning import detached, meta_gradient
+from fedjax_graph.meta_learning import meta_gradient
 
 OUTER_OPTIMISERS = {"sgd": optax.sgd, "adam": optax.adam}
 
@@ -69,7 +69,6 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
     task = config.task.build()
     if task.query_loss is None:
         raise InputError(f"graphfl: the task {config.task.kind} has no query sets")
-    adjust = detached() if config.first_order else optax.identity()
     outer = config.optimiser()
 
     def meta_update(model, own, key, data):
@@ -78,12 +77,13 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
 
         def adapt(params):
             start = model | {"params": params}
-            return task.update(start, own, inner_key, data, adjust).model["params"]
+            return task.update(start, own, inner_key, data, None).model["params"]
 
         def query_loss(params):
             return task.query_loss(params, own, query_key, data)
 
-        loss, gradient = meta_gradient(adapt, query_loss)(model["params"])
+        gradient_of = meta_gradient(adapt, query_loss, config.first_order)
+        loss, gradient = gradient_of(model["params"])
         return model | {"params": gradient}, loss
 
     def fine_tuning(model, own, key, data):

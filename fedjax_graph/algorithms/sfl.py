@@ -161,7 +161,7 @@ def pulled_update(config: SFLConfig, is_personal: IsPersonal):
         pulls = [
             pull(weight, centre, config.pull_distance, is_personal) for centre in (w, u)
         ]
-        adjust = optax.chain(*pulls) if config.pull_weight else optax.identity()
+        adjust = optax.chain(*pulls) if config.pull_weight else None
         result = task.update(start, client_data, key, data, adjust)
         return result.model, result.loss
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
@@ -78,19 +79,19 @@ def make_splits(
         features = propagation @ features
     rows = propagation[used] @ features if num_propagations else features[used]
     rows = rows.toarray() if scipy.sparse.issparse(rows) else rows
-    rows = np.asarray(rows, np.float32)
+    rows = jnp.asarray(rows, jnp.float32)
 
     def renumber(field: Field) -> Field:
         places = np.searchsorted(used, field.rows).astype(np.int32)
-        return field._replace(rows=places)
+        return jax.tree.map(jnp.asarray, field._replace(rows=places))
 
     return {
         split: NodeData(
             features=rows,
             support=renumber(halves.support),
             query=renumber(halves.query),
-            client_ids=np.arange(num_clients, dtype=np.int32),
-            client_weights=np.ones(num_clients, np.float32),
+            client_ids=jnp.arange(num_clients, dtype=jnp.int32),
+            client_weights=jnp.ones(num_clients),
         )
         for split, halves in fields.items()
     }

@@ -25,11 +25,11 @@ class Task(NamedTuple):
     client_data: Callable[[Data], Any]
     """data -> what each client trains on: a pytree of [K, ...]."""
     update: Callable[
-        [Model, Any, jax.Array, Data, optax.GradientTransformation], LocalResult
+        [Model, Any, jax.Array, Data, optax.GradientTransformation | None], LocalResult
     ]
     """(model, own client data, key, data, adjust) -> the local steps of ONE client.
-    `adjust` acts on the gradients ahead of the task's optimiser; its state is the first
-    element of the result's `opt_state`."""
+    `adjust`, if any, acts on the gradients ahead of the task's optimiser; its state is
+    the first element of the result's `opt_state`."""
     evaluate: Callable[[Model, Data], Metrics]
     """(models, data) -> scores; the models' leaves are [1 or K, ...]."""
     predict: Callable[[Model, Data], jax.Array]

@@ -90,10 +90,8 @@ def client_update(model: ResNet9, config: ImageTask):
             key, places, mask, config.batch_size, config.local_epochs
         )
         num_steps = len(batches.places)
-        optimiser = optax.chain(
-            adjust, local_optimiser(config, num_steps // config.local_epochs)
-        )
-        result = local_steps(loss, optimiser)(start, batches)
+        optimiser = local_optimiser(config, num_steps // config.local_epochs)
+        result = local_steps(loss, optimiser, adjust=adjust)(start, batches)
         total = result.loss * num_steps * config.batch_size
         num_images = jnp.maximum(jnp.sum(batches.mask), 1)
         return result._replace(loss=total / num_images)

@@ -91,9 +91,8 @@ def cross_entropy(logits: jax.Array, field: Field) -> jax.Array:
     return masked_mean(losses, field.mask)
 
 
-def field_loss(model: nn.Module, features: jax.Array, field: Field):
+def field_loss(model: nn.Module, graph: jraph.GraphsTuple, field: Field):
     """Factory of (params, key of the dropout) -> mean loss on a field."""
-    graph = as_graph(features, field)
 
     def loss(params, key):
         logits = model.apply(
@@ -109,15 +108,72 @@ def client_update(model: nn.Module, config: NodeTask):
 
     def update(start, own, key, data: NodeData, adjust):
         support, _ = own
-        return inner_update(
-            field_loss(model, data.features, support),
-            config.inner_steps,
-            config.inner_rate,
-            adjust=adjust,
-            checkpoint=config.checkpoint_inner,
-        )(start, key)
+        graph = as_graph(data.features, support)
+        steps = support_steps if adjust is None else plain_support_steps
+        return steps(model, config, graph, support, adjust=adjust)(start, key)
 
     return update
+
+
+def plain_support_steps(model, config: NodeTask, graph, support: Field, **settings):
+    """Factory of (model, key) -> LocalResult: gradient steps on a support set.
+
+    Args:
+      model: GCN or SGC.
+      config: number and rate of the steps.
+      graph: with the features of the support set's field.
+      support: the field.
+      settings: see `local.local_steps`.
+    """
+    return inner_update(
+        field_loss(model, graph, support),
+        config.inner_steps,
+        config.inner_rate,
+        checkpoint=config.checkpoint_inner,
+        **settings,
+    )
+
+
+def support_steps(model, config: NodeTask, graph, support: Field, **settings):
+    """`plain_support_steps` without a product with the F features in every step.
+
+    The first layer takes the products P = X W of features X [H, F]. With G the loss's
+    gradient in P, that in W is X^T G, so after some steps W is W_0 - alpha X^T sum G
+    and P is P_0 - alpha X X^T sum G. The steps take P along with the other parameters
+    and keep -alpha sum G [H, units] in the place of W: equal up to rounding, for plain
+    gradient descent alone.
+    """
+    features, layer = graph.nodes, model.first_layer
+    num_nodes, num_features = features.shape
+    if not 0 < num_nodes < num_features:
+        return plain_support_steps(model, config, graph, support, **settings)
+
+    def with_kernel(params, kernel):
+        return params | {layer: params[layer] | {"kernel": kernel}}
+
+    def run(start, key):
+        first = start["params"][layer]["kernel"]
+        products, gram = features @ first, features @ features.T
+
+        def view(params):
+            return with_kernel(params, products + gram @ params[layer]["kernel"])
+
+        steps = plain_support_steps(
+            model,
+            config,
+            graph._replace(nodes=jnp.eye(num_nodes)),  # the model multiplies P by it
+            support,
+            view=view,
+            **settings,
+        )
+        sums = with_kernel(start["params"], jnp.zeros_like(products))
+        result = steps(start | {"params": sums}, key)
+        params = result.model["params"]
+        kernel = first + features.T @ params[layer]["kernel"]
+        params = with_kernel(params, kernel)
+        return result._replace(model=result.model | {"params": params})
+
+    return run
 
 
 def query_loss(model: nn.Module):
@@ -125,7 +181,7 @@ def query_loss(model: nn.Module):
 
     def loss(params, own, key, data: NodeData):
         _, query = own
-        return field_loss(model, data.features, query)(params, key)
+        return field_loss(model, as_graph(data.features, query), query)(params, key)
 
     return loss
 
@@ -148,11 +204,12 @@ def map_logits(model: nn.Module, config: NodeTask, reduce: Callable[..., Any]):
       where either may be the same for all.
     """
 
+    adaptation = dataclasses.replace(config, inner_steps=config.adapt_steps)
+
     def one(start, support, query, key, features):
         if config.adapt_steps:
-            loss = field_loss(model, features, support)
-            adapt = inner_update(loss, config.adapt_steps, config.inner_rate)
-            start = adapt(start, key).model
+            graph = as_graph(features, support)
+            start = support_steps(model, adaptation, graph, support)(start, key).model
         graph = as_graph(features, query)
         logits = model.apply({"params": start["params"]}, graph)
         return reduce(logits[: len(query.labels)], query)

@@ -78,8 +78,8 @@ def client_update(model: RNNForecaster, config: TrafficTask):
         batches = forecasting.shuffled_batches(
             key, len(data.starts), config.batch_size, config.local_epochs
         )
-        optimiser = optax.chain(adjust, optax.sgd(config.learning_rate))
-        return local_steps(loss, optimiser)(start, Batch(*batches))
+        steps = local_steps(loss, optax.sgd(config.learning_rate), adjust=adjust)
+        return steps(start, Batch(*batches))
 
     return update
 

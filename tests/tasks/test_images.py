@@ -213,7 +213,7 @@ def update():
         task = config.build()
 
         def one(start, own, key, data):
-            return task.update(start, own, key, data, optax.identity())
+            return task.update(start, own, key, data, None)
 
         return jax.jit(one)(start, row(task.client_data(data), k), key, data)
 
@@ -417,7 +417,7 @@ def test_seeds_may_be_mapped_and_rounds_scanned(data, models):
 
     def one_round(model, key):
         own = row(task.client_data(data), 0)
-        result = task.update(model, own, key, data, optax.identity())
+        result = task.update(model, own, key, data, None)
         return result.model, result.loss
 
     keys = jax.random.split(jax.random.key(2), (2, 2))  # seeds, rounds
