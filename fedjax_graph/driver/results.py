@@ -5,11 +5,11 @@
                         "communication_bytes": {"up": int, "down": int},
                         "seconds": float, ...}}}
 
-Leaves of `test` are means over seeds, `test_std` has the same tree. Errors are in the
-unit of the data, mph unless it says otherwise; MAPE and accuracies in percent. What
-`mae` and `rmse` mean is the system's: see the README. `communication_bytes` are those
-of training up to the best round, the papers' convention; `communication_bytes_in_all`
-those of all rounds.
+Leaves of `test` are means over seeds; `test_std` and `test_by_seed` have the same tree.
+Errors are in the unit of the data, mph unless it says otherwise; MAPE and accuracies in
+percent. What `mae` and `rmse` mean is the system's: see the README.
+`communication_bytes` are those of training up to the best round, the papers'
+convention; `communication_bytes_in_all` those of all rounds.
 """
 
 import json
@@ -68,6 +68,7 @@ def method_entry(
     entry = {
         "test": mean,
         "test_std": std,
+        "test_by_seed": kept if num_seeds > 1 else None,
         "best_round": round(best_round),
         "best_round_by_seed": result.best_round,
         "num_rounds": result.num_rounds,
