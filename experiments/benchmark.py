@@ -4,6 +4,7 @@ python -m experiments.benchmark --system=cnfgnn --shape=metr_la
 python -m experiments.benchmark --system=cnfgnn --shape=pems_bay --json
 python -m experiments.benchmark --system=cnfgnn --peer --peer_script=torch_peer.py
 python -m experiments.benchmark --system=sfl
+python -m experiments.benchmark --system=graphfl --dataset=cora --data_dir=FOLDER
 
 Speeds vary with what else the machine does. Everything compared is measured in turn,
 `--repeats` times over, and the medians are printed.
@@ -16,10 +17,15 @@ from absl import flags
 
 from experiments import _flags, _run_flags
 from experiments._benchmark_cnfgnn import benchmark_cnfgnn
+from experiments._benchmark_graphfl import benchmark_graphfl
 from experiments._benchmark_sfl import benchmark_sfl
 from fedjax_graph.driver.results import format_table
 
-BENCHMARKS = {"cnfgnn": benchmark_cnfgnn, "sfl": benchmark_sfl}
+BENCHMARKS = {
+    "cnfgnn": benchmark_cnfgnn,
+    "sfl": benchmark_sfl,
+    "graphfl": benchmark_graphfl,
+}
 SYSTEM = flags.DEFINE_enum("system", "cnfgnn", list(BENCHMARKS), "What to measure.")
 JSON = flags.DEFINE_bool("json", False, "Print one JSON line instead of a table.")
 

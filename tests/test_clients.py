@@ -28,6 +28,27 @@ def test_chunks_agree_with_a_loop_over_clients(clients_per_chunk):
         npt.assert_allclose(totals[client], expected.sum(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("clients_per_chunk", [None, 1, 2])
+@pytest.mark.parametrize("num_params, num_inputs", [(1, 1), (1, 5), (5, 1), (5, 5)])
+def test_one_row_is_for_all_clients(clients_per_chunk, num_params, num_inputs):
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(num_params, 3)), "b": rng.normal(size=(1, 2))}
+    inputs, common = rng.normal(size=(num_inputs, 4, 3)), rng.normal(size=3)
+    given = jax.tree.map(np.float32, (params, inputs))
+
+    def fn(params, x, common):
+        return {"y": x @ params["w"], "z": params["b"] + common[:2]}
+
+    mapped = clients.map_rows(fn, clients_per_chunk)
+    found = mapped(*given, shared=(np.float32(common),))
+    num_rows = max(num_params, num_inputs)
+    assert jax.tree.map(len, found) == {"y": num_rows, "z": num_rows}
+    for i in range(num_rows):
+        y = inputs[i % num_inputs] @ params["w"][i % num_params]
+        npt.assert_allclose(found["y"][i], y, rtol=1e-5, atol=1e-6)
+        npt.assert_allclose(found["z"][i], params["b"][0] + common[:2], rtol=1e-5)
+
+
 @pytest.mark.parametrize("clients_per_chunk, chunk", [(None, 5), (1, 1), (2, 2)])
 def test_as_many_clients_run_side_by_side_as_asked(clients_per_chunk, chunk):
     def fn(x):

@@ -182,3 +182,57 @@ def test_the_local_update_is_a_model_without_statistics():
         npt.assert_array_equal(params[name], expected)
     assert result.model["batch_stats"] == {}
     assert mean_loss == result.loss
+
+
+def test_recomputed_steps_are_the_same_steps():
+    data, model = batches(), {"params": start_params(), "batch_stats": {}}
+    results = []
+    for checkpoint in (False, True):
+        steps = local_steps(
+            lambda p, s, b: (loss(p, b), s),
+            optax.adam(LEARNING_RATE),
+            checkpoint=checkpoint,
+        )
+
+        def adapted_loss(params, steps=steps):
+            result = steps(model | {"params": params}, data)
+            return loss(result.model["params"], jax.tree.map(lambda x: x[0], data))
+
+        results.append((steps(model, data), jax.grad(adapted_loss)(model["params"])))
+    for left, right in zip(*map(jax.tree.leaves, results), strict=True):
+        npt.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
+def test_an_adjustment_acts_ahead_of_the_optimiser():
+    data, model = batches(), {"params": start_params(), "batch_stats": {}}
+    result = local_steps(
+        lambda p, s, b: (loss(p, b), s),
+        optax.adam(LEARNING_RATE),
+        adjust=optax.add_decayed_weights(0.5),
+    )(model, data)
+    optimiser, params = Adam(), start_params()
+    for x, y, mask in zip(data["x"], data["y"], data["mask"], strict=True):
+        grads, _ = gradient(params, x[mask > 0], y[mask > 0])
+        grads = {k: g + 0.5 * params[k] for k, g in grads.items()}
+        params = {k: v + optimiser(k, grads[k]) for k, v in params.items()}
+    for name, expected in params.items():
+        npt.assert_allclose(result.model["params"][name], expected, 1e-5, 1e-6)
+
+
+def test_gradients_are_taken_in_what_is_viewed():
+    """Parameters v seen as 3 v - 1 move by the gradient there, not by its triple."""
+    data, params = batches(), start_params()
+    result = local_steps(
+        lambda p, s, b: (loss(p, b), s),
+        optax.sgd(LEARNING_RATE),
+        view=lambda params: jax.tree.map(lambda v: 3 * v - 1, params),
+    )({"params": params, "batch_stats": {}}, data)
+    losses = []
+    for x, y, mask in zip(data["x"], data["y"], data["mask"], strict=True):
+        seen = {k: 3 * v - 1 for k, v in params.items()}
+        grads, value = gradient(seen, x[mask > 0], y[mask > 0])
+        params = {k: v - LEARNING_RATE * grads[k] for k, v in params.items()}
+        losses.append(value)
+    for name, expected in params.items():
+        npt.assert_allclose(result.model["params"][name], expected, 1e-4, 1e-5)
+    npt.assert_allclose(result.loss, np.mean(losses), rtol=1e-5)

@@ -30,6 +30,7 @@ class Field(NamedTuple):
     weights: jax.Array  # [..., E] float32, entries of S; 0 for padding
     labels: jax.Array  # [..., L] int32
     mask: jax.Array  # [..., L] float32, 0 for padding
+    gram: jax.Array | None = None  # [..., H, H] float32, inner products of features
 
 
 class NodeData(NamedTuple):
@@ -43,6 +44,9 @@ class NodeData(NamedTuple):
     query: Field  # [T, ...], what it is judged by
     client_ids: jax.Array  # [K] int32
     client_weights: jax.Array  # [K] float32, 0 = padding
+
+
+MOST_GRAM_BYTES = 2**28  # kept for all draws and tasks of a split
 
 
 def is_drawn(path: tuple[Any, ...]) -> bool:
@@ -88,13 +92,28 @@ def make_splits(
     return {
         split: NodeData(
             features=rows,
-            support=renumber(halves.support),
+            support=with_gram(renumber(halves.support), rows),
             query=renumber(halves.query),
             client_ids=jnp.arange(num_clients, dtype=jnp.int32),
             client_weights=jnp.ones(num_clients),
         )
         for split, halves in fields.items()
     }
+
+
+def with_gram(field: Field, features: jax.Array) -> Field:
+    """The field with inner products, unless they are many or longer than features."""
+    *lead, size = field.rows.shape
+    if size > features.shape[1] or 4 * field.rows.size * size > MOST_GRAM_BYTES:
+        return field
+
+    def one(rows):
+        own = features[rows]
+        return own @ own.T
+
+    with jax.default_matmul_precision("highest"):
+        gram = jax.lax.map(one, field.rows.reshape(math.prod(lead), size))
+    return field._replace(gram=gram.reshape(*lead, size, size))
 
 
 def _fields(

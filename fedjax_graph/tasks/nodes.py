@@ -109,24 +109,18 @@ def client_update(model: nn.Module, config: NodeTask):
     def update(start, own, key, data: NodeData, adjust):
         support, _ = own
         graph = as_graph(data.features, support)
-        steps = support_steps if adjust is None else plain_support_steps
-        return steps(model, config, graph, support, adjust=adjust)(start, key)
+        if adjust is None:
+            return support_steps(model, config, graph, support)(start, key)
+        loss = field_loss(model, graph, support)
+        return gradient_steps(config, loss, adjust=adjust)(start, key)
 
     return update
 
 
-def plain_support_steps(model, config: NodeTask, graph, support: Field, **settings):
-    """Factory of (model, key) -> LocalResult: gradient steps on a support set.
-
-    Args:
-      model: GCN or SGC.
-      config: number and rate of the steps.
-      graph: with the features of the support set's field.
-      support: the field.
-      settings: see `local.local_steps`.
-    """
+def gradient_steps(config: NodeTask, loss: Callable[..., jax.Array], **settings: Any):
+    """`inner_update` with the task's number and rate of steps."""
     return inner_update(
-        field_loss(model, graph, support),
+        loss,
         config.inner_steps,
         config.inner_rate,
         checkpoint=config.checkpoint_inner,
@@ -134,39 +128,45 @@ def plain_support_steps(model, config: NodeTask, graph, support: Field, **settin
     )
 
 
-def support_steps(model, config: NodeTask, graph, support: Field, **settings):
-    """`plain_support_steps` without a product with the F features in every step.
+def support_steps(
+    model: nn.Module, config: NodeTask, graph: jraph.GraphsTuple, support: Field
+):
+    """Factory of (model, key) -> LocalResult: gradient steps on a support set.
 
     The first layer takes the products P = X W of features X [H, F]. With G the loss's
     gradient in P, that in W is X^T G, so after some steps W is W_0 - alpha X^T sum G
-    and P is P_0 - alpha X X^T sum G. The steps take P along with the other parameters
-    and keep -alpha sum G [H, units] in the place of W: equal up to rounding, for plain
-    gradient descent alone.
+    and P is P_0 - alpha X X^T sum G. Where the field brings X X^T, the steps keep
+    -alpha sum G [H, units] in the place of W and never multiply by the F features:
+    equal to steps in W up to rounding.
+
+    Args:
+      model: GCN or SGC.
+      config: number and rate of the steps.
+      graph: the support set's field, with features.
+      support: the field.
     """
     features, layer = graph.nodes, model.first_layer
-    num_nodes, num_features = features.shape
-    if not 0 < num_nodes < num_features:
-        return plain_support_steps(model, config, graph, support, **settings)
+    if support.gram is None or config.inner_steps < 2:
+        return gradient_steps(config, field_loss(model, graph, support))
 
     def with_kernel(params, kernel):
         return params | {layer: params[layer] | {"kernel": kernel}}
 
+    def loss_of_products(params, key):
+        products = params[layer]["kernel"]
+        loss = field_loss(model, graph._replace(nodes=products), support)
+        return loss(with_kernel(params, jnp.eye(products.shape[1])), key)
+
     def run(start, key):
         first = start["params"][layer]["kernel"]
-        products, gram = features @ first, features @ features.T
+        products = features @ first
 
         def view(params):
-            return with_kernel(params, products + gram @ params[layer]["kernel"])
+            sums = params[layer]["kernel"]
+            return with_kernel(params, products + support.gram @ sums)
 
-        steps = plain_support_steps(
-            model,
-            config,
-            graph._replace(nodes=jnp.eye(num_nodes)),  # the model multiplies P by it
-            support,
-            view=view,
-            **settings,
-        )
         sums = with_kernel(start["params"], jnp.zeros_like(products))
+        steps = gradient_steps(config, loss_of_products, view=view)
         result = steps(start | {"params": sums}, key)
         params = result.model["params"]
         kernel = first + features.T @ params[layer]["kernel"]

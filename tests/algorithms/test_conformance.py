@@ -1,4 +1,4 @@
-"""What every registered method must do. A method without an entry in TINY fails."""
+"""What every registered method must do. One without an entry in TINY fails."""
 
 import dataclasses
 import functools
@@ -10,14 +10,13 @@ import numpy.testing as npt
 import pytest
 from jax.extend import core as jex_core
 
-from fedjax_graph import graphs
 from fedjax_graph.algorithms import REGISTRY, get_method, make_config
 from fedjax_graph.errors import InputError
+from tests.algorithms.problems import NUM_CLIENTS, NUM_PADDED, Nodes, Traffic
 
 pytestmark = pytest.mark.usefixtures("rolled_scans")
 
-TASK = {"kind": "traffic", "hidden_size": 4, "batch_size": 12, "eval_batch_size": 10}
-OF_A_TASK = {
+OF_ANY_TASK = {
     "ditto": {},
     "fed_att": {},
     "fed_avg": {"aggregation_noise": 0.01},
@@ -33,7 +32,13 @@ OF_A_TASK = {
     "sfl_per": {"start": "personal", "pull_distance": "squared_l2"},
     "sfl_star": {"structure": {"embedding_size": 3, "num_neighbours": 2}},
 }
-TINY = {name: {"task": TASK} | values for name, values in OF_A_TASK.items()} | {
+ON_NODES = {  # a model for all, part of a model each, controls, meta-gradients
+    "fed_avg": {},
+    "fed_per": {},
+    "graphfl": {"participation": 0.6, "outer_rate": 0.5},
+    "scaffold": {"participation": 0.6},
+}
+FORECASTERS = {
     "cnfgnn": {
         "hidden_size": 4,
         "gn_layers": 1,
@@ -51,8 +56,22 @@ TINY = {name: {"task": TASK} | values for name, values in OF_A_TASK.items()} | {
     "historical_average": {"eval_batch_size": 10},
     "persistence": {"eval_batch_size": 10},
 }
+
+
+def on(problem, methods):
+    return {name: {"task": problem.TASK} | values for name, values in methods.items()}
+
+
+TINY = {  # problem -> method -> its config
+    Traffic: on(Traffic, OF_ANY_TASK) | FORECASTERS,
+    Nodes: on(Nodes, ON_NODES),
+}
+CASES = {
+    f"{name}-{problem.TASK['kind']}": (name, problem)
+    for problem, methods in TINY.items()
+    for name in methods
+}
 KEYS = tuple(jax.random.key(seed) for seed in (5, 6))
-NUM_CLIENTS, NUM_PADDED = 5, 7
 
 
 def assert_close(left, right, atol=1e-5):
@@ -66,11 +85,13 @@ def assert_close(left, right, atol=1e-5):
 class System:
     """A method with a tiny config, compiled once for each variant that is asked for."""
 
-    def __init__(self, name, train, jit):
-        self.name, self.train, self.jit = name, train, jit
+    def __init__(self, name, problem, jit):
+        self.name, self.problem, self.jit = name, problem, jit
+        self.values = TINY[type(problem)][name]
+        self.train = problem.train
         self.num_traces = 0
         self.algorithm = self.build()
-        self.state = self.algorithm.init(jax.random.key(0), train)
+        self.state = self.algorithm.init(jax.random.key(0), self.train)
         self.score = jit(
             lambda state, data: (
                 self.algorithm.evaluate(state, data),
@@ -80,7 +101,7 @@ class System:
 
     def build(self, **changes):
         return get_method(self.name).factory(
-            make_config(self.name, TINY[self.name] | changes)
+            make_config(self.name, self.values | changes)
         )
 
     def has(self, field):
@@ -98,7 +119,7 @@ class System:
         return self.jit(round_)
 
     def run(self, data=None, state=None, keys=KEYS, **changes):
-        """Two rounds -> (state, metrics of the last round, scores, forecasts)."""
+        """Two rounds -> (state, metrics of the last round, scores, outputs)."""
         data = self.train if data is None else data
         state = self.state if state is None else state
         for key in keys:
@@ -106,9 +127,15 @@ class System:
         return state, metrics, *self.score(state, data)
 
 
-@pytest.fixture(scope="module", params=sorted(REGISTRY))
-def system(request, train, quick_jit):
-    return System(request.param, train, quick_jit)
+@pytest.fixture(scope="module")
+def problems(train):
+    return {Traffic: Traffic(train), Nodes: Nodes()}
+
+
+@pytest.fixture(scope="module", params=sorted(CASES))
+def system(request, problems, quick_jit):
+    name, problem = CASES[request.param]
+    return System(name, problems[problem], quick_jit)
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +144,10 @@ def outcome(system):
 
 
 def test_no_method_is_forgotten():
-    assert set(TINY) == set(REGISTRY)
-    for name, values in TINY.items():
+    assert {name for name, _ in CASES.values()} == set(REGISTRY)
+    for name, problem in CASES.values():
         fields = {f.name for f in dataclasses.fields(REGISTRY[name].config_type)}
-        assert set(values) <= fields
+        assert set(TINY[problem][name]) <= fields
 
 
 def test_unknown_methods_are_refused():
@@ -129,12 +156,12 @@ def test_unknown_methods_are_refused():
 
 
 def test_two_rounds_leave_a_finite_state(system, outcome):
-    state, metrics, scores, forecasts = outcome
+    state, metrics, scores, outputs = outcome
     for leaf in jax.tree.leaves(outcome):
         assert np.all(np.isfinite(leaf))
     assert set(metrics) >= {"train_loss"}
-    assert {"loss", "rmse", "mae", "rmse_by_horizon", "masked"} <= set(scores)
-    assert forecasts.shape == (len(system.train.starts), NUM_CLIENTS, 12)
+    assert set(scores) >= system.problem.SCORES
+    assert outputs.shape == system.problem.outputs_shape
     unmoved = jax.tree.map(np.array_equal, state, system.state)
     assert all(jax.tree.leaves(unmoved)) != REGISTRY[system.name].is_trained
 
@@ -198,48 +225,28 @@ def with_padded_rows(tree):
 
 
 def test_permuting_clients_permutes_outputs(system, outcome):
-    order, data = np.array([3, 0, 4, 1, 2]), system.train
-    permuted = data._replace(
-        speed=data.speed[order],
-        graph=graphs.permute(data.graph, order),
-        client_ids=data.client_ids[order],
-        client_weights=data.client_weights[order],
+    order, problem = np.array([3, 0, 4, 1, 2]), system.problem
+    state, metrics, scores, outputs = system.run(
+        problem.permute(order), rows(system.state, order)
     )
-    state, metrics, scores, forecasts = system.run(permuted, rows(system.state, order))
-    expected_state, expected_metrics, expected_scores, expected_forecasts = outcome
+    expected_state, expected_metrics, expected_scores, expected_outputs = outcome
     assert_close(state, rows(expected_state, order), 1e-4)
     assert_close(metrics, expected_metrics, 1e-4)
     assert_close(scores, expected_scores, 1e-4)
-    assert_close(forecasts, expected_forecasts[:, order], 1e-4)
+    assert_close(outputs, problem.outputs_of(order, expected_outputs), 1e-4)
 
 
-def pad(data, readings):
-    extra = NUM_PADDED - NUM_CLIENTS
-    return data._replace(
-        speed=jnp.concatenate([data.speed, readings]),
-        graph=graphs.pad_nodes(data.graph, NUM_PADDED),
-        client_ids=jnp.append(data.client_ids, 1000 + jnp.arange(extra)),
-        client_weights=jnp.append(data.client_weights, jnp.zeros(extra)),
-    )
-
-
-@pytest.mark.parametrize("readings", ["zero", "random"])
-def test_padded_clients_of_weight_zero_change_nothing(system, outcome, readings):
-    shape = (NUM_PADDED - NUM_CLIENTS, system.train.speed.shape[1])
-    fill = np.zeros(shape, np.float32)
-    if readings == "random":
-        fill = np.random.default_rng(0).uniform(1, 90, shape).astype(np.float32)
-    data = pad(system.train, fill)
-    padded = with_padded_rows(system.state)
-    state, metrics, scores, forecasts = system.run(data, padded)
+@pytest.mark.parametrize("fill", ["zero", "random"])
+def test_padded_clients_of_weight_zero_change_nothing(system, outcome, fill):
+    problem, padded = system.problem, with_padded_rows(system.state)
+    state, metrics, scores, outputs = system.run(problem.pad(fill), padded)
     assert_close(rows(state, slice(NUM_CLIENTS)), outcome[0])
     assert_close((metrics, scores), outcome[1:3])
-    assert_close(forecasts[:, :NUM_CLIENTS], outcome[3])
+    assert_close(problem.outputs_of(range(NUM_CLIENTS), outputs), outcome[3])
 
 
 def test_a_first_state_does_not_depend_on_padding(system):
-    data = pad(system.train, np.zeros((2, system.train.speed.shape[1]), np.float32))
-    state = system.algorithm.init(jax.random.key(0), data)
+    state = system.algorithm.init(jax.random.key(0), system.problem.pad())
     assert_close(rows(state, slice(NUM_CLIENTS)), system.state)
 
 

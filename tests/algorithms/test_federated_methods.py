@@ -288,6 +288,7 @@ CROSSING = {  # numbers that each client of the cohort sends, and that it receiv
     "fed_per": (7, 7),  # base and statistics
     "fed_prox": (9, 9),
     "graph_fed_avg": (9, 9),
+    "graphfl": (9 + 9, 9 + 9),  # a gradient with statistics, then a model
     "lg_fed_avg": (2, 2),  # head
     "local": (0, 0),
     "mp_fed_avg": (9, 9),

@@ -16,6 +16,7 @@ from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.rounds import RunConfig
 from fedjax_graph.driver.writers import MetricsWriter, read_records
 from fedjax_graph.errors import InputError
+from fedjax_graph.federated import nothing
 
 FALLING = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0]
 FALLS_TWICE = [9.0, 8.0, 8.5, 8.5, 8.5, 8.5, 8.5, 8.5]
@@ -77,7 +78,10 @@ def make_algorithm(traced: list | None = None) -> FederatedAlgorithm:
         loss = data.validation_losses[state.row, state.round - 1]
         return {"loss": loss, "rmse": jnp.sqrt(loss), "walk": jnp.sum(state.weights)}
 
-    return FederatedAlgorithm(init, round_, evaluate, lambda state, _: state.weights)
+    def predict(state, data):
+        return data.validation_losses[state.row] + state.weights[0]
+
+    return FederatedAlgorithm(init, round_, evaluate, predict)
 
 
 ALGORITHM = make_algorithm()
@@ -90,8 +94,8 @@ def run(script, workdir=None, *, algorithm=ALGORITHM, resume=False, **config):
     )
 
 
-def final_state(workdir, script, seeds=(0,)):
-    like = rounds.abstract_seeds(ALGORITHM, seeds, script["train"])
+def final_state(workdir, script, seeds=(0,), is_drawn=nothing):
+    like = rounds.abstract_seeds(ALGORITHM, seeds, script["train"], is_drawn)
     checkpoints = Checkpoints(workdir / "fake" / "checkpoints")
     state, _ = checkpoints.restore((like, np.float64(0)))
     checkpoints.close()
@@ -105,6 +109,10 @@ def records(workdir):
         {key: value for key, value in json.loads(line).items() if key not in TIMINGS}
         for line in lines
     ]
+
+
+def row(tree, seed):
+    return jax.tree.map(lambda x: x[seed : seed + 1], tree)
 
 
 def assert_same_bits(one, other):
@@ -156,10 +164,7 @@ def test_seeds_stop_independently(tmp_path, seeds_per_chunk):
     assert together.num_rounds == 8
     for i, seed in enumerate(seeds):
         alone = run(script, seeds=(seed,))
-        assert_same_bits(
-            jax.tree.map(lambda x, i=i: x[i : i + 1], together.best_state),
-            alone.best_state,
-        )
+        assert_same_bits(row(together.best_state, i), alone.best_state)
     stopped_at = list(final_state(tmp_path, script, seeds).round)
     assert stopped_at == [8, 5, 4]
     lines = records(tmp_path)
@@ -188,8 +193,93 @@ def test_a_stopped_seed_may_go_on_being_not_finite():
     assert run(script, seeds=seeds, seeds_per_chunk=None).num_rounds == 8
 
 
+@pytest.mark.parametrize("losses", [[3, 2, 1, 2, 2, 2, 2, 2], [NAN] * 8, FALLING])
+def test_the_last_round_counts_where_it_is_to_be_kept(losses):
+    finite = np.arange(8.0)
+    result = run(make_script(losses, train_losses=finite), keep_last=True)
+    assert (list(result.best_round), result.num_rounds) == ([8], 8)
+    ends_there = run(make_script(FALLING, train_losses=finite))
+    assert_same_bits(result.best_state, ends_there.best_state)
+
+
 def test_the_ledger_counts_one_round():
     assert run(make_script(FALLING)).communication == communication.Bytes(up=5 * 4)
+
+
+# --- Seeds with data of their own -----------------------------------------------------
+
+DRAWN_SEEDS = (3, 7, 11)
+
+
+def losses_are_drawn(path):
+    return path[0].name.endswith("_losses")
+
+
+@pytest.fixture
+def drawn():
+    """(script of all seeds, [script of each seed]); they share `first_keys`."""
+    rng = np.random.default_rng(0)
+    alone = [
+        make_script(
+            rng.permuted([FALLING] * 3, axis=1), DRAWN_SEEDS, rng.random((3, 8))
+        )
+        for _ in DRAWN_SEEDS
+    ]
+    together = {
+        split: Script(
+            alone[0][split].first_keys,
+            jnp.stack([script[split].train_losses for script in alone]),
+            jnp.stack([script[split].validation_losses for script in alone]),
+        )
+        for split in alone[0]
+    }
+    return together, alone
+
+
+@pytest.mark.parametrize("seeds_per_chunk", [None, 1, 2])
+def test_a_seed_with_its_own_data_is_as_if_alone(tmp_path, drawn, seeds_per_chunk):
+    script, alone = drawn
+    settings = {"seeds_per_chunk": seeds_per_chunk, "is_drawn": losses_are_drawn}
+    together = run(script, tmp_path, seeds=DRAWN_SEEDS, **settings)
+    outputs = rounds.predict_seeds(
+        ALGORITHM, together.best_state, script["test"], losses_are_drawn
+    )
+    assert len(set(together.best_round)) > 1
+    lines = records(tmp_path)
+    for i, seed in enumerate(DRAWN_SEEDS):
+        folder = tmp_path / str(seed)
+        single = run(alone[i], folder, seeds=(seed,))
+        assert_same_bits(row(together.best_state, i), single.best_state)
+        assert_same_bits(row(together.test, i), single.test)
+        assert together.best_round[i] == single.best_round[0]
+        own = rounds.predict_seeds(ALGORITHM, single.best_state, alone[i]["test"])
+        assert_same_bits(outputs[i : i + 1], own)
+        for line, own_line in zip(lines, records(folder), strict=False):
+            for key in ("train_loss", "validation_loss", "noise"):
+                assert line[f"{key}_by_seed"][i] == own_line[key]
+
+
+def test_a_resumed_run_of_drawn_data_ends_as_if_never_stopped(tmp_path, drawn):
+    script, _ = drawn
+    settings = {"seeds": DRAWN_SEEDS, "is_drawn": losses_are_drawn}
+    run(script, tmp_path / "whole", **settings)
+    run(script, tmp_path / "cut", **settings, num_rounds=3)
+    run(script, tmp_path / "cut", **settings, resume=True)
+    assert records(tmp_path / "cut") == records(tmp_path / "whole")
+    assert_same_bits(
+        *(
+            final_state(tmp_path / name, script, DRAWN_SEEDS, losses_are_drawn)
+            for name in ("cut", "whole")
+        )
+    )
+
+
+def test_a_split_as_a_seed_sees_it(drawn):
+    script, alone = drawn
+    for place in range(len(DRAWN_SEEDS)):
+        own = rounds.of_seed(script["train"], place, losses_are_drawn)
+        assert_same_bits(own, alone[place]["train"])
+    assert_same_bits(rounds.of_seed(script["train"], 1), script["train"])
 
 
 # --- What is written -----------------------------------------------------------------
