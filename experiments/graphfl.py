@@ -159,7 +159,7 @@ def config_values(method: str, problem: Problem, workdir: pathlib.Path):
     is_meta = method == "graphfl"
     rate = protocol.inner_rate if is_meta else protocol.local_rate
     task = NodeTask(
-        num_features=problem.num_features,
+        num_features=problem.dataset.features.shape[1],
         num_classes=problem.num_classes,
         model=setting.model,
         hidden_size=HIDDEN_SIZE.value,
@@ -295,23 +295,21 @@ class Outcome(NamedTuple):
     facts: dict[str, Any]  # what else is known
 
 
-def run_setting(
-    dataset: citation.NodeDataset,
-    setting: Setting,
+def run_problem(
+    problem: Problem,
     methods: list[str],
     workdir: pathlib.Path,
     teachers: dict[str, np.ndarray],
 ) -> Outcome:
-    """Runs all methods on one setting and writes what came out.
+    """Runs all methods on one problem and writes what came out.
 
     Args:
-      dataset: the graph.
-      setting: what the run is of.
+      problem: the graph and draws of labels.
       methods: names.
       workdir: receives the output.
       teachers: by model what `teach` returned; filled where it lacks this one.
     """
-    problem = make_problem(dataset, setting)
+    dataset, setting = problem.dataset, problem.setting
     notes, facts = dataset.notes, {}
     if problem.world.statistics:
         facts["subgraphs"] = problem.world.statistics
@@ -358,18 +356,25 @@ def run_setting(
     return Outcome(entries, facts)
 
 
-def sweep(dataset, first: Setting, methods: list[str], workdir: pathlib.Path) -> None:
+def sweep(
+    dataset: citation.NodeDataset,
+    first: Setting,
+    values: list[Any],
+    methods: list[str],
+    workdir: pathlib.Path,
+) -> None:
     """Runs the models over the values of a flag; `sweep.json` and `sweep.png`."""
     field, rows, teachers = SWEEP.value, [], {}
     models = [MODEL.value] if MODEL.present else list(MODELS)
     for model in models:
-        for value in swept_values():
+        for value in values:
             setting = dataclasses.replace(first, model=model, **{field: value})
             folder = workdir / f"{model}-{value}"
             folder.mkdir(exist_ok=True)
             if field != "pseudo_labels":  # which alone leaves the draws as they are
                 teachers = {}
-            outcome = run_setting(dataset, setting, methods, folder, teachers)
+            problem = make_problem(dataset, setting)
+            outcome = run_problem(problem, methods, folder, teachers)
             for method, entry in outcome.entries.items():
                 rows.append(
                     {
@@ -488,12 +493,15 @@ def main(argv: list[str]) -> None:
                 "rounds, which is not a fair estimate",
             )
         )
-    workdir = _run_flags.make_workdir("graphfl", dataset.name)
     if SWEEP.value:
-        sweep(dataset, setting, methods, workdir)
+        values = swept_values()
+        workdir = _run_flags.make_workdir("graphfl", dataset.name)
+        sweep(dataset, setting, values, methods, workdir)
         print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
         return
-    run_setting(dataset, setting, methods, workdir, teachers={})
+    problem = make_problem(dataset, setting)
+    workdir = _run_flags.make_workdir("graphfl", dataset.name)
+    run_problem(problem, methods, workdir, teachers={})
     if not _run_flags.EVAL_ONLY.value:
         print(f"results.json, metrics.jsonl and a picture are in {workdir}")
 

@@ -31,6 +31,7 @@ __all__ = [
     "locate",
     "statistics",
     "subset",
+    "without_small_classes",
 ]
 
 
@@ -432,6 +433,30 @@ def largest_component(dataset: NodeDataset) -> NodeDataset:
         subset(dataset, kept),
         f"largest of {np.count_nonzero(sizes)} components: {len(kept)} of "
         f"{len(component)} nodes",
+    )
+
+
+def without_small_classes(dataset: NodeDataset, least: int) -> NodeDataset:
+    """The same graph without the labels of classes of fewer than `least` nodes."""
+    sizes = np.bincount(
+        dataset.labels[dataset.labels >= 0], minlength=len(dataset.class_names)
+    )
+    kept = np.flatnonzero(sizes >= least)
+    if len(kept) == len(sizes):
+        return dataset
+    numbers = np.full(len(sizes) + 1, -1, np.int32)  # the last is for unlabelled nodes
+    numbers[kept] = np.arange(len(kept))
+    few = [
+        name
+        for name, size in zip(dataset.class_names, sizes, strict=True)
+        if size < least
+    ]
+    return _noted(
+        dataset._replace(
+            labels=numbers[dataset.labels],
+            class_names=tuple(dataset.class_names[i] for i in kept),
+        ),
+        f"classes of fewer than {least} nodes count as unlabelled: {', '.join(few)}",
     )
 
 

@@ -521,6 +521,17 @@ def test_binarised(toy, is_sparse):
     assert "binarised" in result.notes[-1]
 
 
+def test_small_classes_lose_their_labels(toy):
+    labels = np.array([0, 1, 1, 2, 2, 2, -1], np.int32)
+    dataset = toy._replace(labels=labels, class_names=("a", "b", "c"))
+    result = citation.without_small_classes(dataset, 2)
+    assert result.labels.tolist() == [-1, 0, 0, 1, 1, 1, -1]
+    assert result.labels.dtype == np.int32
+    assert result.class_names == ("b", "c")
+    assert result.notes[-1].endswith("count as unlabelled: a")
+    assert citation.without_small_classes(dataset, 1) is dataset
+
+
 @pytest.mark.parametrize(
     ("nodes", "words"), [([0, 7], "the node 7"), ([1, 1], "node twice")]
 )
