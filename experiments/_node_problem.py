@@ -16,6 +16,7 @@ from fedjax_graph.data import (
     subgraphs,
     synthetic_graphs,
 )
+from fedjax_graph.errors import InputError
 from fedjax_graph.tasks.nodes import MODELS
 
 TASK = flags.DEFINE_enum(
@@ -74,10 +75,10 @@ class Setting:
     """What one run is of; a sweep replaces a field."""
 
     model: str
-    labels_per_class: int | None  # None: `num_train` of any class
+    labels_per_class: int | None  # None: `num_train` nodes of any class
     participation: float
     overlap: float | None
-    pseudo_labels: int
+    pseudo_labels: int | None  # of self-training
     num_train: int | None = None
 
 
@@ -86,7 +87,7 @@ class World(NamedTuple):
 
     adjacency: scipy.sparse.csr_array  # [N, N]
     features: Any  # [N, F]
-    true_labels: np.ndarray  # [N]
+    copies: np.ndarray  # [N], the node of the dataset that each row is
     labels: np.ndarray  # [N], -1 for copies of nodes that another client owns
     owners: np.ndarray | None  # [N], of subgraphs
     is_held: np.ndarray  # [K or 1, N] bool, rows that a client's model may read
@@ -96,16 +97,16 @@ class World(NamedTuple):
 def load_dataset() -> citation.NodeDataset:
     """The dataset, prepared by the protocol."""
     name = _flags.DATASET.value or "synthetic"
-    if name == "synthetic":
+    if name in ("synthetic", "synthetic_graph"):
         return synthetic_graphs.node_graph()
     if name == "synthetic_large":
         return synthetic_graphs.large_node_graph()
     dataset = citation.load(name, _flags.DATA_DIR.value)
-    if dataset.name.startswith("coauthor"):
+    if name.startswith("coauthor"):
         dataset = citation.binarised(dataset)
-    if dataset.name in LARGEST_COMPONENT and not is_code():
+    if name in LARGEST_COMPONENT and not is_code():
         dataset = citation.largest_component(dataset)
-    if dataset.name == "amazon2m":  # some of its classes have a handful of nodes
+    if name == "amazon2m":  # some of its classes have a handful of nodes
         dataset = citation.without_small_classes(dataset, SMALL_CLASS)
     return dataset
 
@@ -116,7 +117,8 @@ def make_world(dataset: citation.NodeDataset, overlap: float | None) -> World:
     if overlap is None:
         everything = np.ones((1, len(dataset.labels)), bool)
         labels = dataset.labels
-        return World(adjacency, dataset.features, labels, labels, None, everything, {})
+        numbers = np.arange(len(labels))
+        return World(adjacency, dataset.features, numbers, labels, None, everything, {})
     num_clients = NUM_CLIENTS.value
     parts = subgraphs.parts(
         adjacency, num_clients, overlap, PARTITION.value, _run_flags.SEED.value
@@ -127,7 +129,7 @@ def make_world(dataset: citation.NodeDataset, overlap: float | None) -> World:
     return World(
         adjacency=union.adjacency,
         features=dataset.features[union.copies],
-        true_labels=labels,
+        copies=union.copies,
         labels=np.where(is_own, labels, -1),
         owners=union.holders,
         is_held=union.holders == np.arange(num_clients)[:, None],
@@ -161,7 +163,15 @@ def make_draw(world: World, num_classes: int, setting: Setting, seed: int):
 
 
 def num_new_classes(num_classes: int) -> int:
-    """K0: 2 of Cora's and CiteSeer's 7 and 6 classes, 3 where there are more."""
+    """K0: 2 of Cora's and CiteSeer's 7 and 6 classes, 3 where there are more.
+
+    Raises:
+      InputError: if that leaves too few to train on.
+    """
+    if num_classes < 4:
+        raise InputError(
+            f"--task=new_labels needs 4 classes or more; there are {num_classes}"
+        )
     return 2 if num_classes <= 7 else 3
 
 

@@ -71,6 +71,11 @@ DATASETS["synthetic"] = _made(
     synthetic.traffic_network,
     traffic.statistics,
 )
+DATASETS["synthetic_large"] = _made(
+    "the same at Amazon2M's size, dense features; needs 6 GiB and two minutes",
+    synthetic_graphs.large_node_graph,
+    citation.statistics,
+)
 DATASETS[images.CIFAR10] = _images(
     "CIFAR-10: 60000 photographs of 32 x 32 pixels, 10 classes"
 )

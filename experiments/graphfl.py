@@ -12,6 +12,7 @@ A draw of labels is a seed: `--num_seeds=5` runs five, and reports mean and devi
 
 import dataclasses
 import json
+import math
 import pathlib
 from typing import Any, NamedTuple
 
@@ -20,9 +21,10 @@ import numpy as np
 from absl import flags
 
 from experiments import _flags, _run_flags, _runs
-from experiments._client_flags import NUM_CLIENTS
+from experiments._client_flags import NUM_CLIENTS, PARTITION
 from experiments._node_problem import (
     LABELS_PER_CLASS,
+    NUM_TEST,
     OVERLAP,
     TASK,
     Problem,
@@ -41,7 +43,7 @@ from fedjax_graph.tasks.nodes import MODELS, NodeTask
 
 MODEL = flags.DEFINE_enum("model", "gcn", list(MODELS), "What clients train.")
 INNER_STEPS = flags.DEFINE_integer(
-    "inner_steps", None, "Gradient steps of a client in a round.", lower_bound=0
+    "inner_steps", None, "Gradient steps of a client in a round.", lower_bound=1
 )
 INNER_RATE = flags.DEFINE_float(
     "inner_rate", None, "alpha, of the clients' steps.", lower_bound=0.0
@@ -70,8 +72,8 @@ SWEEP = flags.DEFINE_enum(
     "sweep",
     None,
     ["labels_per_class", "participation", "overlap", "pseudo_labels"],
-    "Run GCN and SGC, or --model alone, over several values of that flag and draw the "
-    "curves.",
+    "Run GCN and SGC, or --model alone, over several values of that flag, whatever its "
+    "own value, and draw the curves.",
 )
 SWEEP_VALUES = flags.DEFINE_list("sweep_values", None, "By default the paper's.")
 _run_flags.refuse_nan(INNER_RATE, LOCAL_RATE, OUTER_RATE, DROPOUT)
@@ -98,7 +100,8 @@ SWEPT = {
     "pseudo_labels": (0, 5, 10, 15, 20),
 }
 SWEPT_NEW_LABELS = (2, 6, 10)
-LABELS = {
+MOST_PROBABILITY_BYTES = 4 * 2**30
+AXIS_TITLES = {
     "labels_per_class": "labelled nodes of a class",
     "participation": "participating clients",
     "overlap": "share of nodes that neighbouring clients share",
@@ -182,8 +185,26 @@ def config_values(method: str, problem: Problem, workdir: pathlib.Path):
     }
 
 
+def fingerprint(splits: dict[str, nodes.NodeData]) -> int:
+    """A checksum of what was read and drawn; `gram` follows from it, up to rounding."""
+    read = [
+        (
+            split.features,
+            split.support._replace(gram=None),
+            split.query._replace(gram=None),
+        )
+        for split in splits.values()
+    ]
+    return _runs.fingerprint(*jax.tree.leaves(read))
+
+
 def run_method(
-    method: str, problem: Problem, splits, workdir: pathlib.Path, checksum: int
+    method: str,
+    problem: Problem,
+    splits: dict[str, nodes.NodeData],
+    workdir: pathlib.Path,
+    checksum: int,
+    keep_last: bool,
 ) -> _runs.Run:
     """Runs or scores one method over all draws."""
     protocol = protocol_of(problem.setting.model)
@@ -200,7 +221,7 @@ def run_method(
         rate_name="client_steps_per_s",
         registered_name=METHODS[method][0],
         is_drawn=nodes.is_drawn,
-        keep_last=not is_code(),
+        keep_last=keep_last,
     )
 
 
@@ -220,10 +241,16 @@ def teach(problem: Problem, workdir: pathlib.Path) -> np.ndarray:
 
     They are of models that each client trains alone, on all its labels.
     """
+    size = NUM_CLIENTS.value * len(problem.world.labels) * problem.num_classes
+    if 4 * size * len(problem.draws) > MOST_PROBABILITY_BYTES:
+        raise InputError(
+            "--task=self_training: the clients' predictions of all nodes would take "
+            f"{4 * size * len(problem.draws) / 2**30:.0f} GiB; take fewer clients or "
+            "draws, or a smaller graph"
+        )
     draws = [teaching(draw, problem.world) for draw in problem.draws]
     splits = problem.splits(draws)
-    checksum = _runs.fingerprint(*jax.tree.leaves(splits))
-    run = run_method("il", problem, splits, workdir, checksum)
+    run = run_method("il", problem, splits, workdir, fingerprint(splits), True)
     return rounds.predict_seeds(
         run.algorithm, run.result.best_state, splits["everything"], nodes.is_drawn
     )
@@ -232,14 +259,15 @@ def teach(problem: Problem, workdir: pathlib.Path) -> np.ndarray:
 def self_train(problem: Problem, probabilities: np.ndarray) -> PseudoLabels:
     """Draws enlarged by what each client's own model is surest of."""
     world, setting = problem.world, problem.setting
+    true_labels = problem.dataset.labels[world.copies]
     draws, precision, number = [], [], []
     for draw, own in zip(problem.draws, probabilities, strict=True):
-        is_free = world.is_held & ~is_scored(draw, len(world.labels))
+        is_free = world.is_held & ~is_scored(draw, world)
         enlarged, pseudo = label_splits.with_pseudo_labels(
             draw, own, is_free, setting.pseudo_labels
         )
         draws.append(enlarged)
-        precision.append(label_splits.precision(pseudo, world.true_labels))
+        precision.append(label_splits.precision(pseudo, true_labels))
         number.append(int(np.sum(pseudo.mask)))
     return PseudoLabels(draws, precision, number)
 
@@ -260,13 +288,11 @@ def teaching(draw: label_splits.Draw, world: World) -> label_splits.Draw:
     }
 
 
-def is_scored(draw: label_splits.Draw, num_nodes: int) -> np.ndarray:
-    """[N] bool: nodes on which a model is validated or tested."""
-    result = np.zeros(num_nodes, bool)
-    for split in ("validation", "test"):
-        scored = draw[split].query
-        result[scored.nodes[scored.mask > 0]] = True
-    return result
+def is_scored(draw: label_splits.Draw, world: World) -> np.ndarray:
+    """[N] bool: nodes on which a model is validated or tested, and all their copies."""
+    scored = [draw[split].query for split in ("validation", "test")]
+    rows = np.concatenate([sets.nodes[sets.mask > 0] for sets in scored])
+    return np.isin(world.copies, world.copies[rows])
 
 
 # --- Output --------------------------------------------------------------------------
@@ -313,7 +339,7 @@ def run_problem(
     notes, facts = dataset.notes, {}
     if problem.world.statistics:
         facts["subgraphs"] = problem.world.statistics
-    if TASK.value == "self_training" and setting.pseudo_labels:
+    if setting.pseudo_labels:
         if setting.model not in teachers:
             teachers[setting.model] = teach(problem, workdir / "teacher")
         pseudo = self_train(problem, teachers[setting.model])
@@ -329,14 +355,17 @@ def run_problem(
             f"{np.mean(pseudo.precision):.1f} % of them right",
         )
     splits = problem.splits()
-    if is_code():
+    checksum = fingerprint(splits)
+    if is_code() and not _run_flags.EVAL_ONLY.value:
         splits["validation"] = splits["test"]
-    checksum = _runs.fingerprint(*jax.tree.leaves(splits))
     size = f"{len(dataset.labels)} nodes, {len(dataset.edges)} edges"
     text = f"{dataset.name}: {size}, {NUM_CLIENTS.value} clients, {setting.model}"
     _runs.announce(text, notes, workdir)
     before = results.read_methods(workdir, checksum)
-    runs = {m: run_method(m, problem, splits, workdir, checksum) for m in methods}
+    runs = {
+        method: run_method(method, problem, splits, workdir, checksum, not is_code())
+        for method in methods
+    }
     entries = _runs.entries_of(runs, KEYS)
     print(table(entries))
     if not _run_flags.EVAL_ONLY.value:
@@ -397,7 +426,11 @@ def sweep(
                 [x_of(r[field]) for r in own], [r["accuracy"] for r in own], spread
             )
     plots.curves(
-        workdir / "sweep.png", series, LABELS[field], "test accuracy (%)", dataset.name
+        workdir / "sweep.png",
+        series,
+        AXIS_TITLES[field],
+        "test accuracy (%)",
+        dataset.name,
     )
 
 
@@ -426,8 +459,8 @@ def swept_values() -> list[Any]:
         values = [flags.FLAGS[field].parser.parse(x) for x in SWEEP_VALUES.value]
     except ValueError as error:
         raise InputError(f"--sweep_values: {error}") from error
-    if any(np.isnan(values)):
-        raise InputError("--sweep_values: expected numbers")
+    if not values or any(np.isnan(values)) or len(set(values)) < len(values):
+        raise InputError("--sweep_values: expected different numbers")
     return values
 
 
@@ -462,45 +495,65 @@ def first_setting() -> Setting:
     is_swept = SWEEP.value == "pseudo_labels"
     if (PSEUDO_LABELS.present or is_swept) and TASK.value != "self_training":
         raise InputError("pseudo-labels need --task=self_training")
-    if SWEEP_VALUES.value and not SWEEP.value:
+    if is_new_labels() and NUM_TEST.present:
+        raise InputError("--num_test is not for --task=new_labels: a task scores 20")
+    if PARTITION.present and OVERLAP.value is None and SWEEP.value != "overlap":
+        raise InputError("--partition needs --overlap: else all hold the whole graph")
+    if SWEEP_VALUES.present and not SWEEP.value:
         raise InputError("--sweep_values needs --sweep")
     if SWEEP.value and _run_flags.EVAL_ONLY.value:
         raise InputError("--eval_only scores a single run; name its folder")
     labels_per_class, num_train = LABELS_PER_CLASS.value, None
-    if labels_per_class is None and is_code() and not is_new_labels():
-        num_train = 300
-    pseudo_labels = PSEUDO_LABELS.value
+    if labels_per_class is None and SWEEP.value != "labels_per_class":
+        if is_new_labels():
+            labels_per_class = 2
+        elif is_code():
+            num_train = 300
+        else:
+            labels_per_class = 80
+    pseudo_labels = None
+    if TASK.value == "self_training":
+        pseudo_labels = 10 if PSEUDO_LABELS.value is None else PSEUDO_LABELS.value
     return Setting(
         model=MODEL.value,
-        labels_per_class=labels_per_class or (2 if is_new_labels() else 80),
+        labels_per_class=labels_per_class,
         participation=_run_flags.PARTICIPATION.value,
         overlap=OVERLAP.value,
-        pseudo_labels=10 if pseudo_labels is None else pseudo_labels,
+        pseudo_labels=pseudo_labels,
         num_train=num_train,
     )
 
 
+def follow_code(dataset: citation.NodeDataset) -> citation.NodeDataset:
+    """Scores every round on the test nodes and never stops, and says so."""
+    flags.set_default(_run_flags.EVAL_EVERY, 1)
+    flags.set_default(_run_flags.PATIENCE, 10**6)
+    note = (
+        "as the released code reports it: the highest test accuracy over the rounds, "
+        "which is not a fair estimate"
+    )
+    return dataset._replace(notes=(*dataset.notes, note))
+
+
 def main(argv: list[str]) -> None:
     del argv
-    _run_flags.set_up_jax()
     methods, setting = chosen_methods(), first_setting()
     dataset = load_dataset()
+    _run_flags.set_up_jax(copied_bytes=4 * math.prod(dataset.features.shape))
     if is_code():
-        dataset = dataset._replace(
-            notes=(
-                *dataset.notes,
-                "as the released code reports it: the highest test accuracy over the "
-                "rounds, which is not a fair estimate",
-            )
-        )
+        dataset = follow_code(dataset)
     if SWEEP.value:
         values = swept_values()
         workdir = _run_flags.make_workdir("graphfl", dataset.name)
+        if (workdir / "results.json").exists():
+            raise InputError(f"--workdir={workdir} holds a single run, not a sweep")
         sweep(dataset, setting, values, methods, workdir)
         print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
         return
     problem = make_problem(dataset, setting)
     workdir = _run_flags.make_workdir("graphfl", dataset.name)
+    if (workdir / "sweep.json").exists():
+        raise InputError(f"--workdir={workdir} holds a sweep; name one of its folders")
     run_problem(problem, methods, workdir, teachers={})
     if not _run_flags.EVAL_ONLY.value:
         print(f"results.json, metrics.jsonl and a picture are in {workdir}")

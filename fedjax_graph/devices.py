@@ -68,10 +68,16 @@ def _spec(axis: int | None) -> PartitionSpec:
 
 
 def put_replicated(tree: Any) -> Any:
-    """Copies of a pytree on every device (host call)."""
-    if jax.device_count() == 1:
-        return jax.device_put(tree)
-    return jax.device_put(tree, NamedSharding(_mesh(), PartitionSpec()))
+    """Copies of a pytree on every device (host call).
+
+    A leaf that stands in several places of the tree is copied once.
+    """
+    is_single = jax.device_count() == 1
+    target = None if is_single else NamedSharding(_mesh(), PartitionSpec())
+    leaves, structure = jax.tree.flatten(tree)
+    distinct = {id(leaf): leaf for leaf in leaves}
+    placed = jax.device_put(distinct, target)
+    return jax.tree.unflatten(structure, [placed[id(leaf)] for leaf in leaves])
 
 
 def replicated(tree: Any) -> Any:

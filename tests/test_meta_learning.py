@@ -33,7 +33,6 @@ def adaptation(loss, num_steps, rate, **settings):
     ]
 
 
-
 class GoldenProblem:
     """The two-layer GCN of the golden numbers, dense algebra left to the library."""
 

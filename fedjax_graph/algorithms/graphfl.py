@@ -15,10 +15,10 @@ For new label domains the first stage stands alone: Eq. 13's mean of the clients
 theta - beta grad L_i(theta) (10) is theta minus beta times the mean gradient, Eq. 6.
 
 Differences from the paper: it prints the sum over clients in Eq. 6, and the mean in
-Eqs. 9 and 13; ours is the mean in both, by the clients' weights, which are all 1 in
-`data.nodes`. It prints neither alpha nor beta; BUILD_NOTES.md says how ours were
-chosen. The released code's first-order gradients, and its Adam with weight decay that
-starts anew each round, are options.
+Eqs. 9 and 13; ours is the mean in both, over clients that have labelled nodes (in Eq. 6
+also some to be judged by), each of which counts alike. It prints neither alpha nor
+beta; BUILD_NOTES.md says how ours were chosen. The released code's first-order
+gradients, and its Adam with weight decay that starts anew each round, are options.
 """
 
 import dataclasses
@@ -89,7 +89,19 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
     def fine_tuning(model, own, key, data):
         return plain_update(task, model, own, jax.random.fold_in(key, 1), data)
 
-    meta_round = task_round(config, task, meta_update, aggregation.weighted_mean)
+    def gradient_mean(data):
+        """The mean over the clients of a cohort that have query sets."""
+
+        def aggregate(stacked, cohort):
+            if task.has_query is not None:
+                judged = cohort.weights * task.has_query(data)[cohort.places]
+                cohort = cohort._replace(
+                    weights=jnp.where(jnp.any(judged > 0), judged, cohort.weights)
+                )
+            return aggregation.weighted_mean(stacked, cohort)
+
+        return aggregate
+
     fine_tuning_round = task_round(config, task, fine_tuning, aggregation.weighted_mean)
 
     def init(key, data):
@@ -99,6 +111,7 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
 
     def round_(state, data, key):
         params = state.models["params"]
+        meta_round = task_round(config, task, meta_update, gradient_mean(data))
         gradient, loss = meta_round(state.models, data, key)
         updates, _ = outer.update(gradient["params"], outer.init(params), params)
         models = state.models | {"params": optax.apply_updates(params, updates)}

@@ -302,6 +302,8 @@ def _one_more(labels: np.ndarray) -> int:
 
 def _checked_features(features):
     """As finite float32; sparse ones in canonical form without zeros."""
+    if features.shape[1] < 1:
+        raise InputError("features has no columns; expected at least one feature")
     with np.errstate(over="ignore"):
         features = features.astype(np.float32, copy=False)
     is_sparse = scipy.sparse.issparse(features)

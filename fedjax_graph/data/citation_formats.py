@@ -227,6 +227,11 @@ def _check_planetoid(paths, test, features, labels) -> None:
             f"for each of {features['tx'].shape[0]} rows of tx and {num_tested} of ty, "
             f"from {num_known} on, after the nodes of allx"
         )
+    if test.max() >= 2 * (num_known + num_tested):
+        raise InputError(
+            f"{paths['test.index']}: test node {test.max()}; expected fewer, with "
+            f"{num_known} rows of allx and {num_tested} of tx"
+        )
     if features["tx"].shape[1] != num_features:
         raise InputError(
             f"{paths['tx']}: {features['tx'].shape[1]} features, expected the "

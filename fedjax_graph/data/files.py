@@ -16,6 +16,7 @@ from fedjax_graph.errors import InputError
 _UNREADABLE = (
     EOFError,
     LookupError,
+    MemoryError,
     OSError,
     RuntimeError,
     TypeError,

@@ -36,14 +36,14 @@ class Field(NamedTuple):
 class NodeData(NamedTuple):
     """A split. T is K, a task for each client, or 1, one that all models solve.
 
-    Of D draws, the fields have a further leading axis [D, ...].
+    Of D draws, the fields and weights have a further leading axis [D, ...].
     """
 
     features: jax.Array  # [M, F] float32, propagated, of the nodes that are read
     support: Field  # [T, ...], what a task learns from
     query: Field  # [T, ...], what it is judged by
     client_ids: jax.Array  # [K] int32
-    client_weights: jax.Array  # [K] float32, 0 = padding
+    client_weights: jax.Array  # [..., K] float32, 0 = padding, or nothing to train on
 
 
 MOST_GRAM_BYTES = 2**28  # kept for all draws and tasks of a split
@@ -51,7 +51,7 @@ MOST_GRAM_BYTES = 2**28  # kept for all draws and tasks of a split
 
 def is_drawn(path: tuple[Any, ...]) -> bool:
     """Whether a leaf of a `NodeData` has an axis of draws."""
-    return path[0].name in ("support", "query")
+    return path[0].name in ("support", "query", "client_weights")
 
 
 def make_splits(
@@ -89,13 +89,14 @@ def make_splits(
         places = np.searchsorted(used, field.rows).astype(np.int32)
         return jax.tree.map(jnp.asarray, field._replace(rows=places))
 
+    is_training = np.any(draw["train"].support.mask > 0, axis=-1)
     return {
         split: NodeData(
             features=rows,
             support=with_gram(renumber(halves.support), rows),
             query=renumber(halves.query),
             client_ids=jnp.arange(num_clients, dtype=jnp.int32),
-            client_weights=jnp.ones(num_clients),
+            client_weights=jnp.asarray(is_training, jnp.float32),
         )
         for split, halves in fields.items()
     }

@@ -40,6 +40,8 @@ class Task(NamedTuple):
     query_loss: Callable[[Params, Any, jax.Array, Data], jax.Array] | None = None
     """(params, own client data, key, data) -> [] loss of ONE client on the examples
     that its local steps do not see; None for a task without such."""
+    has_query: Callable[[Data], jax.Array] | None = None
+    """data -> [K] bool, which clients have such examples; None if all have."""
 
 
 def in_head(path: tuple[Any, ...]) -> bool:

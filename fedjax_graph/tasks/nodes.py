@@ -57,6 +57,7 @@ class NodeTask:
             predict=predict_nodes(model, self),
             is_head=in_head,
             query_loss=query_loss(model),
+            has_query=lambda data: jnp.any(data.query.mask > 0, axis=1),
         )
 
 
@@ -228,7 +229,8 @@ def map_logits(model: nn.Module, config: NodeTask, reduce: Callable[..., Any]):
 def evaluate_nodes(model: nn.Module, config: NodeTask):
     """Factory of `evaluate`: means over clients, each of which counts the same.
 
-    `accuracy` is in percent; `loss`, which early stopping watches, is the error rate.
+    `accuracy` is in percent; `loss`, which early stopping watches, is the error rate,
+    NaN where the cross-entropy is not finite.
     """
 
     def count(logits, query):
@@ -240,7 +242,7 @@ def evaluate_nodes(model: nn.Module, config: NodeTask):
         weights = data.client_weights if len(scores[0]) > 1 else jnp.ones(1)
         share_right, entropy = client_mean(scores, weights)
         return {
-            "loss": 1 - share_right,
+            "loss": jnp.where(jnp.isfinite(entropy), 1 - share_right, jnp.nan),
             "accuracy": 100 * share_right,
             "cross_entropy": entropy,
         }

@@ -187,13 +187,13 @@ def test_draws_of_unequal_sizes_are_stacked():
                 assert_field(own, sets, numbers, S)
 
 
-def test_splits_share_their_features_and_clients_count_alike():
+def test_splits_share_their_features_and_training_clients_count_alike():
     splits = make_splits(make_draw(), NUM_CLIENTS, 1, 1)
     (features,) = {id(data.features) for data in splits.values()}
     for data in splits.values():
         assert id(data.features) == features
         npt.assert_array_equal(data.client_ids, np.arange(NUM_CLIENTS))
-        npt.assert_array_equal(data.client_weights, np.ones(NUM_CLIENTS))
+        npt.assert_array_equal(data.client_weights, [1, 1, 0, 1, 1])  # 2 trains on none
         for leaf in jax.tree.leaves(data):
             assert isinstance(leaf, jax.Array)
             assert leaf.dtype in (np.int32, np.float32)
@@ -224,13 +224,12 @@ def test_few_labels_of_a_large_graph_read_few_rows():
     assert splits["train"].support.gram is None  # it would be larger than the features
 
 
-def test_draws_are_of_fields_alone():
+def test_draws_are_of_fields_and_weights():
     data = make_splits(make_draw(), NUM_CLIENTS, 1, 1)["train"]
     paths, _ = jax.tree_util.tree_flatten_with_path(data)
     drawn = {path[0].name for path, _ in paths if nodes.is_drawn(path)}
-    assert drawn == {"support", "query"}
+    assert drawn == {"support", "query", "client_weights"}
     assert {path[0].name for path, _ in paths} - drawn == {
         "features",
         "client_ids",
-        "client_weights",
     }
