@@ -93,6 +93,7 @@ METHODS = {
     "fed_att": ("fed_att", "FedAtt"),
 }
 KEYS = ("accuracy", "cross_entropy")
+SHORT_RUN_LABELS, SHORT_RUN_DRAWS = 40, 3
 SWEPT = {
     "labels_per_class": (10, 20, 40, 80),
     "participation": (0.1, 0.2, 0.4, 0.6, 0.8),
@@ -510,7 +511,7 @@ def first_setting() -> Setting:
         elif is_code():
             num_train = 300
         else:
-            labels_per_class = 80
+            labels_per_class = SHORT_RUN_LABELS if is_short_run() else 80
     pseudo_labels = None
     if TASK.value == "self_training":
         pseudo_labels = 10 if PSEUDO_LABELS.value is None else PSEUDO_LABELS.value
@@ -535,11 +536,19 @@ def follow_code(dataset: citation.NodeDataset) -> citation.NodeDataset:
     return dataset._replace(notes=(*dataset.notes, note))
 
 
+def is_short_run() -> bool:
+    """Without --dataset: fewer labels, as GraphFL is for, and a few draws."""
+    return _flags.DATASET.value is None
+
+
 def main(argv: list[str]) -> None:
     del argv
+    if is_short_run():
+        flags.set_default(_run_flags.NUM_SEEDS, SHORT_RUN_DRAWS)
     methods, setting = chosen_methods(), first_setting()
     dataset = load_dataset()
-    _run_flags.set_up_jax(copied_bytes=4 * math.prod(dataset.features.shape))
+    features_bytes = 4 * math.prod(dataset.features.shape)
+    _run_flags.set_up_jax(copied_bytes=2 * features_bytes)  # the host has them as well
     if is_code():
         dataset = follow_code(dataset)
     if SWEEP.value:
