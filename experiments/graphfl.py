@@ -263,7 +263,7 @@ def self_train(problem: Problem, probabilities: np.ndarray) -> PseudoLabels:
     true_labels = problem.dataset.labels[world.copies]
     draws, precision, number = [], [], []
     for draw, own in zip(problem.draws, probabilities, strict=True):
-        is_free = world.is_held & ~is_scored(draw, world)
+        is_free = world.is_held & ~label_splits.is_scored(draw, world.copies)
         enlarged, pseudo = label_splits.with_pseudo_labels(
             draw, own, is_free, setting.pseudo_labels
         )
@@ -287,13 +287,6 @@ def teaching(draw: label_splits.Draw, world: World) -> label_splits.Draw:
         "train": label_splits.Halves(labelled, query),
         "everything": label_splits.Halves(draw["test"].support, everything),
     }
-
-
-def is_scored(draw: label_splits.Draw, world: World) -> np.ndarray:
-    """[N] bool: nodes on which a model is validated or tested, and all their copies."""
-    scored = [draw[split].query for split in ("validation", "test")]
-    rows = np.concatenate([sets.nodes[sets.mask > 0] for sets in scored])
-    return np.isin(world.copies, world.copies[rows])
 
 
 # --- Output --------------------------------------------------------------------------

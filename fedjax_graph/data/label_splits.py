@@ -308,6 +308,18 @@ def _surest(
     return candidates[order][kept], predicted[kept], ranks[kept]
 
 
+def is_scored(draw: Draw, copies: np.ndarray) -> np.ndarray:
+    """Which rows [N] bool are validated or tested on, or are copies of such nodes.
+
+    Args:
+      draw: of N rows.
+      copies: [N], the node that each row is a copy of.
+    """
+    scored = [draw[split].query for split in ("validation", "test")]
+    rows = np.concatenate([sets.nodes[sets.mask > 0] for sets in scored])
+    return np.isin(copies, copies[rows])
+
+
 def precision(pseudo: NodeSets, labels: np.ndarray) -> float:
     """Right pseudo-labels of all clients in percent, nan of none.
 

@@ -402,6 +402,22 @@ def test_each_client_labels_its_own_nodes():
         assert all(len(set(nodes)) == len(nodes) for nodes in nodes_of(sets))
 
 
+@by_property
+@hypothesis.given(SEEDS)
+def test_scored_nodes_are_known_by_all_their_copies(seed):
+    """So that no client pseudo-labels a copy of what is validated or tested on."""
+    rng = np.random.default_rng(seed)
+    copies = rng.integers(0, 60, len(LABELS))
+    draw = small(seed=seed)
+    scored = {
+        copies[node]
+        for split in ("validation", "test")
+        for node in nodes_of(draw[split].query)[0]
+    }
+    expected = [node in scored for node in copies]
+    npt.assert_array_equal(label_splits.is_scored(draw, copies), expected)
+
+
 def test_precision_counts_nodes_with_a_label():
     pseudo = NodeSets(
         nodes=np.array([[0, 1, 2], [3, 0, 0]], np.int32),
