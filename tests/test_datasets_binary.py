@@ -138,7 +138,7 @@ def test_a_graph_made_on_the_spot_as_a_table():
     *rows, note = result.stdout.splitlines()
     table = dict(row.split(maxsplit=1) for row in rows)
     assert (table["num_edges"], table["num_classes"]) == ("6000", "6")
-    assert table["class_sizes"] == "250, 250, 250, 250, 250, 250"
+    assert table["class_sizes"] == "500, 500, 500, 500, 500, 500"
     assert note.startswith("note: synthetic")
 
 
