@@ -207,11 +207,15 @@ def run_method(
     checksum: int,
     keep_last: bool,
 ) -> _runs.Run:
-    """Runs or scores one method over all draws."""
+    """Runs or scores one method over all draws.
+
+    Raises:
+      InputError: if its model has diverged.
+    """
     protocol = protocol_of(problem.setting.model)
     values = config_values(method, problem, workdir)
     cohort = clients.cohort_size(NUM_CLIENTS.value, values["participation"])
-    return _runs.run_method(
+    run = _runs.run_method(
         method,
         values,
         splits,
@@ -224,6 +228,12 @@ def run_method(
         is_drawn=nodes.is_drawn,
         keep_last=keep_last,
     )
+    if not np.all(np.isfinite(run.result.test["cross_entropy"])):
+        raise InputError(
+            f"{method}: the model is not finite after {run.result.num_rounds} rounds; "
+            "try smaller rates"
+        )
+    return run
 
 
 # --- Self-training -------------------------------------------------------------------

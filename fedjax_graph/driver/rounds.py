@@ -391,13 +391,11 @@ class _Loop:
             for key in ("loss", "rmse", "mae", "accuracy"):
                 if key in scores:
                     figures[f"validation_{key}"] = scores[key]
-        watched = {"training": "train_loss", "validation": "validation_loss"}
-        for title, key in watched.items():
-            if key in figures and not np.all(np.isfinite(figures[key][~stopped])):
-                raise InputError(
-                    f"{self._name}: the {title} loss of round {round_} is not finite; "
-                    "try a smaller learning rate"
-                )
+        if not np.all(np.isfinite(figures["train_loss"][~stopped])):
+            raise InputError(
+                f"{self._name}: the training loss of round {round_} is not finite; "
+                "try a smaller learning rate"
+            )
         record = {"method": self._name, "round": round_}
         for key, values in figures.items():
             record[key] = float(np.mean(values[~stopped]))
