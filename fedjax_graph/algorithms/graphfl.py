@@ -75,7 +75,7 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
         """One client's meta-gradient, in the place of a model."""
         inner_key, query_key = jax.random.split(key)
 
-        def adapt(params):
+        def adapt(params):  # Eqs. 5 and 11
             start = model | {"params": params}
             return task.update(start, own, inner_key, data, None).model["params"]
 
@@ -112,11 +112,12 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
     def round_(state, data, key):
         params = state.models["params"]
         meta_round = task_round(config, task, meta_update, gradient_mean(data))
-        gradient, loss = meta_round(state.models, data, key)
+        gradient, loss = meta_round(state.models, data, key)  # Eqs. 6 and 13
         updates, _ = outer.update(gradient["params"], outer.init(params), params)
         models = state.models | {"params": optax.apply_updates(params, updates)}
         if config.fine_tune:
-            models, _ = fine_tuning_round(models, data, key)  # the same cohort
+            # Eqs. 7 and 8, with the same cohort.
+            models, _ = fine_tuning_round(models, data, key)
         return FederatedState(models, state.num_rounds + 1), {"train_loss": loss}
 
     return scored(task, init, round_)
