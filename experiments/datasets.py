@@ -72,7 +72,7 @@ DATASETS["synthetic"] = _made(
     traffic.statistics,
 )
 DATASETS["synthetic_large"] = _made(
-    "the same at Amazon2M's size, dense features; needs 6 GiB and two minutes",
+    "the same at Amazon2M's size, dense features; needs 6 GiB",
     synthetic_graphs.large_node_graph,
     citation.statistics,
 )
