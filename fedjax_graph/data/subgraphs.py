@@ -112,7 +112,7 @@ def _metis(
     return owned
 
 
-def _induced(
+def induced(
     adjacency: scipy.sparse.csr_array, nodes: np.ndarray
 ) -> scipy.sparse.csr_array:
     """The subgraph between some nodes, in their order."""
@@ -121,7 +121,7 @@ def _induced(
 
 def disjoint_union(adjacency: scipy.sparse.csr_array, parts: Parts) -> Union:
     """All clients' subgraphs of a graph [N, N] side by side."""
-    subgraphs = [_induced(adjacency, nodes) for nodes in parts.nodes]
+    subgraphs = [induced(adjacency, nodes) for nodes in parts.nodes]
     sizes = [len(nodes) for nodes in parts.nodes]
     return Union(
         adjacency=scipy.sparse.block_diag(subgraphs, format="csr"),
@@ -143,7 +143,7 @@ def statistics(adjacency: scipy.sparse.csr_array, parts: Parts) -> dict:
         (entries, adjacency.indices, adjacency.indptr), shape=adjacency.shape
     )
     for nodes in parts.nodes:
-        is_kept[_induced(numbered, nodes).data] = True
+        is_kept[induced(numbered, nodes).data] = True
     sizes = [len(nodes) for nodes in parts.nodes]
     return {
         "num_clients": len(sizes),
