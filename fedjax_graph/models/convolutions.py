@@ -320,6 +320,7 @@ class ARMAConv(Convolution):
     """
 
     num_stacks: int = 2
+    activation: Callable[[jax.Array], jax.Array] = nn.relu  # in the place of ReLU
 
     @nn.compact
     def convolve(self, x, structure):
@@ -332,7 +333,8 @@ class ARMAConv(Convolution):
             kernel.reshape(flat_size),
         ) + x @ root_kernel.reshape(flat_size)
         bias = self.param("bias", zeros, (self.num_stacks, self.features))
-        return jnp.mean(nn.relu(summed.reshape(-1, *bias.shape) + bias), axis=1)
+        stacks = self.activation(summed.reshape(-1, *bias.shape) + bias)
+        return jnp.mean(stacks, axis=1)
 
 
 class FeaStConv(Convolution):
@@ -420,6 +422,7 @@ class GatedGraphConv(Convolution):
     """
 
     num_steps: int = 1
+    num_kernels: int = 1  # W of the steps in turn
 
     @nn.compact
     def convolve(self, x, structure):
@@ -430,9 +433,13 @@ class GatedGraphConv(Convolution):
                 f"got {x.shape[-1]}; project the nodes first"
             )
         state = jnp.pad(x, ((0, 0), (0, missing)))
-        kernel = self.kernel(state, fan_in_uniform(self.features))
+        init = fan_in_uniform(self.features)
+        kernels = [self.kernel(state, init)]
+        for i in range(1, self.num_kernels):
+            kernels.append(self.kernel(state, init, f"kernel_{i + 1}"))
         weights = GRUCell(self.features, self.features, name="gru").weights
-        for _ in range(self.num_steps):
+        for step in range(self.num_steps):
+            kernel = kernels[step % self.num_kernels]
             received = structure.sum(state[structure.senders]) @ kernel
             projected = received @ weights.input_kernel + weights.input_bias
             state = gru_step(weights, state, projected)
