@@ -10,6 +10,7 @@ one input stage, always ReLU.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from fedjax_graph.architecture import (
     ACTIVATIONS,
+    INPUT,
     NUM_LAYERS,
     OPS,
     Architecture,
@@ -36,6 +38,7 @@ from fedjax_graph.models.convolutions import CONVOLUTIONS, Structure, make_struc
 from fedjax_graph.models.linear import Linear, matmul
 
 WIDTH = 64
+PRESENCE_FLOOR = 1e-12  # of a layer's probability where it divides
 
 
 def activate(op: str, x: jax.Array) -> jax.Array:
@@ -64,17 +67,22 @@ class Network(nn.Module):
     num_classes: int
     width: int = WIDTH
     fusion: Fusion = "leaves"
+    dropout: float = 0.0  # of both stages' inputs
 
     @nn.compact
     def __call__(
-        self, graph: jraph.GraphsTuple, mask: jax.Array | None = None
+        self,
+        graph: jraph.GraphsTuple,
+        mask: jax.Array | None = None,
+        is_training: bool = False,
     ) -> jax.Array:
         """Classifies nodes; arguments and result as for `SuperNet.apply`."""
+        drop = nn.Dropout(self.dropout, deterministic=not is_training)
         architecture = decode_static(self.code)
         activations = list(ACTIVATIONS.values())
         structure = make_structure(graph, mask)
         linear = Linear(graph.nodes.shape[-1], self.width, name="input")
-        outputs = [activations[architecture.input_stage](linear(graph.nodes))]
+        outputs = [activations[architecture.input_stage](linear(drop(graph.nodes)))]
         for i, is_present in enumerate(architecture.is_present):
             if not is_present:
                 outputs.append(None)
@@ -86,7 +94,7 @@ class Network(nn.Module):
         is_fused = architecture.is_fused(self.fusion)
         fused = [x for x, kept in zip(outputs[1:], is_fused, strict=True) if kept]
         x = sum(fused) / len(fused) if fused else outputs[0]
-        x = Linear(self.width, self.num_classes, name="output")(x)
+        x = Linear(self.width, self.num_classes, name="output")(drop(x))
         return activations[architecture.output_stage](x)
 
 
@@ -135,6 +143,7 @@ class SuperNet:
         graph: jraph.GraphsTuple,
         code: jax.Array,
         mask: jax.Array | None = None,
+        products: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         """Classifies nodes by the network of a code.
 
@@ -149,6 +158,8 @@ class SuperNet:
           code: [L + 2], valid.
           mask: [N] in training, 0 for padding; None to normalise by the running
             statistics.
+          products: [5, N, width], what `input_products` gives: for who applies many
+            codes to one graph. None: of the code's own input stage alone.
 
         Returns:
           Outputs [N, classes] of the code's output stage, and the running statistics,
@@ -176,7 +187,12 @@ class SuperNet:
             )
             return outputs.at[place].set(output), stats
 
-        x = run_stage(params["input"], architecture.input_stage, graph.nodes)
+        choice = architecture.input_stage
+        if products is None:
+            x = fully_connected(take(params["input"], choice), graph.nodes)
+        else:
+            x = products[choice]
+        x = activate_stage(choice, x)
         outputs = jnp.zeros((self.num_layers + 1, *x.shape), x.dtype).at[0].set(x)
         places = jnp.arange(1, self.num_layers + 1)
         choices = jnp.where(architecture.is_present, architecture.op + 1, 0)
@@ -184,17 +200,86 @@ class SuperNet:
             layer, outputs, (places, choices, architecture.source, own)
         )
         x = jnp.tensordot(self._fusion_weights(architecture), outputs, axes=1)
-        x = run_stage(params["output"], architecture.output_stage, x)
+        choice = architecture.output_stage
+        x = activate_stage(choice, fully_connected(take(params["output"], choice), x))
         stats = jax.tree.map(
             lambda old, new: old.at[slots].set(new), model["batch_stats"], stats
         )
         return x, stats
 
-    def touched(self, params: Params, codes: jax.Array) -> Params:
-        """Which weights some of the codes [C, L + 2] use.
+    def relaxed(
+        self,
+        model: Model,
+        graph: jraph.GraphsTuple,
+        probabilities: dict[str, jax.Array],
+        mask: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """Classifies nodes by all codes at once, their genes drawn independently.
+
+        The relaxation of Liu, Simonyan, Yang, "DARTS: Differentiable Architecture
+        Search", ICLR 2019, Section 2.2: a choice is the mean of its options' outputs.
+        The mean output of a layer is that given that it is present. It is read with the
+        probability that it is, else its reader takes the input stage and the weights
+        for it; fused in proportion to the probability that `apply` would, as is the
+        input stage to that of no layers. So probabilities of 0 and 1 are `apply`.
+
+        A gradient computes each op again: what it keeps is the input of each of the
+        L (L + 1) / 2 pairs of a layer and what it reads.
+
+        Args:
+          model, graph, mask: as for `apply`.
+          probabilities: of options, which sum to 1. "input" and "output": [5], by
+            activation. "layers": [L, 1 + 12 L], by gene; 0 beyond a layer's largest.
 
         Returns:
-          Like params, bool leaves [5 or L (L + 1) / 2, 1, ...], to broadcast.
+          Outputs [N, classes], and the running statistics, of which those of ops with
+          a positive share are new.
+
+        Raises:
+          InputError: if there are probabilities of another number of genes, or the
+            edges are no weights.
+        """
+        expected = (self.num_layers, 1 + len(OPS) * self.num_layers)
+        if probabilities["layers"].shape != expected:
+            raise InputError(
+                f"probabilities of shape {probabilities['layers'].shape}: expected "
+                f"{expected}, options of {self.num_layers} layers"
+            )
+        params, shares = model["params"], layer_shares(probabilities["layers"])
+        structure = make_structure(graph, mask)
+        ops = [mixed_layer(op, self.width) for op in OPS]
+
+        def slot(outputs, step):
+            place, source, shares, weights, stats = step
+            x, output = outputs[source], 0
+            for share, op in zip(shares, ops, strict=True):
+                summand, stats = op(share, weights, stats, x, structure)
+                output += summand
+            return outputs.at[place].add(output), stats
+
+        products = self.input_products(params, graph.nodes)
+        x = mix_stage(probabilities["input"], products)
+        outputs = jnp.zeros((self.num_layers + 1, *x.shape), x.dtype).at[0].set(x)
+        layers, sources = np.tril_indices(self.num_layers)
+        steps = (layers + 1, sources, shares, params["layers"], model["batch_stats"])
+        outputs, stats = jax.lax.scan(slot, outputs, steps)
+        weights = fusion_shares(probabilities["layers"], self.fusion)
+        x = jnp.tensordot(weights, outputs, axes=1)
+        products = jax.vmap(fully_connected, (0, None))(params["output"], x)
+        return mix_stage(probabilities["output"], products), stats
+
+    def input_products(self, params: Params, nodes: jax.Array) -> jax.Array:
+        """All five input stages before their activation: [N, F] -> [5, N, width]."""
+        kernel, bias = params["input"]["kernel"], params["input"]["bias"]
+        side_by_side = jnp.moveaxis(kernel, 0, 1).reshape(self.num_features, -1)
+        products = matmul(nodes, side_by_side).reshape(len(nodes), *bias.shape)
+        return jnp.moveaxis(products + bias, 1, 0)
+
+    def touched(self, model: Model, codes: jax.Array) -> Model:
+        """Which weights and running statistics some of the codes [C, L + 2] use.
+
+        Returns:
+          Like the model, bool leaves [5 or L (L + 1) / 2, 1, ...], to broadcast.
         """
 
         def mark(code):
@@ -206,11 +291,13 @@ class SuperNet:
                 is_taken = architecture.is_present & (architecture.op == OPS.index(op))
                 return jnp.zeros(self._num_slots, bool).at[slots].set(is_taken)
 
-            return {
+            params = {
                 "input": stages == architecture.input_stage,
-                "layers": {op: mark_op(op) for op in params["layers"]},
+                "layers": {op: mark_op(op) for op in model["params"]["layers"]},
                 "output": stages == architecture.output_stage,
             }
+            stats = {op: mark_op(op) for op in model["batch_stats"]}
+            return {"params": params, "batch_stats": stats}
 
         def spread(marks, weights):
             marks = jnp.any(marks, axis=0)
@@ -218,7 +305,7 @@ class SuperNet:
                 lambda x: marks.reshape(-1, *[1] * (x.ndim - 1)), weights
             )
 
-        return jax.tree.map(spread, jax.vmap(mark)(codes), params)
+        return jax.tree.map(spread, jax.vmap(mark)(codes), model)
 
     def network(self, code: Sequence[int]) -> Network:
         """The network of one code.
@@ -291,11 +378,63 @@ def draw_stacked(module: nn.Module, num: int, key: jax.Array, *args: Any) -> Any
     return draw(jax.random.split(key, num))
 
 
-def run_stage(params: Params, choice: jax.Array, x: jax.Array) -> jax.Array:
-    """One of the fully connected stages stacked in params: [N, F] -> [N, features]."""
-    own = take(params, choice)
-    x = matmul(x, own["kernel"]) + own["bias"]
+def fully_connected(params: Params, x: jax.Array) -> jax.Array:
+    """[N, F] -> [N, features]."""
+    return matmul(x, params["kernel"]) + params["bias"]
+
+
+def activate_stage(choice: jax.Array, x: jax.Array) -> jax.Array:
+    """One of the activations of the input and output stage."""
     return jax.lax.switch(choice, list(ACTIVATIONS.values()), x)
+
+
+def by_source(probabilities: jax.Array) -> jax.Array:
+    """[L, 1 + 12 L] of genes but 0 -> [L, L, 12], by layer, what it reads, and op."""
+    num_layers = len(probabilities)
+    return probabilities[:, 1:].reshape(num_layers, num_layers, len(OPS))
+
+
+def layer_shares(probabilities: jax.Array) -> jax.Array:
+    """How probable a layer's options are, given that it is present.
+
+    Args:
+      probabilities: [L, 1 + 12 L], of genes that are drawn independently.
+
+    Returns:
+      [L (L + 1) / 2, 12], by layer and what it really reads, and op: the sum for a
+      layer is 1, or 0 if it is certainly absent.
+    """
+    genes, is_absent = by_source(probabilities), probabilities[:, 0]
+    is_present = jnp.sum(genes, axis=(1, 2))
+    can_be_read = jnp.append(1, is_present[:-1])
+    read_instead = jnp.einsum("lso,s->lo", genes[:, 1:], is_absent[:-1])
+    shares = (can_be_read[:, None] * genes).at[:, INPUT].add(read_instead)
+    shares /= jnp.maximum(is_present, PRESENCE_FLOOR)[:, None, None]
+    return shares[np.tril_indices(len(probabilities))]
+
+
+def fusion_shares(probabilities: jax.Array, fusion: Fusion) -> jax.Array:
+    """[L + 1], how probable it is that `apply` fuses an output, divided by the sum.
+
+    The sum is at least 1, as every code fuses something.
+
+    Args:
+      probabilities: [L, 1 + 12 L], of genes that are drawn independently.
+      fusion: see `Architecture.is_fused`.
+    """
+    is_read = jnp.sum(by_source(probabilities), axis=2)  # [L, L], by its reader
+    is_present = jnp.sum(is_read, axis=1)
+    is_leaf = is_present * jnp.append(jnp.prod(1 - is_read[:, 1:], axis=0), 1)
+    layers = Architecture(None, is_present, None, None, is_leaf, None)
+    is_empty = jnp.prod(probabilities[:, 0])
+    chances = jnp.append(is_empty, layers.is_fused(fusion))
+    return chances / jnp.sum(chances)
+
+
+def mix_stage(probabilities: jax.Array, products: jax.Array) -> jax.Array:
+    """The mean of the five activations, each of its own product [5, N, features]."""
+    stages = zip(probabilities, ACTIVATIONS.values(), products, strict=True)
+    return sum(share * activation(x) for share, activation, x in stages)
 
 
 def absent_layer(weights: Params, stats: Any, x: jax.Array, structure: Structure):
@@ -305,10 +444,33 @@ def absent_layer(weights: Params, stats: Any, x: jax.Array, structure: Structure
 
 
 def present_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
-    """Factory of one layer.
+    """`plain_layer` in a switch.
 
     A gradient computes it again, as a switch keeps what each of its branches would:
     236 MB instead of 40 for three clients of a third of Cora.
+    """
+    return jax.checkpoint(plain_layer(op, width), prevent_cse=False)
+
+
+def mixed_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
+    """`plain_layer` with a share in a sum.
+
+    Returns:
+      (share [], what `plain_layer` takes) -> (share x [N, width], statistics, new if
+      the share is positive). A gradient computes it again.
+    """
+    layer = plain_layer(op, width)
+
+    def run(share, weights, stats, x, structure):
+        x, new = layer(weights, stats, x, structure)
+        keep = functools.partial(jnp.where, share > 0)
+        return share * x, jax.tree.map(keep, new, stats)
+
+    return jax.checkpoint(run, prevent_cse=False)
+
+
+def plain_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
+    """Factory of one layer.
 
     Returns:
       (weights by op, statistics by op, x [N, width], structure) -> ([N, width],
@@ -328,4 +490,4 @@ def present_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
             stats = stats | {op: new["batch_stats"]}
         return activate(op, x), stats
 
-    return jax.checkpoint(run, prevent_cse=False)
+    return run

@@ -42,6 +42,11 @@ class Task(NamedTuple):
     that its local steps do not see; None for a task without such."""
     has_query: Callable[[Data], jax.Array] | None = None
     """data -> [K] bool, which clients have such examples; None if all have."""
+    train_loss: (
+        Callable[[Params, Any, Any, jax.Array, Data], tuple[jax.Array, Any]] | None
+    ) = None
+    """(params, batch_stats, own client data, key, data) -> [] mean loss over all that
+    ONE client trains on, and the new batch_stats; None for a task with minibatches."""
 
 
 def in_head(path: tuple[Any, ...]) -> bool:

@@ -1,0 +1,201 @@
+"""Node classification where each client holds a whole subgraph, as in FL-AGCNS.
+
+A client's loss is the mean over its training nodes; the federated accuracy is the sum
+over clients of accuracy x share of the scored nodes (Wang et al., arXiv 2104.04141,
+Section 4.1), which is the accuracy over all of them.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import jraph
+import optax
+
+from fedjax_graph import clients
+from fedjax_graph.architecture import NUM_LAYERS, Fusion
+from fedjax_graph.data.client_graphs import SubgraphData
+from fedjax_graph.local import Model, local_steps
+from fedjax_graph.meta_learning import masked_mean
+from fedjax_graph.models.fixed_gnns import FixedGNN
+from fedjax_graph.models.supernet import WIDTH, SuperNet, empty_graph
+from fedjax_graph.tasks import Task
+
+Fitness = Literal["loss", "accuracy"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SubgraphTask:
+    """Hyper-parameters of the task."""
+
+    num_features: int
+    num_classes: int
+    kind: str = "subgraphs"
+    model: str = "gcn"  # see `models.fixed_gnns`; or "code", the network of one
+    code: tuple[int, ...] = ()
+    fusion: Fusion = "leaves"  # of a code
+    width: int = WIDTH  # of a code
+    dropout: float = 0.0
+    local_steps: int = 1  # of methods that take steps at the client
+    learning_rate: float = 0.1  # of those, by plain gradients
+    fitness: Fitness = "loss"  # what `loss` of an evaluation is, which chooses a model
+
+    def module(self) -> nn.Module:
+        if self.model != "code":
+            return FixedGNN(self.model, self.num_classes, dropout=self.dropout)
+        net = SuperNet(
+            self.num_features,
+            self.num_classes,
+            max(len(self.code) - 2, 0) or NUM_LAYERS,
+            self.width,
+            self.fusion,
+        )
+        return net.network(self.code).clone(dropout=self.dropout)
+
+    def build(self) -> Task:
+        module = self.module()
+        loss = training_loss(module)
+        return Task(
+            init=lambda key: init(module, self.num_features, key),
+            client_data=lambda data: data,
+            update=client_update(loss, self),
+            evaluate=evaluate_subgraphs(module, self.fitness),
+            predict=predict_subgraphs(module),
+            is_head=in_last_layer,
+            train_loss=lambda params, stats, own, key, data: loss(
+                params, stats, (own, key)
+            ),
+        )
+
+
+def in_last_layer(path: tuple[Any, ...]) -> bool:
+    """`Task.is_head`: `head` of a fixed network, `output` of a code's."""
+    return any(getattr(key, "key", None) in ("head", "output") for key in path)
+
+
+def init(module: nn.Module, num_features: int, key: jax.Array) -> Model:
+    """Fresh parameters and running statistics; no graph changes their shapes."""
+    drawn = module.init(key, empty_graph(num_features))
+    return {"batch_stats": {}} | drawn
+
+
+def as_graph(own: SubgraphData) -> jraph.GraphsTuple:
+    """The padded subgraph of ONE client."""
+    return jraph.GraphsTuple(
+        nodes=own.features,
+        edges=own.edge_weights,
+        senders=own.senders,
+        receivers=own.receivers,
+        globals=None,
+        n_node=jnp.array([len(own.features)], jnp.int32),
+        n_edge=jnp.array([len(own.senders)], jnp.int32),
+    )
+
+
+def cross_entropy(outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean over marked nodes of outputs [N, classes] before a softmax; 0 of none."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
+    return masked_mean(losses, mask)
+
+
+def training_loss(module: nn.Module):
+    """Factory of (params, batch_stats, (own data, key)) -> (mean loss, batch_stats)."""
+
+    def loss(params, stats, batch):
+        own, key = batch
+        outputs, new = module.apply(
+            {"params": params, "batch_stats": stats},
+            as_graph(own),
+            own.is_real,
+            is_training=True,
+            rngs={"dropout": key},
+            mutable=["batch_stats"],
+        )
+        value = cross_entropy(outputs, own.labels, own.is_trained)
+        return value, new.get("batch_stats", stats)
+
+    return loss
+
+
+def client_update(loss, config: SubgraphTask):
+    """Factory of one client's gradient steps on its subgraph; see `Task.update`."""
+
+    def update(start, own, key, data, adjust):
+        del data
+        steps = local_steps(
+            lambda params, stats, key: loss(params, stats, (own, key)),
+            optax.sgd(config.learning_rate),
+            adjust=adjust,
+        )
+        return steps(start, jax.random.split(key, config.local_steps))
+
+    return update
+
+
+# --- Scores --------------------------------------------------------------------------
+
+
+def map_outputs(module: nn.Module, reduce: Callable[..., Any]):
+    """Factory of a function of models' outputs on the clients' subgraphs.
+
+    Args:
+      module: the network.
+      reduce: (outputs [N, classes], own data) -> result, of one client.
+
+    Returns:
+      (models [1 or K, ...], data) -> results [K, ...].
+    """
+
+    def one(model, own):
+        return reduce(module.apply(model, as_graph(own)), own)
+
+    def run(models: Model, data: SubgraphData):
+        return clients.map_rows(one, clients.auto_clients_per_chunk())(models, data)
+
+    return run
+
+
+def scores(outputs: jax.Array, own: SubgraphData) -> tuple[jax.Array, jax.Array]:
+    """ONE client's share of right nodes among those scored, and its cross-entropy."""
+    is_right = jnp.argmax(outputs, axis=-1) == own.labels
+    share_right = masked_mean(is_right, own.is_scored)
+    return share_right, cross_entropy(outputs, own.labels, own.is_scored)
+
+
+def federated_scores(
+    share_right: jax.Array, entropy: jax.Array, data: SubgraphData, fitness: Fitness
+) -> dict[str, jax.Array]:
+    """The clients' scores [K], weighted by their shares of the scored nodes.
+
+    `accuracy` is in percent; `loss` is the cross-entropy or the error rate, NaN where
+    the cross-entropy is not finite.
+    """
+    counts = jnp.sum(data.is_scored, axis=1)
+    shares = counts / jnp.maximum(jnp.sum(counts), 1)
+    right = jnp.sum(shares * share_right)
+    entropy = jnp.sum(jnp.where(counts > 0, shares * entropy, 0))
+    loss = entropy if fitness == "loss" else 1 - right
+    return {
+        "loss": jnp.where(jnp.isfinite(entropy), loss, jnp.nan),
+        "accuracy": 100 * right,
+        "cross_entropy": entropy,
+    }
+
+
+def evaluate_subgraphs(module: nn.Module, fitness: Fitness):
+    """Factory of `evaluate`."""
+
+    def evaluate(models: Model, data: SubgraphData):
+        return federated_scores(
+            *map_outputs(module, scores)(models, data), data, fitness
+        )
+
+    return evaluate
+
+
+def predict_subgraphs(module: nn.Module):
+    """Factory of `predict`: probabilities [K, N, classes]."""
+    return map_outputs(module, lambda outputs, own: jax.nn.softmax(outputs))
