@@ -56,7 +56,7 @@ def run_method(
       examples_per_round: of all clients, for the rate shown.
       rate_name: of that rate.
       registered_name: of the method, where it is another one.
-      run_settings: further fields of `rounds.RunConfig`.
+      run_settings: fields of `rounds.RunConfig`, in the place of what flags say.
     """
     registered_name = registered_name or method
     registered = algorithms.get_method(registered_name)
@@ -71,13 +71,13 @@ def run_method(
         seeds_per_chunk=1 if jax.default_backend() == "cpu" else None,
         examples_per_round=examples_per_round,
         rate_name=rate_name,
-        **run_settings,
     )
+    run_config = dataclasses.replace(run_config, **run_settings)
     settings = writers.to_jsonable(
         {
             "method": registered_name,
             "config": dataclasses.asdict(config),
-            "seeds": seeds,
+            "seeds": run_config.seeds,
             "data": checksum,
             "num_devices": jax.device_count(),
             "precision": _run_flags.PRECISION.value,

@@ -78,6 +78,15 @@ def largest_genes(num_layers: int) -> np.ndarray:
     return np.array([len(ACTIVATIONS), *layers, len(ACTIVATIONS)])
 
 
+def is_gene(num_layers: int) -> np.ndarray:
+    """[L + 2, 12 L + 1] bool, which values each gene of a code may have."""
+    largest = largest_genes(num_layers)[:, None]
+    smallest = np.ones_like(largest)
+    smallest[1:-1] = 0
+    values = np.arange(largest[1:-1].max() + 1)
+    return (smallest <= values) & (values <= largest)
+
+
 def space_size(num_layers: int = NUM_LAYERS) -> int:
     """How many codes there are; 65,595,473,125 of six layers."""
     layers = largest_genes(num_layers)[1:-1].tolist()

@@ -255,3 +255,17 @@ def test_a_code_as_a_diagram():
 def test_an_unknown_fusion():
     with pytest.raises(InputError, match="'sum'; known: leaves, all"):
         architecture.diagram(PUBLISHED, "sum")
+
+
+def test_values_of_genes_are_those_of_valid_codes():
+    table = architecture.is_gene(2)
+    assert table.shape == (4, 25)
+    for place, value in np.ndindex(table.shape):
+        code = [1, 1, 1, 1]
+        code[place] = value
+        try:
+            architecture.check(code)
+            is_valid = True
+        except InputError:
+            is_valid = False
+        assert table[place, value] == is_valid, code

@@ -12,6 +12,11 @@ from fedjax_graph.algorithms import (
     fed_avg,
     fed_per,
     fed_prox,
+    fed_sgd,
+    fl_agcns,
+    fl_gradient,
+    fl_random,
+    fl_rl,
     graph_fed_avg,
     graphfl,
     gru_fed_avg,
@@ -26,6 +31,7 @@ from fedjax_graph.federated import FederatedConfig
 from fedjax_graph.structure_learning import StructureConfig
 from fedjax_graph.tasks.images import ImageTask
 from fedjax_graph.tasks.nodes import NodeTask
+from fedjax_graph.tasks.subgraphs import SubgraphTask
 from fedjax_graph.tasks.traffic import TrafficTask
 
 
@@ -43,12 +49,19 @@ class Method(NamedTuple):
 
 
 REGISTRY: dict[str, Method] = {
+    "client_eo": Method(fl_agcns.FLAGCNSConfig, fl_agcns.client_eo),
     "cnfgnn": Method(cnfgnn.CNFGNNConfig, cnfgnn.cnfgnn),
+    "controller_eo": Method(fl_agcns.FLAGCNSConfig, fl_agcns.controller_eo),
     "ditto": Method(ditto.DittoConfig, ditto.ditto),
     "fed_att": Method(fed_att.FedAttConfig, fed_att.fed_att),
     "fed_avg": Method(fed_avg.FedAvgConfig, fed_avg.fed_avg),
     "fed_per": Method(fed_avg.FedAvgConfig, fed_per.fed_per),
     "fed_prox": Method(fed_prox.FedProxConfig, fed_prox.fed_prox),
+    "fed_sgd": Method(fed_sgd.FedSGDConfig, fed_sgd.fed_sgd),
+    "fl_agcns": Method(fl_agcns.FLAGCNSConfig, fl_agcns.fl_agcns),
+    "fl_gradient": Method(fl_gradient.FLGradientConfig, fl_gradient.fl_gradient),
+    "fl_random": Method(fl_random.TrialConfig, fl_random.fl_random),
+    "fl_rl": Method(fl_rl.FLRLConfig, fl_rl.fl_rl),
     "graph_fed_avg": Method(FederatedConfig, graph_fed_avg.graph_fed_avg),
     "graphfl": Method(graphfl.GraphFLConfig, graphfl.graphfl),
     "gru_fedavg": Method(gru_fed_avg.GRUFedAvgConfig, gru_fed_avg.gru_fed_avg),
@@ -65,7 +78,9 @@ REGISTRY: dict[str, Method] = {
     "sfl_per": Method(sfl.SFLConfig, sfl.sfl_per),
     "sfl_star": Method(sfl.SFLStarConfig, sfl.sfl_star),
 }
-TASKS = {config.kind: config for config in (ImageTask, NodeTask, TrafficTask)}
+TASKS = {
+    config.kind: config for config in (ImageTask, NodeTask, SubgraphTask, TrafficTask)
+}
 
 
 def get_method(name: str) -> Method:

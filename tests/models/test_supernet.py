@@ -9,10 +9,10 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.architecture import ACTIVATIONS, OPS
+from fedjax_graph.architecture import ACTIVATIONS, OPS, decode
 from fedjax_graph.errors import InputError
 from fedjax_graph.models.convolutions import CONVOLUTIONS
-from fedjax_graph.models.supernet import SuperNet
+from fedjax_graph.models.supernet import SuperNet, fusion_shares, layer_shares
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -278,36 +278,40 @@ def gradient(quick_jit):
 def test_training_a_code_moves_only_its_weights(code, model, gradient):
     graph, mask = make_graph(3)
     grads = gradient(model, graph, jnp.array(code), mask)
-    touched = NET.touched(model["params"], jnp.array([code]))
+    touched = NET.touched(model, jnp.array([code]))
 
     def assert_inside(path, gradient, is_touched):
         assert is_touched.shape == (len(gradient), *[1] * (gradient.ndim - 1)), path
         assert not np.where(is_touched, 0, gradient).any(), path
         assert np.isfinite(gradient).all(), path
 
-    jax.tree_util.tree_map_with_path(assert_inside, grads, touched)
+    jax.tree_util.tree_map_with_path(assert_inside, grads, touched["params"])
     expected = {("input", code[0] - 1), ("output", code[-1] - 1)}
     for layer, (op, source) in plain_path(code).items():
         if op in model["params"]["layers"]:
             expected.add((op, SLOTS.index((layer - 1, source))))
-    assert marked(touched) == expected
+    assert marked(touched["params"]) == expected
+    for op, leaves in touched["batch_stats"].items():
+        assert set(touched_places(op, leaves)) == {x for x in expected if x[0] == op}
+
+
+def touched_places(name, leaves):
+    """The places that are marked, the same in all leaves of an op."""
+    first, *others = (np.ravel(x) for x in jax.tree.leaves(leaves))
+    assert all((first == other).all() for other in others)
+    return [(name, int(i)) for i in np.flatnonzero(first)]
 
 
 def marked(touched):
-    """The places of weights that are marked, the same in all leaves of an op."""
+    """The places of all weights that are marked."""
     sets = {name: touched[name] for name in ("input", "output")} | touched["layers"]
-    places = set()
-    for name, leaves in sets.items():
-        first, *others = (np.ravel(x) for x in jax.tree.leaves(leaves))
-        assert all((first == other).all() for other in others)
-        places |= {(name, int(i)) for i in np.flatnonzero(first)}
-    return places
+    return {place for name in sets for place in touched_places(name, sets[name])}
 
 
 def test_weights_of_several_codes(model):
     codes = [CODES[0], CODES[3], CODES[0]]
-    together = marked(NET.touched(model["params"], jnp.array(codes)))
-    apart = [marked(NET.touched(model["params"], jnp.array([c]))) for c in codes]
+    together = marked(NET.touched(model, jnp.array(codes))["params"])
+    apart = [marked(NET.touched(model, jnp.array([c]))["params"]) for c in codes]
     assert together == set.union(*apart) > apart[0]
 
 
@@ -330,6 +334,198 @@ def test_gradients_are_those_of_the_network_alone(code, model, gradient, quick_j
         NET.extract(grads, code)["params"],
         expected,
     )
+
+
+# --- The relaxation ------------------------------------------------------------------
+
+
+def certain(code, num_layers=3):
+    """Probabilities of 0 and 1."""
+    layers = np.eye(1 + 12 * num_layers, dtype=np.float32)[list(code[1:-1])]
+    stage = np.eye(5, dtype=np.float32)
+    return {
+        "input": stage[code[0] - 1],
+        "layers": layers,
+        "output": stage[code[-1] - 1],
+    }
+
+
+def drawn_probabilities(seed):
+    """Of three layers; everything that a layer may be is possible."""
+    rng = np.random.default_rng(seed)
+    sizes = (13, 25, 37)
+    layers = [np.pad(rng.dirichlet(np.ones(n)), (0, 37 - n)) for n in sizes]
+    stages = {name: rng.dirichlet(np.ones(5)) for name in ("input", "output")}
+    return jax.tree.map(np.float32, stages | {"layers": np.array(layers)})
+
+
+@pytest.fixture(scope="module")
+def relaxed(quick_jit):
+    return quick_jit(NET.relaxed)
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("code", CODES)
+def test_certain_genes_are_a_code(code, is_training, model, apply, relaxed):
+    graph, mask = make_graph(0)
+    mask = mask.at[2].set(0) if is_training else None
+    expected = apply(model, graph, jnp.array(code), mask)
+    jax.tree.map(
+        functools.partial(npt.assert_allclose, rtol=1e-5, atol=1e-6),
+        relaxed(model, graph, certain(code), mask),
+        expected,
+    )
+
+
+def test_certain_genes_with_fusion_of_all_layers(model, quick_jit):
+    net = SuperNet(NUM_FEATURES, NUM_CLASSES, 3, 4, fusion="all")
+    run, mixed = quick_jit(net.apply), quick_jit(net.relaxed)
+    graph, mask = make_graph(1)
+    for code in CODES:
+        expected, _ = run(model, graph, jnp.array(code), mask)
+        outputs, _ = mixed(model, graph, certain(code), mask)
+        npt.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def chances():
+    """Probabilities of all 12,025 codes of three layers, and what they say."""
+    layers = drawn_probabilities(0)["layers"]
+    genes = np.indices((13, 25, 37)).reshape(3, -1)
+    rates = np.prod([own[gene] for own, gene in zip(layers, genes, strict=True)], 0)
+    stages = np.ones_like(genes[:1])
+    codes = np.concatenate([stages, genes, stages]).T
+    return layers, rates, jax.device_get(jax.jit(jax.vmap(decode))(codes))
+
+
+def test_shares_of_ops_are_those_of_all_codes(chances):
+    layers, rates, networks = chances
+    shares = layer_shares(layers)
+    assert shares.shape == (6, 12)
+    for (layer, source), own in zip(SLOTS, shares, strict=True):
+        is_present = networks.is_present[:, layer]
+        reads = is_present & (networks.source[:, layer] == source)
+        expected = [
+            rates[reads & (networks.op[:, layer] == op)].sum() / rates[is_present].sum()
+            for op in range(12)
+        ]
+        npt.assert_allclose(own, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fusion", ["leaves", "all"])
+def test_shares_in_the_fusion_are_those_of_all_codes(chances, fusion):
+    layers, rates, networks = chances
+    is_fused = networks.is_leaf if fusion == "leaves" else networks.is_present
+    is_empty = ~networks.is_present.any(axis=1)
+    expected = rates @ np.concatenate([is_empty[:, None], is_fused], axis=1)
+    shares = fusion_shares(layers, fusion)
+    npt.assert_allclose(shares, expected / expected.sum(), rtol=1e-4)
+
+
+def test_a_mixture_of_two_ops_and_of_stages(quick_jit, convolve, draw_params):
+    """A single layer: 0.3 SAGE, 0.7 GAT; the input stage in part Tanh, in part ReLU."""
+    net = SuperNet(NUM_FEATURES, NUM_CLASSES, num_layers=1, width=4)
+    model, (graph, mask) = draw_params(net.init, 1), make_graph(2)
+
+    def stage(name, choice, x):
+        own = at(choice, model["params"][name])
+        return list(ACTIVATIONS.values())[choice](x @ own["kernel"] + own["bias"])
+
+    probabilities = {
+        "input": jnp.array([0, 0.6, 0.4, 0, 0]),
+        "layers": jnp.zeros((1, 13))
+        .at[0, jnp.array([1, 3])]
+        .set(jnp.array([0.7, 0.3])),
+        "output": jnp.array([0.25, 0, 0, 0, 0.75]),
+    }
+    x = 0.6 * stage("input", 1, graph.nodes) + 0.4 * stage("input", 2, graph.nodes)
+    gat, sage = (
+        convolve(op)(
+            {"params": at(0, model["params"]["layers"][op])},
+            graph._replace(nodes=x),
+            mask,
+        )[0]
+        for op in ("GATConv", "SAGEConv")
+    )
+    x = 0.7 * jax.nn.elu(gat) + 0.3 * jax.nn.relu(sage)
+    expected = 0.25 * stage("output", 0, x) + 0.75 * stage("output", 4, x)
+    outputs, _ = quick_jit(net.relaxed)(model, graph, probabilities, mask)
+    npt.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_that_may_be_absent(model, apply, relaxed):
+    """Who reads it reads its output if present, or else the input stage."""
+    graph, _ = make_graph(2)
+    with_first, without = (5, 4, 14, 0, 5), (5, 0, 14, 0, 5)
+    mixed = jax.tree.map(
+        lambda *x: 0.8 * x[0] + 0.2 * x[1], certain(with_first), certain(without)
+    )
+    outputs, _ = relaxed(model, graph, mixed)
+    expected = [
+        apply(model, graph, jnp.array(code))[0] for code in (with_first, without)
+    ]
+    # Layer 2 is always the only leaf, and both stages are linear.
+    npt.assert_allclose(
+        outputs, 0.8 * expected[0] + 0.2 * expected[1], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_all_ops_see_no_padding(model, relaxed):
+    probabilities = drawn_probabilities(1)
+    alone = relaxed(model, make_graph(4)[0], probabilities, jnp.ones(NUM_NODES))
+    graph, mask = make_graph(4, PADDED_NODES - NUM_NODES)
+    outputs, stats = relaxed(model, graph, probabilities, mask)
+    jax.tree.map(
+        functools.partial(npt.assert_allclose, rtol=1e-4, atol=1e-5),
+        (outputs[:NUM_NODES], stats),
+        alone,
+    )
+    changed = jax.tree.map(
+        lambda new, old: (new != old).any(1), stats, model["batch_stats"]
+    )
+    assert all(x.all() for x in jax.tree.leaves(changed))
+
+
+def test_gradients_of_the_relaxation(model, gradient, quick_jit):
+    graph, mask = make_graph(3)
+
+    def loss(params, probabilities):
+        model_ = model | {"params": params}
+        outputs, _ = NET.relaxed(model_, graph, probabilities, mask)
+        coefficients = jnp.linspace(0.2, 1, outputs.size).reshape(outputs.shape)
+        return jnp.sum(mask[:, None] * coefficients * (outputs + outputs**2))
+
+    value, take = quick_jit(loss), quick_jit(jax.grad(loss, (0, 1)))
+    for code in CODES:
+        grads, slopes = take(model["params"], certain(code))
+        expected = gradient(model, graph, jnp.array(code), mask)
+        jax.tree.map(
+            functools.partial(npt.assert_allclose, rtol=1e-4, atol=1e-5),
+            grads,
+            expected,
+        )
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes)), code
+    start, end = drawn_probabilities(2), drawn_probabilities(3)
+    grads, slopes = take(model["params"], start)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
+    way = jax.tree.map(np.subtract, end, start)
+
+    def near(step):
+        moved = jax.tree.map(lambda x, d: x + step * d, start, way)
+        return float(value(model["params"], moved))
+
+    slope = sum(
+        np.vdot(*x) for x in zip(*map(jax.tree.leaves, (slopes, way)), strict=True)
+    )
+    npt.assert_allclose(slope, (near(0.01) - near(-0.01)) / 0.02, rtol=0.02)
+
+
+def test_probabilities_of_other_size(model):
+    probabilities = certain((1, 1, 1, 1), 2)
+    with pytest.raises(
+        InputError, match=r"shape \(2, 25\): expected \(3, 37\), option"
+    ):
+        NET.relaxed(model, make_graph(0)[0], probabilities)
 
 
 # --- Clients -------------------------------------------------------------------------

@@ -1,0 +1,131 @@
+"""FL-Random: architectures drawn at random, each trained from scratch and judged.
+
+The baseline of FL-AGCNS (Wang et al., arXiv 2104.04141, Section 4.1), where each is
+trained for 50 epochs. A round is one trial of `codes_per_round` codes, and the best so
+far is kept. Weights are a SuperNet's, fresh for each code, of which only the code's own
+are ever touched: so all codes run in one compiled program.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_graph import encryption
+from fedjax_graph.algorithm import FederatedAlgorithm, Metrics
+from fedjax_graph.architecture import random_codes
+from fedjax_graph.architecture_search import (
+    SearchConfig,
+    SearchState,
+    Weights,
+    init_weights,
+    make_scorer,
+    searched,
+    train_step,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialConfig(SearchConfig):
+    codes_per_round: int = 1
+    num_epochs: int = 50  # of a code's training
+
+
+class Trial(NamedTuple):
+    """What became of a code."""
+
+    code: jax.Array  # [L + 2]
+    score: jax.Array  # [] federated, after the last epoch
+    client_scores: jax.Array  # [K]
+    weights: Weights
+    loss: jax.Array  # [] mean over the epochs
+    cost: Metrics  # of the encryption
+
+
+def fl_random(config: TrialConfig) -> FederatedAlgorithm:
+    """Random search."""
+
+    def init(key, data):
+        del data
+        return first_state(config, key)
+
+    def round_(state, data, key):
+        code_key, trial_key = jax.random.split(key)
+        codes = random_codes(code_key, config.codes_per_round, config.num_layers)
+        state, _, metrics = try_codes(config, state, data, codes, trial_key)
+        return state, metrics
+
+    return searched(config, init, round_)
+
+
+def first_state(config: TrialConfig, key: jax.Array, learnt=None) -> SearchState:
+    """Before the first trial; `memory` is the best score and what is learnt besides."""
+    code_key, weights_key = jax.random.split(key)
+    code = random_codes(code_key, 1, config.num_layers)[0]
+    memory = (jnp.float32(-jnp.finfo(jnp.float32).max), learnt)
+    return SearchState(init_weights(config, weights_key), code, jnp.int32(0), memory)
+
+
+def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
+    """One round of trials.
+
+    Args:
+      config: of the search.
+      state: before it.
+      data: training data.
+      codes: [C, L + 2].
+      key: of the fresh weights.
+
+    Returns:
+      The next state, scores [C] and metrics.
+    """
+    run = make_trial(config)
+
+    def one(best, step):
+        weights, code, score = best
+        trial = run(data, *step)
+        is_better = trial.score > score
+        best = jax.tree.map(
+            lambda new, old: jnp.where(is_better, new, old),
+            (trial.weights, trial.code, trial.score),
+            best,
+        )
+        return best, (trial.score, trial.client_scores, trial.loss, trial.cost)
+
+    best_score, learnt = state.memory
+    (weights, code, best_score), (scores, by_client, losses, costs) = jax.lax.scan(
+        one,
+        (state.weights, state.code, best_score),
+        (codes, jax.random.split(key, len(codes))),
+    )
+    is_scored = jnp.any(data.is_scored > 0, axis=1)
+    metrics = {
+        "train_loss": jnp.mean(losses),
+        "best_score": best_score,
+        "mean_score": jnp.mean(scores),
+        "score_spread": jnp.std(by_client[jnp.argmax(scores)], where=is_scored),
+    }
+    state = SearchState(weights, code, state.num_rounds + 1, (best_score, learnt))
+    return state, scores, metrics | encryption.total(costs)
+
+
+def make_trial(config: TrialConfig):
+    """Factory of (data, code [L + 2], key) -> Trial."""
+    train = train_step(config)
+
+    def run(data, code, key):
+        def epoch(weights, _):
+            weights, loss, cost = train(weights, data, code[None])
+            return weights, (loss, cost)
+
+        weights = init_weights(config, key)
+        weights, (losses, costs) = jax.lax.scan(
+            epoch, weights, length=config.num_epochs
+        )
+        scorer = make_scorer(config, weights.model, data)
+        (score,), by_client, cost = scorer.federated(code[None])
+        cost = encryption.total(costs, cost)
+        return Trial(code, score, by_client[:, 0], weights, jnp.mean(losses), cost)
+
+    return run
