@@ -17,7 +17,14 @@ from jax.experimental import sparse
 
 from experiments import _flags
 from experiments._client_flags import NUM_CLIENTS
-from experiments._measure import Measure, compiled, in_turn, peak_memory_bytes, seconds
+from experiments._measure import (
+    Measure,
+    compiled,
+    in_turn,
+    num_compilations,
+    peak_memory_bytes,
+    seconds,
+)
 from fedjax_graph import algorithms, clients, devices
 from fedjax_graph.data import citation, label_splits, nodes, subgraphs, synthetic_graphs
 from fedjax_graph.meta_learning import meta_gradient
@@ -54,8 +61,6 @@ CORA_SIZE = {
     "words_per_node": 18,
 }
 RATE = 0.3  # of inner and outer steps
-NUM_ROUNDS = 5  # over which compilations are counted
-COMPILED = "/jax/core/compile/backend_compile_duration"  # event of a compilation
 
 
 def load_graph() -> citation.NodeDataset:
@@ -157,22 +162,6 @@ def largest_difference(ours: Any, theirs: Any) -> float:
         lambda x, y: np.abs(np.asarray(x) - np.asarray(y)).max(), ours, theirs
     )
     return float(max(jax.tree.leaves(gaps)))
-
-
-def num_compilations(round_, state, data, key) -> int:
-    """Programs compiled for some rounds that follow each other."""
-    keys = [jax.random.fold_in(key, i) for i in range(NUM_ROUNDS)]
-    program, events = jax.jit(round_), []
-
-    def listen(event, *args, **settings):
-        events.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    for key in keys:
-        state, metrics = program(state, data, key)
-    jax.block_until_ready((state, metrics))
-    jax.monitoring.unregister_event_duration_listener(listen)
-    return events.count(COMPILED)
 
 
 def round_figures(dataset: citation.NodeDataset) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from absl import flags
 
 REPEATS = flags.DEFINE_integer("repeats", 3, "Measurements of each.", lower_bound=1)
 Measure = Callable[[], dict[str, float]]
+NUM_ROUNDS = 5  # over which compilations are counted
+COMPILED = "/jax/core/compile/backend_compile_duration"  # event of a compilation
 
 
 def seconds(fn: Callable[..., Any], *args: Any) -> float:
@@ -27,6 +29,22 @@ def compiled(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], fl
     elapsed = time.perf_counter() - start
     jax.block_until_ready(program(*args))
     return program, elapsed
+
+
+def num_compilations(round_, state, data, key) -> int:
+    """Programs compiled for some rounds that follow each other."""
+    keys = [jax.random.fold_in(key, i) for i in range(NUM_ROUNDS)]
+    program, events = jax.jit(round_), []
+
+    def listen(event, *args, **settings):
+        events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    for key in keys:
+        state, metrics = program(state, data, key)
+    jax.block_until_ready((state, metrics))
+    jax.monitoring.unregister_event_duration_listener(listen)
+    return events.count(COMPILED)
 
 
 def matmul_rate() -> float:

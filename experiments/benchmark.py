@@ -5,6 +5,7 @@ python -m experiments.benchmark --system=cnfgnn --shape=pems_bay --json
 python -m experiments.benchmark --system=cnfgnn --peer --peer_script=torch_peer.py
 python -m experiments.benchmark --system=sfl
 python -m experiments.benchmark --system=graphfl --dataset=cora --data_dir=FOLDER
+python -m experiments.benchmark --system=fl_agcns --num_cpu_devices=1
 
 Speeds vary with what else the machine does. Everything compared is measured in turn,
 `--repeats` times over, and the medians are printed.
@@ -17,6 +18,7 @@ from absl import flags
 
 from experiments import _flags, _run_flags
 from experiments._benchmark_cnfgnn import benchmark_cnfgnn
+from experiments._benchmark_fl_agcns import benchmark_fl_agcns
 from experiments._benchmark_graphfl import benchmark_graphfl
 from experiments._benchmark_sfl import benchmark_sfl
 from fedjax_graph.driver.results import format_table
@@ -25,6 +27,7 @@ BENCHMARKS = {
     "cnfgnn": benchmark_cnfgnn,
     "sfl": benchmark_sfl,
     "graphfl": benchmark_graphfl,
+    "fl_agcns": benchmark_fl_agcns,
 }
 SYSTEM = flags.DEFINE_enum("system", "cnfgnn", list(BENCHMARKS), "What to measure.")
 JSON = flags.DEFINE_bool("json", False, "Print one JSON line instead of a table.")
