@@ -12,6 +12,8 @@ import subprocess
 import sys
 
 import jax
+import matplotlib.image
+import numpy as np
 
 RATES = ("windows_per_s", "images_per_s", "client_steps_per_s")
 TIMINGS = ("seconds", "compile_seconds", *RATES)
@@ -56,11 +58,15 @@ runpy.run_module(module, run_name="__main__")
 
 
 class Machine:
-    """A folder with datasets and runs of a binary, and the processes started there."""
+    """A folder with datasets and runs of a binary, and the processes started there.
 
-    def __init__(self, folder: pathlib.Path, module: str):
+    `preamble` is run before the binary by `run_many` and `run_killed`.
+    """
+
+    def __init__(self, folder: pathlib.Path, module: str, preamble: str = ""):
         self.folder = folder
         self.module = module
+        self._preamble = preamble
         self._environment = {
             key: value
             for key, value in os.environ.items()
@@ -88,12 +94,14 @@ class Machine:
 
     def run_killed(self, path, *command_line):
         """A run that dies before anything is renamed to a path that ends so."""
-        return self.python("-c", KILLED, self.module, path, *command_line)
+        return self.python(
+            "-c", self._preamble + KILLED, self.module, path, *command_line
+        )
 
     def run_many(self, command_lines):
         """Status, output and errors of each, by name."""
         lines = json.dumps(list(command_lines.values()))
-        process = self.python("-c", MANY, self.module, input=lines)
+        process = self.python("-c", self._preamble + MANY, self.module, input=lines)
         assert process.returncode == 0, process.stderr
         return dict(zip(command_lines, json.loads(process.stdout), strict=True))
 
@@ -104,6 +112,22 @@ class Machine:
         """Lines of `metrics.jsonl` without clock times."""
         lines = (self.folder / workdir / "metrics.jsonl").read_text().splitlines()
         return [without_timings(json.loads(line)) for line in lines]
+
+
+def write_graph(path, num_nodes, num_classes, num_features, **changes):
+    """Classes in turn, edges within a class, and features that tell it in part."""
+    rng = np.random.default_rng(0)
+    senders = np.repeat(np.arange(num_nodes), 2)
+    steps = num_classes * rng.integers(1, num_nodes // num_classes, len(senders))
+    labels = np.arange(num_nodes) % num_classes
+    features = rng.normal(size=(num_nodes, num_features))
+    features[np.arange(num_nodes), labels] += 1
+    arrays = {
+        "edges": np.stack([senders, (senders + steps) % num_nodes], axis=1),
+        "labels": labels,
+        "features": features.astype(np.float32),
+    }
+    np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
 
 
 def quick_xla_flags() -> str:
@@ -118,6 +142,23 @@ def quick_xla_flags() -> str:
 
 def without_timings(entry):
     return {key: value for key, value in entry.items() if key not in TIMINGS}
+
+
+def table_of(output):
+    """Rows below the ruler: the title, and the other cells."""
+    lines = output.splitlines()
+    (ruler,) = [i for i, line in enumerate(lines) if line.startswith("---")]
+    rows = {}
+    for line in lines[ruler + 1 :]:
+        title, *cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
+        if cells:  # else the last line, which names the folder
+            rows[title] = cells
+    return rows
+
+
+def assert_picture(path):
+    """An image that is not of one colour."""
+    assert np.ptp(matplotlib.image.imread(path)) > 0.5
 
 
 def assert_refused(answer, words):

@@ -1,9 +1,9 @@
 """The binary as a user runs it: tasks, models, protocols and sweeps."""
 
+import functools
 import json
 import signal
 
-import matplotlib.image
 import numpy as np
 import pytest
 
@@ -32,20 +32,12 @@ SMALL = (
 )
 
 
-def write_graph(path, num_nodes=NUM_NODES, **changes):
-    """Classes in turn, most edges within a class, features that tell it in part."""
-    rng = np.random.default_rng(0)
-    senders = np.repeat(np.arange(num_nodes), 2)
-    steps = NUM_CLASSES * rng.integers(1, num_nodes // NUM_CLASSES, len(senders))
-    labels = np.arange(num_nodes) % NUM_CLASSES
-    features = rng.normal(size=(num_nodes, NUM_FEATURES))
-    features[np.arange(num_nodes), labels] += 1
-    arrays = {
-        "edges": np.stack([senders, (senders + steps) % num_nodes], axis=1),
-        "labels": labels,
-        "features": features.astype(np.float32),
-    }
-    np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
+write_graph = functools.partial(
+    binary.write_graph,
+    num_nodes=NUM_NODES,
+    num_classes=NUM_CLASSES,
+    num_features=NUM_FEATURES,
+)
 
 
 class Machine(binary.Machine):
@@ -119,15 +111,8 @@ def outputs(machine):
 
 
 def table_of(output):
-    """Rows below the ruler: the title, and the other cells without the seconds."""
-    lines = output.splitlines()
-    (ruler,) = [i for i, line in enumerate(lines) if line.startswith("---")]
-    rows = {}
-    for line in lines[ruler + 1 :]:
-        title, *cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
-        if cells:  # else the last line, which names the folder
-            rows[title] = cells[:-1]
-    return rows
+    """Rows of the table without the seconds."""
+    return {title: cells[:-1] for title, cells in binary.table_of(output).items()}
 
 
 def validation_loss(machine, workdir, method="graphfl"):
@@ -190,7 +175,7 @@ def test_metrics_have_a_line_for_each_method_and_round(machine, outputs):
 
 @pytest.mark.parametrize("path", ["three/training_curves.png", "sweep/sweep.png"])
 def test_pictures_are_there(machine, outputs, path):
-    assert np.ptp(matplotlib.image.imread(machine.folder / path)) > 0.5
+    binary.assert_picture(machine.folder / path)
 
 
 def crossings(machine, workdir, method, num_classes):
@@ -312,7 +297,7 @@ def test_a_sweep_of_pseudo_labels_has_one_teacher(machine, outputs):
     folder = machine.folder / "pseudo_sweep"
     (teacher,) = folder.glob("*/teacher")
     assert teacher == folder / "sgc-2" / "teacher"
-    assert np.ptp(matplotlib.image.imread(folder / "sweep.png")) > 0.5
+    binary.assert_picture(folder / "sweep.png")
 
 
 # --- Finished and killed runs, and bad input -----------------------------------------

@@ -35,7 +35,16 @@ class FedSGDConfig(FederatedConfig):
     encryption: Literal["none", "ckks"] = "none"
 
     def optimiser(self) -> optax.GradientTransformation:
-        """The server's."""
+        """The server's.
+
+        Raises:
+          InputError: if its name is unknown.
+        """
+        if self.server_optimiser not in SERVER_OPTIMISERS:
+            raise InputError(
+                f"unknown optimiser {self.server_optimiser!r}; known: "
+                f"{', '.join(SERVER_OPTIMISERS)}"
+            )
         return optax.chain(
             optax.add_decayed_weights(self.weight_decay),
             SERVER_OPTIMISERS[self.server_optimiser](self.server_rate),

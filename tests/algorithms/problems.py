@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_graph import graphs
-from tests import nodes
+from tests import client_graphs, nodes
 
 NUM_CLIENTS, NUM_PADDED = 5, 7
 
@@ -49,6 +49,14 @@ class Problem(abc.ABC):
             client_weights=jnp.append(self.train.client_weights, jnp.zeros(extra)),
             **self.extended(fill),
         )
+
+    def is_of_clients(self, path, leaf) -> bool:
+        """Whether a leaf of a state has a row for each client.
+
+        No tiny weight has this size.
+        """
+        del path
+        return jnp.ndim(leaf) > 0 and leaf.shape[0] in (NUM_CLIENTS, NUM_PADDED)
 
     def outputs_of(self, places, outputs):
         return jnp.take(outputs, jnp.asarray(places), axis=self.OUTPUTS_AXIS)
@@ -115,5 +123,44 @@ class Nodes(Problem):
         def extend(x):
             more = x[: NUM_PADDED - NUM_CLIENTS]
             return jnp.concatenate([x, 0 * more if fill == "zero" else more])
+
+        return self._fields(extend)
+
+
+class Subgraphs(Problem):
+    TASK = {
+        "kind": "subgraphs",
+        "num_features": client_graphs.NUM_FEATURES,
+        "num_classes": client_graphs.NUM_CLASSES,
+        "dropout": 0.5,
+        "local_steps": 2,
+        "learning_rate": 0.3,
+    }
+    SCORES = {"loss", "accuracy", "cross_entropy"}
+    OUTPUTS_AXIS = 0
+
+    def __init__(self):
+        train = client_graphs.make_splits()["train"]
+        num_outputs = client_graphs.MOST_NODES
+        super().__init__(train, (NUM_CLIENTS, num_outputs, client_graphs.NUM_CLASSES))
+
+    def is_of_clients(self, path, leaf):
+        """A SuperNet has stacks of five, one for each activation: the name decides."""
+        del leaf
+        return any(getattr(key, "name", None) == "clients" for key in path)
+
+    def _fields(self, change):
+        fields = self.train._asdict()
+        del fields["client_ids"], fields["client_weights"]
+        return {name: change(name, x) for name, x in fields.items()}
+
+    def reordered(self, order):
+        return self._fields(lambda name, x: x[order])
+
+    def extended(self, fill):
+        def extend(name, x):
+            more = x[: NUM_PADDED - NUM_CLIENTS]
+            is_kept = fill == "random" and name not in ("is_trained", "is_scored")
+            return jnp.concatenate([x, more if is_kept else 0 * more])
 
         return self._fields(extend)

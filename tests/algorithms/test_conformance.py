@@ -12,9 +12,16 @@ from jax.extend import core as jex_core
 
 from fedjax_graph.algorithms import REGISTRY, get_method, make_config
 from fedjax_graph.errors import InputError
-from tests.algorithms.problems import NUM_CLIENTS, NUM_PADDED, Nodes, Traffic
+from tests import client_graphs
+from tests.algorithms.problems import (
+    NUM_CLIENTS,
+    NUM_PADDED,
+    Nodes,
+    Subgraphs,
+    Traffic,
+)
 
-pytestmark = pytest.mark.usefixtures("rolled_scans")
+pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
 
 OF_ANY_TASK = {
     "ditto": {},
@@ -56,6 +63,32 @@ FORECASTERS = {
     "historical_average": {"eval_batch_size": 10},
     "persistence": {"eval_batch_size": 10},
 }
+ON_SUBGRAPHS = {
+    "fed_avg": {},
+    "fed_sgd": {"server_rate": 0.05},
+}
+SEARCH = {
+    "num_features": client_graphs.NUM_FEATURES,
+    "num_classes": client_graphs.NUM_CLASSES,
+    "num_layers": 2,
+    "width": 4,
+    "weight_decay": 0.01,  # or Adam would magnify noise where gradients are 0
+}
+EVOLUTION = SEARCH | {
+    "population_size": 6,
+    "codes_per_step": 2,
+    "num_steps": 2,
+    "num_warm_up": 1,  # so the second of two rounds evolves
+}
+SEARCHES = {
+    "client_eo": EVOLUTION,
+    "controller_eo": EVOLUTION,
+    "fl_agcns": EVOLUTION,
+    "fl_gradient": SEARCH | {"num_steps": 2},
+    "fl_random": SEARCH | {"num_epochs": 2},
+    "fl_rl": SEARCH | {"num_epochs": 2, "codes_per_round": 2, "controller_size": 4},
+}
+ABLATIONS = {"client_eo", "controller_eo"}  # `fl_agcns` with parts left out
 
 
 def on(problem, methods):
@@ -65,6 +98,7 @@ def on(problem, methods):
 TINY = {  # problem -> method -> its config
     Traffic: on(Traffic, OF_ANY_TASK) | FORECASTERS,
     Nodes: on(Nodes, ON_NODES),
+    Subgraphs: on(Subgraphs, ON_SUBGRAPHS) | SEARCHES,
 }
 CASES = {
     f"{name}-{problem.TASK['kind']}": (name, problem)
@@ -128,8 +162,14 @@ class System:
 
 
 @pytest.fixture(scope="module")
+def few_convolutions():
+    with client_graphs.few_convolutions():
+        yield
+
+
+@pytest.fixture(scope="module")
 def problems(train):
-    return {Traffic: Traffic(train), Nodes: Nodes()}
+    return {Traffic: Traffic(train), Nodes: Nodes(), Subgraphs: Subgraphs()}
 
 
 @pytest.fixture(scope="module", params=sorted(CASES))
@@ -141,6 +181,13 @@ def system(request, problems, quick_jit):
 @pytest.fixture(scope="module")
 def outcome(system):
     return system.run()
+
+
+@pytest.fixture
+def compiled_anew(system):
+    """Of tests that compile one more program, which takes long of searches."""
+    if system.name in ABLATIONS:
+        pytest.skip("the method that this is an ablation of is tested")
 
 
 def test_no_method_is_forgotten():
@@ -179,12 +226,14 @@ def test_other_keys_and_rounds_compile_nothing(system, outcome):
     assert system.num_traces == traces
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_without_jit_a_round_is_the_same(system):
     state, _ = system.round()(system.state, system.train, KEYS[0])
     ours = system.round()(state, system.train, KEYS[1])
     assert_close(system.algorithm.round(state, system.train, KEYS[1]), ours)
 
 
+@pytest.mark.usefixtures("compiled_anew")
 @pytest.mark.parametrize("clients_per_chunk", [1, 2])
 def test_chunks_of_clients_change_nothing(system, outcome, clients_per_chunk):
     """In two rounds; `outcome` has all clients at once."""
@@ -194,60 +243,61 @@ def test_chunks_of_clients_change_nothing(system, outcome, clients_per_chunk):
     assert_close(system.run(clients_per_chunk=clients_per_chunk), outcome)
 
 
-def is_of_clients(leaf):
-    """A leaf of the state with a row for each client (no tiny weight has this size)."""
-    return jnp.ndim(leaf) > 0 and leaf.shape[0] in (NUM_CLIENTS, NUM_PADDED)
+def map_rows(problem, change, tree):
+    """Changes the leaves of a state that have a row for each client."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: change(x) if problem.is_of_clients(path, x) else x, tree
+    )
 
 
-def rows(tree, places):
+def rows(problem, tree, places):
     """The rows of some clients; of a matrix of clients by clients also the columns."""
 
     def pick(x):
-        if not is_of_clients(x):
-            return x
         is_matrix = x.ndim == 2 and x.shape[0] == x.shape[1]
         return x[places][:, places] if is_matrix else x[places]
 
-    return jax.tree.map(pick, tree)
+    return map_rows(problem, pick, tree)
 
 
-def with_padded_rows(tree):
+def with_padded_rows(problem, tree):
     """Rows for two more clients; a matrix gets rows and columns of the identity."""
 
     def extend(x):
-        if not is_of_clients(x):
-            return x
         if x.shape == (NUM_CLIENTS, NUM_CLIENTS):
             return jnp.eye(NUM_PADDED).at[:NUM_CLIENTS, :NUM_CLIENTS].set(x)
         return jnp.concatenate([x, x[: NUM_PADDED - NUM_CLIENTS]])
 
-    return jax.tree.map(extend, tree)
+    return map_rows(problem, extend, tree)
 
 
 def test_permuting_clients_permutes_outputs(system, outcome):
     order, problem = np.array([3, 0, 4, 1, 2]), system.problem
     state, metrics, scores, outputs = system.run(
-        problem.permute(order), rows(system.state, order)
+        problem.permute(order), rows(problem, system.state, order)
     )
     expected_state, expected_metrics, expected_scores, expected_outputs = outcome
-    assert_close(state, rows(expected_state, order), 1e-4)
+    assert_close(state, rows(problem, expected_state, order), 1e-4)
     assert_close(metrics, expected_metrics, 1e-4)
     assert_close(scores, expected_scores, 1e-4)
     assert_close(outputs, problem.outputs_of(order, expected_outputs), 1e-4)
 
 
+@pytest.mark.usefixtures("compiled_anew")
 @pytest.mark.parametrize("fill", ["zero", "random"])
 def test_padded_clients_of_weight_zero_change_nothing(system, outcome, fill):
-    problem, padded = system.problem, with_padded_rows(system.state)
+    problem = system.problem
+    padded = with_padded_rows(problem, system.state)
     state, metrics, scores, outputs = system.run(problem.pad(fill), padded)
-    assert_close(rows(state, slice(NUM_CLIENTS)), outcome[0])
+    assert_close(rows(problem, state, slice(NUM_CLIENTS)), outcome[0])
     assert_close((metrics, scores), outcome[1:3])
     assert_close(problem.outputs_of(range(NUM_CLIENTS), outputs), outcome[3])
 
 
 def test_a_first_state_does_not_depend_on_padding(system):
-    state = system.algorithm.init(jax.random.key(0), system.problem.pad())
-    assert_close(rows(state, slice(NUM_CLIENTS)), system.state)
+    problem = system.problem
+    state = system.algorithm.init(jax.random.key(0), problem.pad())
+    assert_close(rows(problem, state, slice(NUM_CLIENTS)), system.state)
 
 
 def types(tree):
@@ -278,6 +328,7 @@ def test_a_round_is_a_scan_body(system):
     )
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_seeds_map(system, outcome):
     """The round of two seeds under `vmap`, each with a state and key of its own."""
     states = [outcome[0], system.state]
@@ -302,14 +353,14 @@ def test_first_states_depend_on_the_seed_and_nothing_else(system):
 
 
 def constant_bytes(jaxpr):
-    """Bytes of the arrays that a traced program holds besides its arguments."""
+    """Bytes of arrays, not scalars, that a traced program has besides its arguments."""
     total = 0
     if isinstance(jaxpr, jex_core.ClosedJaxpr):
         total += sum(np.asarray(x).nbytes for x in jaxpr.consts)
         jaxpr = jaxpr.jaxpr
     for equation in jaxpr.eqns:
         for variable in equation.invars:
-            if isinstance(variable, jex_core.Literal):
+            if isinstance(variable, jex_core.Literal) and np.ndim(variable.val):
                 total += np.asarray(variable.val).nbytes
         for value in equation.params.values():
             for part in value if isinstance(value, tuple | list) else (value,):
