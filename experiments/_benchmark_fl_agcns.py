@@ -87,7 +87,7 @@ def benchmark_fl_agcns() -> dict[str, Any]:
 
     scoring, _ = compiled(score, model, data, codes, own_codes)
     step, _ = compiled(
-        train_step(config), state.weights, data, codes[: config.codes_per_step]
+        train_step(config), state.weights, data, key, codes[: config.codes_per_step]
     )
 
     def score_one(model, own, code):
@@ -119,6 +119,7 @@ def benchmark_fl_agcns() -> dict[str, Any]:
                 step,
                 state.weights,
                 data,
+                key,
                 codes[: config.codes_per_step],
             ),
             "scoring": timed("scoring", scoring, model, data, codes, own_codes),

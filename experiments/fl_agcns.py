@@ -84,7 +84,12 @@ NUM_FINALISTS = flags.DEFINE_integer(
     lower_bound=1,
 )
 DROPOUT = flags.DEFINE_float(
-    "dropout", 0.0, "In those trainings; the paper names none.", 0.0, 0.99
+    "dropout",
+    0.0,
+    "Of both stages' inputs, in trainings and of a search's shared weights; the paper "
+    "names none.",
+    0.0,
+    0.99,
 )
 LEARNING_RATE = flags.DEFINE_float(
     "learning_rate", 0.02, "Of Adam at the server.", lower_bound=0.0
@@ -215,6 +220,7 @@ def search_values(problem: Problem, name: str, workdir: pathlib.Path):
         "num_layers": NUM_LAYERS.value,
         "fusion": FUSION.value,
         "fitness": FITNESS.value,
+        "dropout": DROPOUT.value,
         "learning_rate": LEARNING_RATE.value,
         "encryption": ENCRYPTION.value,
         "clients_per_chunk": _run_flags.clients_per_chunk(workdir, name),

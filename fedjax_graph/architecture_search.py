@@ -41,6 +41,7 @@ class SearchConfig:
     width: int = WIDTH
     fusion: Fusion = "leaves"
     fitness: Fitness = "loss"
+    dropout: float = 0.0  # in training, of the shared weights too
     learning_rate: float = 0.02
     weight_decay: float = 5e-6
     encryption: Literal["none", "ckks"] = "none"
@@ -54,6 +55,7 @@ class SearchConfig:
             self.num_layers,
             self.width,
             self.fusion,
+            self.dropout,
         )
 
     @property
@@ -132,22 +134,26 @@ def codes_loss(config: SearchConfig):
     """Factory of one client's mean training loss over codes.
 
     Returns:
-      (params, batch_stats, own data, codes [C, L + 2]) -> ([], batch_stats after the
-      codes, one after another).
+      (params, batch_stats, own data, key, codes [C, L + 2]) -> ([], batch_stats after
+      the codes, one after another). What is dropped of the features is the same for all
+      of them.
     """
     net = config.supernet
 
-    def loss(params, stats, own: SubgraphData, codes):
+    def loss(params, stats, own: SubgraphData, key, codes):
         graph = subgraphs.as_graph(own)
-        products = net.input_products(params, own.features)
+        input_key, output_key = jax.random.split(key)
+        products = net.input_products(params, own.features, input_key)
 
-        def one(stats, code):
+        def one(stats, step):
+            code, key = step
             model = {"params": params, "batch_stats": stats}
-            outputs, stats = net.apply(model, graph, code, own.is_real, products)
+            outputs, stats = net.apply(model, graph, code, own.is_real, products, key)
             value = subgraphs.cross_entropy(outputs, own.labels, own.is_trained)
             return stats, value
 
-        stats, losses = jax.lax.scan(one, stats, codes)
+        keys = jax.random.split(output_key, len(codes))
+        stats, losses = jax.lax.scan(one, stats, (codes, keys))
         return jnp.mean(losses), stats
 
     return loss
@@ -158,33 +164,28 @@ def gradient_round(config: SearchConfig, loss: Callable[..., Any]):
 
     Args:
       config: of the search.
-      loss: (params, batch_stats, own data, *shared) -> (loss, batch_stats) of ONE
+      loss: (params, batch_stats, own data, key, *shared) -> (loss, batch_stats) of ONE
         client.
 
     Returns:
-      (model, data, *shared, sent=None) -> (gradient and mean batch_stats, mean loss,
-      metrics of the encryption).
+      (model, data, key, *shared, sent=None) -> (gradient and mean batch_stats, mean
+      loss, metrics of the encryption).
     """
 
     def client_gradient(model, own, key, *shared):
-        del key
         take = jax.value_and_grad(loss, has_aux=True)
         (value, stats), grads = take(
-            model["params"], model["batch_stats"], own, *shared
+            model["params"], model["batch_stats"], own, key, *shared
         )
         return {"params": grads, "batch_stats": stats}, value
 
     run = cohort_update(client_gradient, clients_per_chunk=config.clients_per_chunk)
     mean = encryption.mean(config.encryption)
 
-    def round_(model, data: SubgraphData, *shared, sent=None):
+    def round_(model, data: SubgraphData, key, *shared, sent=None):
         rows = jax.tree.map(lambda x: x[None], model)
-        ids, weights, unused_key = (
-            data.client_ids,
-            data.client_weights,
-            jax.random.key(0),
-        )
-        updated, value, cohort = run(rows, data, ids, weights, unused_key, *shared)
+        ids, weights = data.client_ids, data.client_weights
+        updated, value, cohort = run(rows, data, ids, weights, key, *shared)
         merged, metrics = mean(updated, cohort, sent)
         return jax.tree.map(lambda x: x[0], merged), value, metrics
 
@@ -195,14 +196,14 @@ def train_step(config: SearchConfig):
     """Factory of one federated step of the SuperNet's weights on codes.
 
     Returns:
-      (weights, data, codes [C, L + 2]) -> (weights, mean loss, metrics of the
+      (weights, data, key, codes [C, L + 2]) -> (weights, mean loss, metrics of the
       encryption).
     """
     run = gradient_round(config, codes_loss(config))
 
-    def step(weights: Weights, data: SubgraphData, codes):
+    def step(weights: Weights, data: SubgraphData, key, codes):
         model, touched = weights.model, config.supernet.touched(weights.model, codes)
-        merged, value, metrics = run(model, data, codes, sent=touched)
+        merged, value, metrics = run(model, data, key, codes, sent=touched)
         params, opt_state = touched_step(
             config.optimiser,
             model["params"],

@@ -36,6 +36,7 @@ CONFIG = SearchConfig(
 NET = CONFIG.supernet
 CODES = np.array([[1, 2, 5, 5], [3, 2, 3, 4], [3, 0, 4, 5]])  # GIN thrice, APPNP, GAT
 OTHERS = np.array([[2, 0, 2, 5], [4, 3, 6, 1], [1, 0, 0, 2]])  # GIN, APPNP twice, none
+KEY = jax.random.key(0)  # of dropout; there is none but where a test says so
 ERROR = 2e-8  # of an encrypted sum, see `encryption.CKKS`
 
 
@@ -135,7 +136,7 @@ def mean_gradient(quick_jit):
 def test_a_gradient_is_the_mean_over_clients_and_codes(
     model, train, mean_gradient, slow_gradient
 ):
-    merged, loss, metrics = mean_gradient(model, train, CODES)
+    merged, loss, metrics = mean_gradient(model, train, KEY, CODES)
     expected, expected_loss = slow_gradient(model, train, CODES)
     assert_trees_close(merged, expected)
     npt.assert_allclose(loss, expected_loss, rtol=1e-5)
@@ -150,10 +151,24 @@ def test_running_statistics_go_from_code_to_code(model, train, mean_gradient):
     stats = model["batch_stats"]["GINConv"]["norm"]
     moves = []
     for codes in (CODES[[1, 1, 1]], CODES[[1, 2, 2]]):
-        merged, _, _ = mean_gradient(model, train, codes)
+        merged, _, _ = mean_gradient(model, train, KEY, codes)
         new = merged["batch_stats"]["GINConv"]["norm"]
         moves.append(np.abs(new["mean"][0] - stats["mean"][0]).sum())
     assert moves[0] > 1.5 * moves[1] > 0
+
+
+def test_dropout_differs_by_key_and_client(model, train, quick_jit):
+    """The loss of the first client's subgraph, by whoever has it."""
+    of_first = train._replace(client_weights=jnp.eye(NUM_CLIENTS)[0])
+    losses = {}
+    for rate, seed, client in [(0.5, 1, 0), (0.5, 1, 1), (0.5, 2, 0), (0.0, 1, 0)]:
+        config = dataclasses.replace(CONFIG, dropout=rate)
+        run = quick_jit(gradient_round(config, codes_loss(config)))
+        ids = jnp.roll(train.client_ids, client)
+        data = of_first._replace(client_ids=ids)
+        _, loss, _ = run(model, data, jax.random.key(seed), CODES)
+        losses[rate, seed, client] = float(loss)
+    assert len(set(losses.values())) == len(losses), losses
 
 
 def test_a_gradient_needs_no_padding(model, train, one_gradient):
@@ -211,7 +226,7 @@ def test_steps_move_the_weights_and_statistics_of_their_codes(
     for codes in (CODES, OTHERS, CODES):
         before, marks = weights, slow_marks(codes)
         merged, expected_loss = slow_gradient(before.model, train, codes)
-        weights, loss, metrics = step(before, train, codes)
+        weights, loss, metrics = step(before, train, KEY, codes)
         npt.assert_allclose(loss, expected_loss, rtol=1e-5)
         assert metrics == {}
         for name, gradient in by_set(merged["params"]).items():
@@ -378,7 +393,7 @@ def test_what_crosses_is_counted(model, train):
     """Weights and gradients in training, codes and scores in scoring."""
     size = sum(x.size for x in jax.tree.leaves(model))
     run = gradient_round(CONFIG, codes_loss(CONFIG))
-    found = communication.bytes_per_round(run, model, train, CODES)
+    found = communication.bytes_per_round(run, model, train, KEY, CODES)
     assert found == communication.Bytes(*(NUM_CLIENTS * size * 4,) * 2)
     found = communication.bytes_per_round(
         lambda *args: make_scorer(CONFIG, *args).federated(CODES), model, train
@@ -401,14 +416,15 @@ def ckks():
 def test_an_encrypted_gradient_is_that_in_the_clear(ckks, model, train, quick_jit):
     """Of a loss whose gradients are the weights times a client's training nodes."""
 
-    def loss(params, stats, own, codes):
+    def loss(params, stats, own, key, codes):
+        del key, codes
         squares = sum(jnp.sum(x**2) / 2 for x in jax.tree.leaves(params))
         return jnp.sum(own.is_trained) * squares, stats
 
     sent = NET.touched(model, CODES)
     runs = [gradient_round(config, loss) for config in (ckks, CONFIG)]
     (merged, value, metrics), (plain, plain_value, _) = (
-        quick_jit(run)(model, train, CODES, sent=sent) for run in runs
+        quick_jit(run)(model, train, KEY, CODES, sent=sent) for run in runs
     )
     counts = np.array(client_graphs.NUM_TRAINED)
     mean = counts @ counts / counts.sum()

@@ -84,10 +84,11 @@ def _evolutionary(config, with_controller=True, with_clients=True):
 
     def train_weights(state, data, key):
         def step(weights, key):
+            select_key, step_key = jax.random.split(key)
             codes = evolution.select(
-                key, state.memory.controller, config.codes_per_step
+                select_key, state.memory.controller, config.codes_per_step
             )
-            weights, loss, cost = train(weights, data, codes)
+            weights, loss, cost = train(weights, data, step_key, codes)
             return weights, (loss, cost)
 
         keys = jax.random.split(key, config.num_steps)

@@ -77,17 +77,17 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
         return SearchState(weights, derive(alphas), jnp.int32(0), learnt)
 
     def round_(state, data, key):
-        del key
-
-        def step(carry, _):
+        def step(carry, key):
             weights, learnt = carry
-            weights, loss, training_cost = train(weights, data, learnt.alphas)
+            weights, loss, training_cost = train(weights, data, key, learnt.alphas)
             learnt, learning_cost = learn(learnt, data, weights.model)
             costs = encryption.total(training_cost, learning_cost)
             return (weights, learnt), (loss, costs)
 
         (weights, learnt), (losses, costs) = jax.lax.scan(
-            step, (state.weights, state.memory), length=config.num_steps
+            step,
+            (state.weights, state.memory),
+            jax.random.split(key, config.num_steps),
         )
         code = derive(learnt.alphas)
         scorer = make_scorer(config, weights.model, data)
@@ -138,17 +138,17 @@ def weights_step(config: FLGradientConfig):
     """Factory of one federated step of the SuperNet's weights, all of them.
 
     Returns:
-      (weights, data, alphas) -> (weights, mean loss, metrics of the encryption).
+      (weights, data, key, alphas) -> (weights, mean loss, metrics of the encryption).
     """
 
-    def loss(params, stats, own, alphas):
-        return relaxed_loss(config, params, stats, own, alphas, own.is_trained)
+    def loss(params, stats, own, key, alphas):
+        return relaxed_loss(config, params, stats, own, alphas, own.is_trained, key)
 
     run = gradient_round(config, loss)
 
-    def step(weights: Weights, data, alphas):
+    def step(weights: Weights, data, key, alphas):
         model = weights.model
-        merged, value, metrics = run(model, data, alphas)
+        merged, value, metrics = run(model, data, key, alphas)
         everything = jax.tree.map(
             lambda x: jnp.ones((len(x), *[1] * (x.ndim - 1)), bool), model["params"]
         )
@@ -171,7 +171,7 @@ def alphas_step(config: FLGradientConfig):
       (learnt, data, model) -> (learnt, metrics of the encryption).
     """
 
-    def loss(alphas, unused_stats, own, model):
+    def loss(alphas, unused_stats, own, unused_key, model):
         value, _ = relaxed_loss(
             config, model["params"], model["batch_stats"], own, alphas, own.is_scored
         )
@@ -183,7 +183,8 @@ def alphas_step(config: FLGradientConfig):
     def step(learnt: Learnt, data, model):
         counts = jnp.sum(data.is_scored, axis=1)
         alphas = {"params": learnt.alphas, "batch_stats": {}}
-        merged, _, metrics = run(alphas, data._replace(client_weights=counts), model)
+        data, unused_key = data._replace(client_weights=counts), jax.random.key(0)
+        merged, _, metrics = run(alphas, data, unused_key, model)
         update = config.architecture_optimiser.update
         updates, opt_state = update(merged["params"], learnt.opt_state, learnt.alphas)
         return Learnt(optax.apply_updates(learnt.alphas, updates), opt_state), metrics
@@ -191,13 +192,14 @@ def alphas_step(config: FLGradientConfig):
     return step
 
 
-def relaxed_loss(config: FLGradientConfig, params, stats, own, alphas, mask):
+def relaxed_loss(config: FLGradientConfig, params, stats, own, alphas, mask, key=None):
     """ONE client's mean loss over the nodes of a mask, and batch_stats.
 
-    Both losses normalise by the statistics of all the client's nodes, as in DARTS.
+    Both losses normalise by the statistics of all the client's nodes, as in DARTS. The
+    key is that of dropout, None without.
     """
     model = {"params": params, "batch_stats": stats}
     outputs, stats = config.supernet.relaxed(
-        model, subgraphs.as_graph(own), probabilities(alphas), own.is_real
+        model, subgraphs.as_graph(own), probabilities(alphas), own.is_real, key
     )
     return subgraphs.cross_entropy(outputs, own.labels, mask), stats

@@ -75,7 +75,7 @@ def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
       state: before it.
       data: training data.
       codes: [C, L + 2].
-      key: of the fresh weights.
+      key: of the fresh weights and of dropout.
 
     Returns:
       The next state, scores [C] and metrics.
@@ -115,13 +115,14 @@ def make_trial(config: TrialConfig):
     train = train_step(config)
 
     def run(data, code, key):
-        def epoch(weights, _):
-            weights, loss, cost = train(weights, data, code[None])
+        def epoch(weights, key):
+            weights, loss, cost = train(weights, data, key, code[None])
             return weights, (loss, cost)
 
-        weights = init_weights(config, key)
+        init_key, epochs_key = jax.random.split(key)
+        weights = init_weights(config, init_key)
         weights, (losses, costs) = jax.lax.scan(
-            epoch, weights, length=config.num_epochs
+            epoch, weights, jax.random.split(epochs_key, config.num_epochs)
         )
         scorer = make_scorer(config, weights.model, data)
         (score,), by_client, cost = scorer.federated(code[None])

@@ -112,6 +112,7 @@ class SuperNet:
     num_layers: int = NUM_LAYERS
     width: int = WIDTH
     fusion: Fusion = "leaves"
+    dropout: float = 0.0  # of both stages' inputs
 
     def init(self, key: jax.Array) -> Model:
         """Fresh weights, each set drawn as for a network of its own."""
@@ -144,6 +145,7 @@ class SuperNet:
         code: jax.Array,
         mask: jax.Array | None = None,
         products: jax.Array | None = None,
+        key: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         """Classifies nodes by the network of a code.
 
@@ -160,6 +162,8 @@ class SuperNet:
             statistics.
           products: [5, N, width], what `input_products` gives: for who applies many
             codes to one graph. None: of the code's own input stage alone.
+          key: of dropout, in training; None: there is none. Given `products` have their
+            own behind them.
 
         Returns:
           Outputs [N, classes] of the code's output stage, and the running statistics,
@@ -187,9 +191,11 @@ class SuperNet:
             )
             return outputs.at[place].set(output), stats
 
+        input_key, output_key = self.dropout_keys(key)
         choice = architecture.input_stage
         if products is None:
-            x = fully_connected(take(params["input"], choice), graph.nodes)
+            nodes = self.drop(graph.nodes, input_key)
+            x = fully_connected(take(params["input"], choice), nodes)
         else:
             x = products[choice]
         x = activate_stage(choice, x)
@@ -200,6 +206,7 @@ class SuperNet:
             layer, outputs, (places, choices, architecture.source, own)
         )
         x = jnp.tensordot(self._fusion_weights(architecture), outputs, axes=1)
+        x = self.drop(x, output_key)
         choice = architecture.output_stage
         x = activate_stage(choice, fully_connected(take(params["output"], choice), x))
         stats = jax.tree.map(
@@ -213,6 +220,7 @@ class SuperNet:
         graph: jraph.GraphsTuple,
         probabilities: dict[str, jax.Array],
         mask: jax.Array | None = None,
+        key: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         """Classifies nodes by all codes at once, their genes drawn independently.
 
@@ -227,7 +235,7 @@ class SuperNet:
         L (L + 1) / 2 pairs of a layer and what it reads.
 
         Args:
-          model, graph, mask: as for `apply`.
+          model, graph, mask, key: as for `apply`.
           probabilities: of options, which sum to 1. "input" and "output": [5], by
             activation. "layers": [L, 1 + 12 L], by gene; 0 beyond a layer's largest.
 
@@ -257,23 +265,44 @@ class SuperNet:
                 output += summand
             return outputs.at[place].add(output), stats
 
-        products = self.input_products(params, graph.nodes)
+        products = self.input_products(params, graph.nodes, key)
         x = mix_stage(probabilities["input"], products)
         outputs = jnp.zeros((self.num_layers + 1, *x.shape), x.dtype).at[0].set(x)
         layers, sources = np.tril_indices(self.num_layers)
         steps = (layers + 1, sources, shares, params["layers"], model["batch_stats"])
         outputs, stats = jax.lax.scan(slot, outputs, steps)
         weights = fusion_shares(probabilities["layers"], self.fusion)
-        x = jnp.tensordot(weights, outputs, axes=1)
+        _, output_key = self.dropout_keys(key)
+        x = self.drop(jnp.tensordot(weights, outputs, axes=1), output_key)
         products = jax.vmap(fully_connected, (0, None))(params["output"], x)
         return mix_stage(probabilities["output"], products), stats
 
-    def input_products(self, params: Params, nodes: jax.Array) -> jax.Array:
-        """All five input stages before their activation: [N, F] -> [5, N, width]."""
+    def input_products(
+        self, params: Params, nodes: jax.Array, key: jax.Array | None = None
+    ) -> jax.Array:
+        """All five input stages before their activation: [N, F] -> [5, N, width].
+
+        With a key, of the dropout that `apply` would do.
+        """
+        input_key, _ = self.dropout_keys(key)
+        nodes = self.drop(nodes, input_key)
         kernel, bias = params["input"]["kernel"], params["input"]["bias"]
         side_by_side = jnp.moveaxis(kernel, 0, 1).reshape(self.num_features, -1)
         products = matmul(nodes, side_by_side).reshape(len(nodes), *bias.shape)
         return jnp.moveaxis(products + bias, 1, 0)
+
+    def dropout_keys(
+        self, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array] | tuple[None, None]:
+        """Of the input and of the output stage."""
+        return (None, None) if key is None else tuple(jax.random.split(key))
+
+    def drop(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        """Dropout of what a stage takes; none without a key."""
+        if key is None or not self.dropout:
+            return x
+        layer = nn.Dropout(self.dropout, deterministic=False)
+        return layer.apply({}, x, rngs={"dropout": key})
 
     def touched(self, model: Model, codes: jax.Array) -> Model:
         """Which weights and running statistics some of the codes [C, L + 2] use.
@@ -314,7 +343,9 @@ class SuperNet:
           InputError: if the code is not valid.
         """
         genes = check(code, self.num_layers).tolist()
-        return Network(tuple(genes), self.num_classes, self.width, self.fusion)
+        return Network(
+            tuple(genes), self.num_classes, self.width, self.fusion, self.dropout
+        )
 
     def extract(self, model: Model, code: Sequence[int]) -> Model:
         """What `network(code)` takes of a model's weights and running statistics.

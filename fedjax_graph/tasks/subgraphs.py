@@ -52,8 +52,9 @@ class SubgraphTask:
             max(len(self.code) - 2, 0) or NUM_LAYERS,
             self.width,
             self.fusion,
+            self.dropout,
         )
-        return net.network(self.code).clone(dropout=self.dropout)
+        return net.network(self.code)
 
     def build(self) -> Task:
         module = self.module()

@@ -86,8 +86,8 @@ def count_codes(config):
     """A step whose weights are a number that depends on all codes and their order."""
     del config
 
-    def step(weights, data, codes):
-        del data
+    def step(weights, data, key, codes):
+        del data, key
         each = codes @ places(codes.shape[1])
         model = (7 * weights.model + each @ places(len(each))) % 1009
         return Weights(model, None), jnp.float32(model), {}
@@ -97,7 +97,7 @@ def count_codes(config):
 
 def no_step(config):
     del config
-    return lambda weights, data, codes: (weights, jnp.float32(1), {})
+    return lambda weights, data, key, codes: (weights, jnp.float32(1), {})
 
 
 def whole_scores(config, model, data):
@@ -157,15 +157,16 @@ def slow_generation(name, config, step, score, state, data, key):
     """One round in Python -> (weights, populations, best code, metrics).
 
     Args:
-      step: (weights, codes) -> (weights, loss).
+      step: (weights, key, codes) -> (weights, loss).
       score: (weights, codes of all, codes of each client) -> (federated, by client,
         each client's own).
     """
     train_key, controller_key, clients_key = jax.random.split(key, 3)
     weights, population, losses = state.weights, state.memory.controller, []
     for step_key in jax.random.split(train_key, config.num_steps):
-        codes = select(step_key, population, config.codes_per_step)
-        weights, loss = step(weights, codes)
+        select_key, step_key = jax.random.split(step_key)
+        codes = select(select_key, population, config.codes_per_step)
+        weights, loss = step(weights, step_key, codes)
         losses.append(loss)
     evolves = state.num_rounds >= config.num_warm_up
 
@@ -230,8 +231,8 @@ def assert_generation(found, expected, rtol):
 @methods
 def test_generations_are_those_of_the_oracle(name, whole_numbers, train, quick_jit):
     @quick_jit
-    def step(weights, codes):
-        return count_codes(CONFIG)(weights, train, codes)[:2]
+    def step(weights, key, codes):
+        return count_codes(CONFIG)(weights, train, key, codes)[:2]
 
     @quick_jit
     def score(weights, everybody, own):
@@ -271,8 +272,8 @@ def test_a_generation_of_the_supernet(train, quick_jit):
         scorer = make_scorer(config, weights.model, train)
         return *scorer.federated(everybody)[:2], scorer.own(own)
 
-    def step(weights, codes):
-        return train_codes(weights, train, codes)[:2]
+    def step(weights, key, codes):
+        return train_codes(weights, train, key, codes)[:2]
 
     found = quick_jit(algorithm.round)(state, train, key)
     expected = slow_generation("fl_agcns", config, step, score, state, train, key)
@@ -423,7 +424,7 @@ def test_what_encryption_costs_is_added_up(
 
     def step(config):
         plain = count_codes(config)
-        return lambda *args: (*plain(*args)[:2], cost(args[2]))
+        return lambda *args: (*plain(*args)[:2], cost(args[-1]))
 
     def scorer(*args):
         plain = whole_scores(*args)
@@ -468,8 +469,8 @@ def test_a_resumed_search_ends_as_if_never_stopped(tmp_path, splits, monkeypatch
     def step(config):
         del config
 
-        def move(weights, data, codes):
-            number = count_codes(None)(Weights(1, None), data, codes)[1]
+        def move(weights, *args):
+            number = count_codes(None)(Weights(1, None), *args)[1]
             moved = jax.tree.map(lambda x: x + (0.1 * number).astype(x.dtype), weights)
             return moved, number, {}
 

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 SIZES = (client_graphs.NUM_FEATURES, client_graphs.NUM_CLASSES)
 CONFIG = FLGradientConfig(*SIZES, num_layers=2, width=4)
+KEY = jax.random.key(0)  # of dropout, which there is not
 ALL_CLOSE = functools.partial(npt.assert_allclose, rtol=1e-4, atol=1e-6)
 
 
@@ -118,7 +119,7 @@ def test_the_weights_step_by_hand(data, problem, train, quick_jit):
     trees = [((grads, stats), value) for ((value, stats), grads), _ in clients]
     (grads, stats), value = jax.tree.map(lambda x, y: (2 * x + y) / 3, *trees)
     fresh = quick_jit(functools.partial(init_weights, CONFIG))(jax.random.key(0))
-    after, measured, costs = train(fresh._replace(model=model), data, alphas)
+    after, measured, costs = train(fresh._replace(model=model), data, KEY, alphas)
     after, params = jax.device_get((after, model["params"]))
     npt.assert_allclose(measured, value, rtol=1e-5)
     assert costs == {}
@@ -205,7 +206,7 @@ def test_a_round_takes_turns(data, train, learn, quick_jit):
     state, metrics = quick_jit(algorithm.round)(first, data, jax.random.key(1))
     weights, learnt, losses = first.weights, first.memory, []
     for _ in range(2):
-        weights, value, _ = train(weights, data, learnt.alphas)
+        weights, value, _ = train(weights, data, KEY, learnt.alphas)
         learnt, _ = learn(learnt, data, weights.model)
         losses.append(value)
     npt.assert_allclose(metrics["train_loss"], np.mean(losses), rtol=1e-4)

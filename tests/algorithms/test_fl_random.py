@@ -76,7 +76,8 @@ def test_a_trial_is_the_network_trained_alone(code, train, run_trial, quick_jit)
     """By Adam on the mean gradient, with no weights but the network's own."""
     key, net = jax.random.key(4), CONFIG.supernet
     trial = run_trial(train, jnp.array(code), key)
-    first = quick_jit(lambda key: init_weights(CONFIG, key))(key).model
+    init_key, _ = jax.random.split(key)
+    first = quick_jit(lambda key: init_weights(CONFIG, key))(init_key).model
     network, own = net.network(code), net.extract(first, code)
     apply = jax.vmap(
         functools.partial(network.apply, mutable=["batch_stats"]), (None, 0, 0)

@@ -1,5 +1,6 @@
 """The SuperNet against convolutions put together by hand, and its own networks."""
 
+import dataclasses
 import functools
 
 import jax
@@ -174,6 +175,65 @@ def test_an_unknown_fusion(model):
     net = SuperNet(NUM_FEATURES, NUM_CLASSES, 3, 4, fusion="sum")
     with pytest.raises(InputError, match="'sum'; known: leaves, all"):
         jax.eval_shape(net.apply, model, make_graph(0)[0], jnp.array(CODES[0]))
+
+
+LINEAR = [5, 0, 0, 0, 5]  # both stages and nothing else
+RATE, NUM_KEYS = 0.25, 4000
+
+
+def test_dropout_of_both_stages_inputs(model, quick_jit):
+    """Means and variances of a node's outputs, by the law of total variance."""
+    net, (graph, _) = dataclasses.replace(NET, dropout=RATE), make_graph(0)
+    keys = jax.random.split(jax.random.key(1), NUM_KEYS)
+
+    def outputs(key=None):
+        return net.apply(model, graph, jnp.array(LINEAR), key=key)[0]
+
+    found = np.asarray(quick_jit(jax.vmap(outputs))(keys), np.float64)
+    first, last = (at(4, model["params"][name]) for name in ("input", "output"))
+    odds, nodes = RATE / (1 - RATE), np.asarray(graph.nodes)
+    hidden = nodes @ first["kernel"] + first["bias"]
+    covariance = np.einsum(
+        "nf,fi,fj->nij", odds * nodes**2, first["kernel"], first["kernel"]
+    )
+    spread = np.einsum("nii->ni", covariance)
+    second = odds * (hidden**2 + spread) @ last["kernel"] ** 2
+    variance = second + np.einsum(
+        "nij,ic,jc->nc", covariance, last["kernel"], last["kernel"]
+    )
+    error = 5 * np.sqrt(variance / NUM_KEYS)
+    assert np.all(abs(found.mean(axis=0) - outputs()) < error)
+    npt.assert_allclose(found.var(axis=0), variance, rtol=0.2)
+
+
+@pytest.mark.parametrize("code", CODES[:3])
+def test_dropout_by_any_path_is_the_same(code, model, quick_jit):
+    net, (graph, mask) = dataclasses.replace(NET, dropout=RATE), make_graph(0)
+    key, genes = jax.random.key(2), jnp.array(code)
+    run = quick_jit(net.apply)
+    expected, _ = run(model, graph, genes, mask, key=key)
+    products = net.input_products(model["params"], graph.nodes, key)
+    outputs, _ = run(model, graph, genes, mask, products, key)
+    npt.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+    outputs, _ = quick_jit(net.relaxed)(model, graph, certain(code), mask, key)
+    npt.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+    plain, _ = run(model, graph, genes, mask)
+    assert np.abs(plain - expected).max() > 0.01
+
+
+def test_products_are_those_of_the_input_stages(model, quick_jit):
+    """All five before their activation; with them the nodes no more count."""
+    graph, _ = make_graph(0)
+    products = NET.input_products(model["params"], graph.nodes)
+    assert products.shape == (5, NUM_NODES, 4)
+    for choice, own in enumerate(products):
+        stage = at(choice, model["params"]["input"])
+        expected = np.asarray(graph.nodes) @ stage["kernel"] + stage["bias"]
+        npt.assert_allclose(own, expected, rtol=1e-5, atol=1e-5)
+    run, genes = quick_jit(NET.apply), jnp.array(CODES[0])
+    blank = graph._replace(nodes=0 * graph.nodes)
+    found, _ = run(model, blank, genes, products=products)
+    npt.assert_allclose(found, run(model, graph, genes)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_no_other_code_compiles_again(model, apply):
