@@ -107,6 +107,9 @@ def searches(searching):
         "others": searching.command_line(
             "others", "--num_epochs=1", "--num_retrain=1", methods=OTHERS
         ),
+        "finalists": searching.command_line(
+            "finalists", "--num_finalists=3", "--dropout=0.3", methods=METHODS[:1]
+        ),
     }
     if importlib.util.find_spec("tenseal"):
         lines["ckks"] = searching.command_line("ckks", CKKS, methods=METHODS[:2])
@@ -252,6 +255,21 @@ def test_every_search_finds_a_code(searching, searches, few_convolutions):
         )
     titles = [fl_agcns.TITLES[method] for method in OTHERS]
     assert list(binary.table_of(searches["others"])) == titles
+
+
+def test_finalists_are_judged_from_scratch(searching, searches, few_convolutions):
+    entry = searching.entry("finalists", "fl_agcns")
+    finalists = entry["search"]["finalists"]
+    codes, scores = finalists["codes"], np.array(finalists["scores"])
+    assert 1 < len(codes) <= 3 and len(scores) == len(codes)
+    networks = {
+        tuple(architecture.canonical(np.array(code)).tolist()) for code in codes
+    }
+    assert len(networks) == len(codes)
+    assert entry["code"] == codes[scores.argmax()]
+    assert np.all(scores < 0) and finalists["seconds"] > 0  # minus losses
+    config = entry["search"]["config"]
+    assert config["dropout"] == entry["config"]["task"]["dropout"] == 0.3
 
 
 def test_evolution_differs_by_who_evolves(searching, searches):
