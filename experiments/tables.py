@@ -170,43 +170,58 @@ def match(
     row: Row, table: Table, paper: Paper, run: Run, defaults: Mapping[str, Any]
 ) -> Candidate | None:
     """A run as one that fills a row; None where it is of something else."""
-    dataset = paper.datasets[row.dataset]
     entry = run.methods.get(row.method)
-    if entry is None or run.dataset not in (row.dataset, *dataset.parts):
+    if entry is None or run.dataset not in (
+        row.dataset,
+        *paper.datasets[row.dataset].parts,
+    ):
         return None
-    expected = {
-        name: defaults.get(name) if value is None else value
-        for name, value in row.flags.items()
-    }
-    given = defaults | run.settings["flags"]
-    chosen = given | run.setting
-    if any(chosen.get(name) != value for name, value in expected.items()):
-        return None
+    expected = expected_flags(row, defaults)
+    chosen = defaults | run.settings["flags"] | run.setting
     config = entry.get("config", {})
-    if any(config.get(name) != value for name, value in row.config.items()):
+    if any(chosen.get(name) != value for name, value in expected.items()) or any(
+        config.get(name) != value for name, value in row.config.items()
+    ):
         return None
     view = entry | {"settings": run.settings}
     ours = tuple(measured(metric, view) for metric in table.metrics)
     if all(value is None for value in ours):
         return None
-    own = paper.options | {"dataset": row.dataset}
-    if swept := given.get("sweep"):
-        given[swept] = chosen[swept]
     return Candidate(
-        run,
-        tuple(
-            f"{name} is {run.settings.get(name, 'unknown')}, not {size}"
-            for name, size in dataset.sizes.items()
-            if run.settings.get(name) != size
-        ),
-        tuple(
-            flag_text(name, value)
-            for name, value in given.items()
-            if name not in NOT_COMPARED
-            and name not in expected
-            and value not in (defaults.get(name), own.get(name))
-        ),
-        ours,
+        run, cuts(row, paper, run), deviations(row, paper, run, defaults), ours
+    )
+
+
+def expected_flags(row: Row, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags that a row's run must have."""
+    return {
+        name: defaults.get(name) if value is None else value
+        for name, value in row.flags.items()
+    }
+
+
+def cuts(row: Row, paper: Paper, run: Run) -> tuple[str, ...]:
+    """Where a run's dataset is not the paper's in full."""
+    return tuple(
+        f"{name} is {run.settings.get(name, 'unknown')}, not {size}"
+        for name, size in paper.datasets[row.dataset].sizes.items()
+        if run.settings.get(name) != size
+    )
+
+
+def deviations(
+    row: Row, paper: Paper, run: Run, defaults: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Flags of a run that are neither the defaults nor of the row's command."""
+    given = defaults | run.settings["flags"]
+    if swept := given.get("sweep"):
+        given[swept] = run.setting.get(swept)
+    passed_over = (*NOT_COMPARED, *row.flags)
+    own = paper.options | {"dataset": row.dataset}
+    return tuple(
+        flag_text(name, value)
+        for name, value in given.items()
+        if name not in passed_over and value not in (defaults.get(name), own.get(name))
     )
 
 
@@ -259,12 +274,13 @@ class Filled(NamedTuple):
     def notes(self) -> list[str]:
         """Lines below the table."""
         marked = [f"[{mark}] {text}" for text, mark in self.marks.items()]
-        refused = (
-            f"{self.num_refused} rows have runs of a cut dataset only; --allow_cut "
-        )
-        refused += "shows them."
-        about = [self.table.note] if self.table.note else []
-        return about + marked + ([refused] if self.num_refused else [])
+        notes = ([self.table.note] if self.table.note else []) + marked
+        if self.num_refused:
+            notes.append(
+                "Rows that have runs of a cut dataset only, which --allow_cut shows: "
+                f"{self.num_refused}."
+            )
+        return notes
 
 
 def fill(
