@@ -438,6 +438,7 @@ def picture(filled: Filled) -> Figure:
         "\n".join(notes),
         fontsize=TABLE_FONT,
         verticalalignment="center",
+        parse_math=False,
     )
     return figure
 

@@ -264,7 +264,7 @@ def machine(tmp_path_factory):
             ("old/gru", {}, "metr_la", METR_LA, {"gru_fedavg": ([99.0], SMALL)}),
             ("gru", {}, "metr_la", METR_LA, {"gru_fedavg": (OURS, SMALL)}),
             ("large", large, "metr_la", METR_LA, {"gru_fedavg": ([11.0], LARGE)}),
-            ("short", {"num_rounds": 3}, "metr_la", METR_LA, {"cnfgnn": ([11.9], {})}),
+            ("$^$", {"num_rounds": 3}, "metr_la", METR_LA, {"cnfgnn": ([11.9], {})}),
             ("cut", {}, "metr_la", CUT, {"gru_local": ([8.0], SMALL)}),
         ]
     ):
