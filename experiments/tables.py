@@ -58,7 +58,8 @@ NOT_COMPARED = (
     *("clients_per_chunk", "num_cpu_devices", "checkpoint_inner"),
 )
 NOT_RUN, MISSING = "not run", "not in the run"
-LINE_WIDTH, ROW_HEIGHT, CHARACTER_WIDTH, TABLE_FONT = 88, 0.24, 0.075, 8  # inches, pt
+ROW_HEIGHT, CHARACTER_WIDTH = 0.24, 0.075  # of pictures, inches
+TABLE_FONT = 8  # points
 
 
 # --- Runs ----------------------------------------------------------------------------
