@@ -12,7 +12,9 @@ A search ends with one architecture code. It, like each fixed network, is traine
 round: the table has means and deviations.
 """
 
+import contextlib
 import pathlib
+import shutil
 import statistics
 import time
 from typing import Any, NamedTuple
@@ -26,9 +28,12 @@ from experiments._client_flags import NUM_CLIENTS, PARTITION
 from experiments._measure import compiled, seconds
 from fedjax_graph import algorithms, architecture, encryption, evolution
 from fedjax_graph.algorithms.fl_random import make_trial
+from fedjax_graph.algorithms.fl_rl import FLRLConfig
+from fedjax_graph.architecture_search import make_scorer
 from fedjax_graph.data import citation, client_graphs, subgraphs, synthetic_graphs
 from fedjax_graph.data.client_graphs import SubgraphData
 from fedjax_graph.driver import plots, results, writers
+from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.errors import InputError
 from fedjax_graph.models.supernet import WIDTH
 from fedjax_graph.tasks.subgraphs import SubgraphTask
@@ -203,11 +208,15 @@ def make_problem(dataset: citation.NodeDataset) -> Problem:
         outside_neighbours=OUTSIDE_NEIGHBOURS.value,
         normalise_features=NORMALISE_FEATURES.value,
     )
+    checksum = _runs.fingerprint(*splits["train"], splits["test"].is_scored)
+    if _run_flags.EVAL_ONLY.value:  # in training, validation nodes choose the round
+        train = splits["train"]
+        splits = splits | {"train": train._replace(is_scored=train.is_trained)}
     return Problem(
         dataset,
         splits,
         client_graphs.statistics(dataset, parts, splits),
-        _runs.fingerprint(*splits["train"], splits["test"].is_scored),
+        checksum,
     )
 
 
@@ -216,7 +225,7 @@ def make_problem(dataset: citation.NodeDataset) -> Problem:
 
 def search_values(problem: Problem, name: str, workdir: pathlib.Path):
     """Values of the searches' config fields."""
-    return problem.sizes | {
+    values = problem.sizes | {
         "num_layers": NUM_LAYERS.value,
         "fusion": FUSION.value,
         "fitness": FITNESS.value,
@@ -230,6 +239,9 @@ def search_values(problem: Problem, name: str, workdir: pathlib.Path):
         "num_warm_up": NUM_WARM_UP.value,
         "num_epochs": NUM_EPOCHS.value,
     }
+    if name == "fl_rl_search":
+        values["codes_per_round"] = min(FLRLConfig.codes_per_round, NUM_TRIALS.value)
+    return values
 
 
 def search_rounds(method: str, config: Any) -> int:
@@ -237,7 +249,7 @@ def search_rounds(method: str, config: Any) -> int:
     if method == "fl_gradient":
         return NUM_RELAXED_ROUNDS.value
     if method in ("fl_random", "fl_rl"):
-        return -(-NUM_TRIALS.value // config.codes_per_round)
+        return NUM_TRIALS.value // config.codes_per_round
     return NUM_GENERATIONS.value
 
 
@@ -300,8 +312,8 @@ class Finalists(NamedTuple):
     """Codes that were trained once from scratch."""
 
     codes: np.ndarray  # [C, L + 2], best first by shared weights
-    scores: np.ndarray  # [C] federated validation scores
-    seconds: float
+    scores: np.ndarray  # [C] federated validation scores after that training
+    seconds: float  # of all, compilation included
 
     @property
     def best(self) -> tuple[int, ...]:
@@ -311,7 +323,7 @@ class Finalists(NamedTuple):
 def judge_finalists(
     method: str, problem: Problem, state: Any, workdir: pathlib.Path
 ) -> Finalists:
-    """Trains the first different networks of the last population.
+    """Trains the different networks of the last population that shared weights prefer.
 
     Args:
       method: an evolutionary search.
@@ -320,18 +332,40 @@ def judge_finalists(
       workdir: of the search.
     """
     values = search_values(problem, f"{method}_search", workdir)
-    trial = make_trial(algorithms.make_config("fl_random", values))
+    config, data = algorithms.make_config("fl_random", values), problem.splits["train"]
     codes = np.concatenate([state.code[None], state.memory.controller])
-    codes = codes[~np.asarray(evolution.is_repeated(codes))][: NUM_FINALISTS.value]
-    key, start = jax.random.key(_run_flags.SEED.value), time.perf_counter()
+    codes = codes[~np.asarray(evolution.is_repeated(codes))]
+    start = time.perf_counter()
 
-    def one(args):
-        code, key = args
-        return trial(problem.splits["train"], code, key).score
+    @jax.jit
+    def by_shared_weights(model, data, codes):
+        scores, _, _ = make_scorer(config, model, data).federated(codes)
+        return scores
 
-    keys = jax.random.split(key, len(codes))
-    scores = jax.jit(lambda *args: jax.lax.map(one, args))(codes, keys)
-    return Finalists(codes, np.asarray(scores), time.perf_counter() - start)
+    @jax.jit
+    def from_scratch(data, codes, keys):
+        trial = make_trial(config)
+        return jax.lax.map(lambda args: trial(data, *args).score, (codes, keys))
+
+    scores = np.asarray(by_shared_weights(state.weights.model, data, codes))
+    codes = codes[np.argsort(-scores, stable=True)][: NUM_FINALISTS.value]
+    keys = jax.random.split(jax.random.key(_run_flags.SEED.value), len(codes))
+    scores = np.asarray(from_scratch(data, codes, keys))
+    return Finalists(codes, scores, time.perf_counter() - start)
+
+
+def forget_other_network(folder: pathlib.Path, code: tuple[int, ...]) -> None:
+    """Removes the training of a network that a search left behind when it went on."""
+    if not (folder / "checkpoints").is_dir():
+        return
+    with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
+        if checkpoints.latest_round() is None:
+            return
+        trained = checkpoints.settings()["config"]["task"]["code"]
+    if tuple(trained) != code:
+        text = architecture.to_text(trained)
+        print(f"note: the search went on from {text}, whose training is removed")
+        shutil.rmtree(folder)
 
 
 class Outcome(NamedTuple):
@@ -357,6 +391,8 @@ def run_method(method: str, problem: Problem, workdir: pathlib.Path) -> Outcome:
         finalists = judge_finalists(method, problem, state, workdir)
         code = finalists.best
     print(f"{method}: {architecture.to_text(code)}", flush=True)
+    if not _run_flags.EVAL_ONLY.value:
+        forget_other_network(workdir / method, code)
     return Outcome(train(method, problem, workdir, code), found, code, finalists)
 
 
@@ -364,14 +400,19 @@ def run_method(method: str, problem: Problem, workdir: pathlib.Path) -> Outcome:
 
 
 def encryption_cost(records: list[dict[str, Any]], name: str) -> dict[str, float]:
-    """What encryption took in a run, per seed: {} without it."""
+    """What encryption took in a run of all its seeds: {} without it."""
     own = [r for r in records if r["method"] == name and "encryption_bytes" in r]
     if not own:
         return {}
+
+    def of_seeds(kind):
+        key = f"encryption_{kind}"
+        return [x for r in own for x in r.get(f"{key}_by_seed", [r[key]])]
+
     return {
-        "bytes": sum(r["encryption_bytes"] for r in own),
-        "seconds": sum(r["encryption_seconds"] for r in own),
-        "largest_error": max(r["encryption_error"] for r in own),
+        "bytes": sum(of_seeds("bytes")),
+        "seconds": sum(of_seeds("seconds")),
+        "largest_error": max(of_seeds("error")),
     }
 
 
@@ -488,6 +529,10 @@ def chosen_methods() -> list[str]:
             f"--codes_per_step={CODES_PER_STEP.value}: expected at most "
             f"--population_size={POPULATION_SIZE.value}, from which they are drawn"
         )
+    if _run_flags.PATIENCE.present:
+        raise InputError(
+            "--patience: a training runs --num_epochs, a search all rounds"
+        )
     methods = _run_flags.METHODS.value
     if methods is None:
         if CODE.value:
@@ -501,6 +546,12 @@ def chosen_methods() -> list[str]:
                 f"--methods: unknown method {method!r}; known: all, "
                 + ", ".join(TITLES)
             )
+    num_trials, size = NUM_TRIALS.value, FLRLConfig.codes_per_round
+    if "fl_rl" in methods and num_trials > size and num_trials % size:
+        raise InputError(
+            f"--num_trials={num_trials}: FL-RL trains {size} architectures a round; "
+            f"expected a multiple of {size}"
+        )
     if "code" in methods and not CODE.value:
         raise InputError("--methods=code needs --code=3,6,0,0,6,54,55,5")
     if CODE.value and "code" not in methods:
@@ -520,6 +571,15 @@ def main(argv: list[str]) -> None:
     dataset = load_dataset()
     _run_flags.set_up_jax()
     problem = make_problem(dataset)
+    if (
+        NUM_WARM_UP.value >= NUM_GENERATIONS.value
+        and not _run_flags.EVAL_ONLY.value
+        and any(method in EVOLUTIONARY for method in methods)
+    ):
+        print(
+            f"note: nothing evolves in {NUM_GENERATIONS.value} generations: the first "
+            f"--num_warm_up={NUM_WARM_UP.value} only train weights"
+        )
     workdir = _run_flags.make_workdir("fl_agcns", dataset.name)
     facts = problem.statistics
     _runs.announce(

@@ -16,8 +16,8 @@ before the output stage; without layers it reads the input stage.
 others run on the host.
 """
 
-import json
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -173,14 +173,17 @@ def parse(text: str, num_layers: int | None = None) -> np.ndarray:
     Raises:
       InputError: if it is no valid code.
     """
+    inner = text.strip()
+    if inner.startswith("[") and inner.endswith("]"):
+        inner = inner[1:-1]
     try:
-        genes = json.loads(f"[{text.strip().removeprefix('[').removesuffix(']')}]")
-    except json.JSONDecodeError:
+        genes = [int(gene) for gene in inner.split(",")]
+    except ValueError:
         genes = []
-    if not genes or any(type(gene) is not int for gene in genes):
+    if not genes:
         raise InputError(
-            f"architecture code {text!r}: expected integers with commas between, "
-            "such as 3,6,0,0,6,54,55,5"
+            f"architecture code {textwrap.shorten(text, 60)!r}: expected integers with "
+            "commas between, such as 3,6,0,0,6,54,55,5"
         )
     return check(genes, num_layers)
 

@@ -77,7 +77,7 @@ class SearchState(NamedTuple):
     """What all searches have, and `memory` of their own."""
 
     weights: Weights
-    code: jax.Array  # [L + 2] int32, the best so far
+    code: jax.Array  # [L + 2] int32, that which the search would end with
     num_rounds: jax.Array  # [] int32
     memory: Any = None
 
@@ -229,7 +229,8 @@ def train_step(config: SearchConfig):
 class Scorer(NamedTuple):
     """Scores of codes by ONE set of weights; larger is better.
 
-    The loss counts negative, the accuracy in percent; what is not finite is the worst.
+    The loss counts negative, the accuracy in percent. What is not finite at some client
+    is the worst everywhere.
     """
 
     federated: Callable[[jax.Array], tuple[jax.Array, jax.Array, Any]]
@@ -274,7 +275,8 @@ def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Score
         counts = jnp.sum(data.is_scored, axis=1)
         everybody = Cohort(jnp.arange(len(counts)), counts)
         (mean,), metrics = encryption.mean(config.encryption)(values, everybody)
-        return mean, values, metrics
+        is_worst = jnp.any((values == WORST) & (counts > 0)[:, None], axis=0)
+        return jnp.where(is_worst, WORST, mean), values, metrics
 
     def own(codes):
         # One client after another: a switch on codes of several at once would run all

@@ -13,12 +13,13 @@ import pytest
 
 from experiments import fl_agcns
 from fedjax_graph import architecture
+from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.models import supernet
 from tests import binary
 
 NUM_NODES, NUM_CLASSES, NUM_FEATURES, NUM_CLIENTS = 60, 3, 6, 2
 NUM_LAYERS, NUM_GENERATIONS, NUM_WARM_UP, NUM_EPOCHS, NUM_RETRAIN = 3, 3, 1, 2, 2
-NUM_VALIDATED, NUM_TESTED = 21, 24
+NUM_TRAINED, NUM_VALIDATED, NUM_TESTED = 15, 21, 24
 SMALL = (
     f"--num_clients={NUM_CLIENTS}",
     f"--num_layers={NUM_LAYERS}",
@@ -73,8 +74,8 @@ def folder(tmp_path_factory):
         NUM_NODES,
         NUM_CLASSES,
         NUM_FEATURES,
-        train_idx=np.arange(15),
-        val_idx=np.arange(15, 15 + NUM_VALIDATED),
+        train_idx=np.arange(NUM_TRAINED),
+        val_idx=np.arange(NUM_TRAINED, NUM_TRAINED + NUM_VALIDATED),
         test_idx=np.arange(NUM_NODES - NUM_TESTED, NUM_NODES),
     )
     return folder
@@ -313,7 +314,7 @@ def test_encryption_costs_and_changes_nothing_else(searching, searches):
     # Of each client a vector up and the sum down, 32 bytes a number and up to 2048 in
     # a ciphertext.
     cost = encrypted["gcn"]["encryption"]
-    num_ciphertexts = 2 * NUM_CLIENTS * NUM_EPOCHS
+    num_ciphertexts = 2 * NUM_CLIENTS * NUM_EPOCHS * NUM_RETRAIN
     assert 10_000 < cost["bytes"] / num_ciphertexts < 70_000
 
 
@@ -333,6 +334,8 @@ BAD = {  # flags: words of the line
     ("--num_seeds=2",): ["--num_seeds", "--seed", "--num_retrain"],
     ("--num_rounds=5",): ["--num_rounds", "--num_generations", "--num_epochs"],
     ("--participation=0.5",): ["--participation", "every client"],
+    ("--patience=5",): ["--patience", "--num_epochs"],
+    ("--methods=fl_rl", "--num_trials=7"): ["--num_trials=7", "multiple of 5"],
     ("--codes_per_step=5",): ["--codes_per_step=5", "--population_size=4"],
     ("--population_size=1",): ["--population_size"],
     ("--learning_rate=nan",): ["--learning_rate", "number"],
@@ -478,6 +481,7 @@ def answers(searching, searches, killed):
         "added": again("--resume", methods=("sgc",), workdir="killed"),
         "scored": again("--eval_only"),
         "scored on validation": again("--eval_only", "--split=validation"),
+        "scored on training": again("--eval_only", "--split=train"),
         "again": again(),
         "other rate": again("--resume", "--learning_rate=0.5"),
         "other population": again("--resume", "--population_size=5"),
@@ -510,6 +514,21 @@ def untimed(entry):
     return entry | {"search": binary.without_timings(entry["search"] or {})}
 
 
+def test_a_search_that_goes_on_forgets_its_old_network(tmp_path, capsys):
+    """Not the network that it ends with again."""
+    folder = tmp_path / "fl_agcns"
+    fl_agcns.forget_other_network(folder, (3, 4, 5))
+    settings = {"config": {"task": {"code": (3, 4, 5)}}}
+    checkpoints = Checkpoints(folder / "checkpoints", settings)
+    checkpoints.save(1, {"x": np.zeros(1)})
+    checkpoints.close()
+    fl_agcns.forget_other_network(folder, (3, 4, 5))
+    assert folder.exists() and not capsys.readouterr().out
+    fl_agcns.forget_other_network(folder, (3, 5, 5))
+    assert not folder.exists()
+    assert "went on from 3,4,5" in capsys.readouterr().out
+
+
 def test_a_method_can_be_added(searching, answers):
     assert list(binary.table_of(output(answers, "added"))) == ["SGC"]
     assert list(searching.results("killed")["methods"]) == [*METHODS, "sgc"]
@@ -523,8 +542,13 @@ def test_a_checkpoint_is_scored_on_any_split(searching, searches, answers):
             "whole": searches["whole"],
             "test": output(answers, "scored"),
             "validation": output(answers, "scored on validation"),
+            "train": output(answers, "scored on training"),
         }.items()
     }
+    for title, cells in rows["train"].items():
+        mean = float(cells[0].split(" ±")[0])
+        right = NUM_TRAINED * NUM_RETRAIN * mean / 100
+        assert right == pytest.approx(round(right), abs=0.01), title
     assert rows["test"] == rows["whole"]
     records = {r["method"]: r for r in searching.metrics("whole")}
     for method in METHODS:

@@ -10,7 +10,9 @@ P_i. A round is a generation:
     clients     P_i = the best of P_i and its children by client i's own score
     population  P = the best (1 - d) share of P' and the best of the P_i, d decaying
 
-The best code by federated score is kept, and its training anew is `fed_sgd`. What the
+The code with the best federated score of P and its children is what the search ends
+with (the last codes that clients send are not scored again); its training anew is
+`fed_sgd`. What the
 paper leaves open is the released code's: 20 codes a step, no evolution in the first 50
 generations, the rates of `evolution`, d = 0.5 x 0.99^generation. The ledger counts the
 whole SuperNet's gradient, though only touched weights have one.

@@ -2,8 +2,9 @@
 
 The baseline of FL-AGCNS (Wang et al., arXiv 2104.04141, Section 4.1), where each is
 trained for 50 epochs. A round is one trial of `codes_per_round` codes, and the best so
-far is kept. Weights are a SuperNet's, fresh for each code, of which only the code's own
-are ever touched: so all codes run in one compiled program.
+far is kept. So that all codes run in one compiled program, a code trains its path
+through a fresh SuperNet: each layer has weights of all twelve ops, of which one learns
+(the others decay unused). The ledger counts the whole path, encryption what learns.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_graph import encryption
 from fedjax_graph.algorithm import FederatedAlgorithm, Metrics
@@ -19,11 +21,11 @@ from fedjax_graph.architecture_search import (
     SearchConfig,
     SearchState,
     Weights,
-    init_weights,
+    gradient_round,
     make_scorer,
     searched,
-    train_step,
 )
+from fedjax_graph.tasks import subgraphs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Trial(NamedTuple):
     score: jax.Array  # [] federated, after the last epoch
     client_scores: jax.Array  # [K]
     weights: Weights
-    loss: jax.Array  # [] mean over the epochs
+    loss: jax.Array  # [] mean over the epochs with a finite one
     cost: Metrics  # of the encryption
 
 
@@ -64,7 +66,12 @@ def first_state(config: TrialConfig, key: jax.Array, learnt=None) -> SearchState
     code_key, weights_key = jax.random.split(key)
     code = random_codes(code_key, 1, config.num_layers)[0]
     memory = (jnp.float32(-jnp.finfo(jnp.float32).max), learnt)
-    return SearchState(init_weights(config, weights_key), code, jnp.int32(0), memory)
+    return SearchState(fresh_weights(config, weights_key), code, jnp.int32(0), memory)
+
+
+def fresh_weights(config: TrialConfig, key: jax.Array) -> Weights:
+    """A SuperNet's; no optimiser outlives a trial."""
+    return Weights(config.supernet.init(key), None)
 
 
 def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
@@ -112,21 +119,58 @@ def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
 
 def make_trial(config: TrialConfig):
     """Factory of (data, code [L + 2], key) -> Trial."""
-    train = train_step(config)
+    net, optimiser = config.supernet, config.optimiser
+
+    def loss(params, stats, own, key, code):
+        outputs, stats = net.apply_path(
+            {"params": params, "batch_stats": stats},
+            subgraphs.as_graph(own),
+            code,
+            own.is_real,
+            key=key,
+        )
+        return subgraphs.cross_entropy(outputs, own.labels, own.is_trained), stats
+
+    gradient = gradient_round(config, loss)
 
     def run(data, code, key):
-        def epoch(weights, key):
-            weights, loss, cost = train(weights, data, key, code[None])
-            return weights, (loss, cost)
-
         init_key, epochs_key = jax.random.split(key)
-        weights = init_weights(config, init_key)
-        weights, (losses, costs) = jax.lax.scan(
-            epoch, weights, jax.random.split(epochs_key, config.num_epochs)
+        model, _ = fresh_weights(config, init_key)
+        path = net.path(model, code)
+        sent = net.path(net.touched(model, code[None]), code)
+
+        def epoch(carry, key):
+            path, opt_state = carry
+            merged, loss, cost = gradient(path, data, key, code, sent=sent)
+            updates, opt_state = optimiser.update(
+                merged["params"], opt_state, path["params"]
+            )
+            params = optax.apply_updates(path["params"], updates)
+            return (merged | {"params": params}, opt_state), (loss, cost)
+
+        (path, _), (losses, costs) = jax.lax.scan(
+            epoch,
+            (path, optimiser.init(path["params"])),
+            jax.random.split(epochs_key, config.num_epochs),
         )
-        scorer = make_scorer(config, weights.model, data)
-        (score,), by_client, cost = scorer.federated(code[None])
-        cost = encryption.total(costs, cost)
-        return Trial(code, score, by_client[:, 0], weights, jnp.mean(losses), cost)
+        model = net.with_path(model, code, path)
+        (score,), by_client, cost = make_scorer(config, model, data).federated(
+            code[None]
+        )
+        return Trial(
+            code,
+            score,
+            by_client[:, 0],
+            Weights(model, None),
+            finite_mean(losses),
+            encryption.total(costs, cost),
+        )
 
     return run
+
+
+def finite_mean(losses: jax.Array) -> jax.Array:
+    """[...] -> [], 0 where none is finite: a code that diverges ends no search."""
+    is_finite = jnp.isfinite(losses)
+    total = jnp.sum(jnp.where(is_finite, losses, 0))
+    return total / jnp.maximum(jnp.sum(is_finite), 1)

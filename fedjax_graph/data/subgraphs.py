@@ -16,6 +16,7 @@ from fedjax_graph.errors import InputError
 
 PARTITIONS = ("random", "metis")
 NORMALISATIONS = ("symmetric", "row")
+PARTITION_STREAM = (1,)  # apart from the draws of labels and classes by the same seed
 
 
 class Parts(NamedTuple):
@@ -70,7 +71,8 @@ def parts(
         )
     if seed < 0:
         raise InputError(f"seed = {seed}: expected 0 or more")
-    order = np.random.default_rng(seed).permutation(num_nodes)
+    stream = np.random.SeedSequence(seed, spawn_key=PARTITION_STREAM)
+    order = np.random.default_rng(stream).permutation(num_nodes)
     if partition == "random":
         owned = np.array_split(order, num_clients)
     else:

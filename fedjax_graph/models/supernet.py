@@ -173,14 +173,59 @@ class SuperNet:
           InputError: if the code has another number of genes, or the edges are no
             weights.
         """
+        path = self.path(model, code)
+        product = None if products is None else products[decode(code).input_stage]
+        outputs, stats = self.apply_path(path, graph, code, mask, product, key)
+        model = self.with_path(model, code, {"batch_stats": stats})
+        return outputs, model["batch_stats"]
+
+    def path(self, model: Model, code: jax.Array) -> Model:
+        """What the network of a code may read of a model's weights and statistics.
+
+        Returns:
+          {"params", "batch_stats"}: of both stages the weights of the code's
+          activation, [...]; of each op a stack [L, ...] for the layers, by what they
+          read, also where the code has another op there.
+
+        Raises:
+          InputError: if the code has another number of genes.
+        """
         if code.shape != (self.num_layers + 2,):
             raise InputError(
                 f"architecture code of shape {code.shape}: expected "
                 f"{self.num_layers + 2} genes, of {self.num_layers} layers"
             )
-        architecture = decode(code)
-        params, slots = model["params"], self._slots(architecture)
-        own = take((params["layers"], model["batch_stats"]), slots)
+        return jax.tree.map(lambda x, place: x[place], model, self._places(model, code))
+
+    def with_path(self, model: Model, code: jax.Array, path: Model) -> Model:
+        """A model with a `path`, or a part of one, put back in its place."""
+        parts = {kind: model[kind] for kind in path}
+        return model | jax.tree.map(
+            lambda x, place, new: x.at[place].set(new),
+            parts,
+            self._places(parts, code),
+            path,
+        )
+
+    def apply_path(
+        self,
+        path: Model,
+        graph: jraph.GraphsTuple,
+        code: jax.Array,
+        mask: jax.Array | None = None,
+        product: jax.Array | None = None,
+        key: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """`apply`, of the `path` of the code alone.
+
+        Args:
+          path, graph, code, mask, key: see there.
+          product: [N, width], of the nodes with the code's input stage; None: computed.
+
+        Returns:
+          Outputs [N, classes], and the path's running statistics.
+        """
+        architecture, params = decode(code), path["params"]
         branches = [absent_layer, *(present_layer(op, self.width) for op in OPS)]
         structure = make_structure(graph, mask)
 
@@ -192,27 +237,21 @@ class SuperNet:
             return outputs.at[place].set(output), stats
 
         input_key, output_key = self.dropout_keys(key)
-        choice = architecture.input_stage
-        if products is None:
+        if product is None:
             nodes = self.drop(graph.nodes, input_key)
-            x = fully_connected(take(params["input"], choice), nodes)
-        else:
-            x = products[choice]
-        x = activate_stage(choice, x)
+            product = fully_connected(params["input"], nodes)
+        x = activate_stage(architecture.input_stage, product)
         outputs = jnp.zeros((self.num_layers + 1, *x.shape), x.dtype).at[0].set(x)
         places = jnp.arange(1, self.num_layers + 1)
         choices = jnp.where(architecture.is_present, architecture.op + 1, 0)
+        own = (params["layers"], path["batch_stats"])
         outputs, stats = jax.lax.scan(
             layer, outputs, (places, choices, architecture.source, own)
         )
         x = jnp.tensordot(self._fusion_weights(architecture), outputs, axes=1)
         x = self.drop(x, output_key)
-        choice = architecture.output_stage
-        x = activate_stage(choice, fully_connected(take(params["output"], choice), x))
-        stats = jax.tree.map(
-            lambda old, new: old.at[slots].set(new), model["batch_stats"], stats
-        )
-        return x, stats
+        x = fully_connected(params["output"], x)
+        return activate_stage(architecture.output_stage, x), stats
 
     def relaxed(
         self,
@@ -394,6 +433,20 @@ class SuperNet:
         """[L], where each layer has its weights in the stacks of ops."""
         places = np.arange(self.num_layers)
         return places * (places + 1) // 2 + architecture.source
+
+    def _places(self, model: Model, code: jax.Array) -> Model:
+        """Where in its stack each leaf of a model, or of a part, has a code's path."""
+        architecture = decode(code)
+        slots = self._slots(architecture)
+
+        def place(path, leaf):
+            del leaf
+            stage = path[1].key if path[0].key == "params" else None
+            if stage == "input":
+                return architecture.input_stage
+            return architecture.output_stage if stage == "output" else slots
+
+        return jax.tree_util.tree_map_with_path(place, model)
 
     def _fusion_weights(self, architecture: Architecture) -> jax.Array:
         """[L + 1], of the input stage's and the layers' outputs in their mean."""

@@ -1,5 +1,6 @@
 """Trials against a code's network trained alone, and which of them is kept."""
 
+import dataclasses
 import functools
 
 import jax
@@ -17,7 +18,7 @@ from fedjax_graph.algorithms.fl_random import (
     make_trial,
 )
 from fedjax_graph.architecture import check, random_codes
-from fedjax_graph.architecture_search import Weights, init_weights
+from fedjax_graph.architecture_search import WORST, Weights
 from fedjax_graph.tasks.subgraphs import as_graph
 from tests import client_graphs
 from tests.client_graphs import (
@@ -77,7 +78,7 @@ def test_a_trial_is_the_network_trained_alone(code, train, run_trial, quick_jit)
     key, net = jax.random.key(4), CONFIG.supernet
     trial = run_trial(train, jnp.array(code), key)
     init_key, _ = jax.random.split(key)
-    first = quick_jit(lambda key: init_weights(CONFIG, key))(init_key).model
+    first = quick_jit(lambda key: module.fresh_weights(CONFIG, key))(init_key).model
     network, own = net.network(code), net.extract(first, code)
     apply = jax.vmap(
         functools.partial(network.apply, mutable=["batch_stats"]), (None, 0, 0)
@@ -125,6 +126,16 @@ def test_a_trial_starts_from_its_own_key_and_compiles_once(train, run_trial):
     assert run_trial._cache_size() == 1
 
 
+def test_a_trial_that_diverges_is_the_worst_and_ends_nothing(train, quick_jit):
+    config = dataclasses.replace(CONFIG, learning_rate=1e30)
+    trial = quick_jit(make_trial(config))(train, jnp.array(CODES[0]), jax.random.key(0))
+    assert trial.score == WORST
+    assert jnp.isfinite(trial.loss)
+    losses = jnp.array([1.0, jnp.nan, 4.0, jnp.inf])
+    assert module.finite_mean(losses) == 2.5
+    assert module.finite_mean(losses[1::2]) == 0
+
+
 # --- Rounds --------------------------------------------------------------------------
 
 
@@ -152,7 +163,7 @@ def numbered_trial(config):
 def numbers(monkeypatch):
     monkeypatch.setattr(module, "make_trial", numbered_trial)
     first = Weights(jnp.float32(-1), None)
-    monkeypatch.setattr(module, "init_weights", lambda config, key: first)
+    monkeypatch.setattr(module, "fresh_weights", lambda config, key: first)
 
 
 def test_the_best_of_all_trials_is_kept(numbers, train, quick_jit):

@@ -365,6 +365,24 @@ def test_a_synthetic_graph_has_a_drawn_split():
 # --- Real data ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_random_parts_know_nothing_of_labels(seed):
+    """One seed draws classes, training nodes and who holds what."""
+    dataset = synthetic_graphs.node_graph(seed=seed)
+    adjacency, num_clients = citation.adjacency(dataset), 4
+    cut = subgraphs.parts(adjacency, num_clients, 0.0, "random", seed)
+    edges = cut.owners[dataset.edges]
+    assert np.mean(edges[:, 0] != edges[:, 1]) == pytest.approx(3 / 4, abs=0.02)
+    train = make_split(dataset, published=False, seed=seed).train
+    counts = np.bincount(cut.owners[train], minlength=num_clients)
+    expected = len(train) / num_clients
+    assert np.all(np.abs(counts - expected) < 4 * np.sqrt(expected))
+    of_class = np.bincount(dataset.labels[cut.owners == 0]) / np.bincount(
+        dataset.labels
+    )
+    npt.assert_allclose(of_class, 1 / num_clients, atol=0.1)
+
+
 def test_cora_in_three_parts(data_dir):
     pytest.importorskip("pymetis")
     dataset = citation.load("cora", data_dir)
