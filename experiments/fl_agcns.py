@@ -44,6 +44,12 @@ FUSION = flags.DEFINE_enum(
     ["leaves", "all"],
     "Whose outputs an architecture averages: of layers that no other reads, or all.",
 )
+STAGES = flags.DEFINE_string(
+    "stages",
+    "0,0",
+    "Activations of the input and output stage of all codes that are searched, such as "
+    "3,5 for ReLU and Identity; 0: any.",
+)
 FITNESS = flags.DEFINE_enum(
     "fitness",
     "loss",
@@ -161,6 +167,7 @@ SHORT_RUN = {  # without --dataset
     "codes_per_step": 8,
     "num_trials": 5,
     "num_relaxed_rounds": 2,
+    "num_finalists": 8,
     "num_retrain": 3,
 }
 SHORT_RUN_METHODS = ["fl_agcns", "gcn", "appnp"]
@@ -228,6 +235,7 @@ def search_values(problem: Problem, name: str, workdir: pathlib.Path):
     values = problem.sizes | {
         "num_layers": NUM_LAYERS.value,
         "fusion": FUSION.value,
+        "stages": given_stages(),
         "fitness": FITNESS.value,
         "dropout": DROPOUT.value,
         "learning_rate": LEARNING_RATE.value,
@@ -242,6 +250,18 @@ def search_values(problem: Problem, name: str, workdir: pathlib.Path):
     if name == "fl_rl_search":
         values["codes_per_round"] = min(FLRLConfig.codes_per_round, NUM_TRIALS.value)
     return values
+
+
+def given_stages() -> architecture.Stages:
+    """Those that --stages gives.
+
+    Raises:
+      InputError: if it is no pair of activations.
+    """
+    genes = STAGES.value.split(",")
+    if not all(gene.strip().isdecimal() for gene in genes):
+        raise InputError(f"--stages={STAGES.value}: expected two numbers, such as 3,5")
+    return architecture.check_stages(tuple(map(int, genes)))
 
 
 def search_rounds(method: str, config: Any) -> int:
@@ -567,6 +587,7 @@ def main(argv: list[str]) -> None:
     methods = chosen_methods()
     if CODE.value:
         architecture.parse(CODE.value)
+    given_stages()
     encryption.check(ENCRYPTION.value)
     dataset = load_dataset()
     _run_flags.set_up_jax()

@@ -38,6 +38,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "Identity": lambda x: x,
 }
 Fusion = Literal["leaves", "all"]
+Stages = tuple[int, int]  # activations IS and OS that are given; 0: any
+ANY_STAGES = (0, 0)
 INPUT = 0  # the place of the input stage in a diagram; layer i has place i
 
 
@@ -78,13 +80,36 @@ def largest_genes(num_layers: int) -> np.ndarray:
     return np.array([len(ACTIVATIONS), *layers, len(ACTIVATIONS)])
 
 
-def is_gene(num_layers: int) -> np.ndarray:
-    """[L + 2, 12 L + 1] bool, which values each gene of a code may have."""
+def is_gene(num_layers: int, stages: Stages = ANY_STAGES) -> np.ndarray:
+    """[L + 2, 12 L + 1] bool, which values each gene of a code may have.
+
+    Raises:
+      InputError: if a given stage is none.
+    """
     largest = largest_genes(num_layers)[:, None]
     smallest = np.ones_like(largest)
     smallest[1:-1] = 0
     values = np.arange(largest[1:-1].max() + 1)
-    return (smallest <= values) & (values <= largest)
+    allowed = (smallest <= values) & (values <= largest)
+    for place, stage in zip((0, -1), check_stages(stages), strict=True):
+        if stage:
+            allowed[place] = values == stage
+    return allowed
+
+
+def check_stages(stages: Stages) -> Stages:
+    """Returns given stages if there are such activations.
+
+    Raises:
+      InputError: otherwise.
+    """
+    known = range(len(ACTIVATIONS) + 1)
+    if len(stages) != 2 or any(stage not in known for stage in stages):
+        raise InputError(
+            f"stages {','.join(map(str, stages))}: expected the activations of the "
+            f"input and the output stage, such as 3,5; known: 0 any, {_activations()}"
+        )
+    return stages
 
 
 def space_size(num_layers: int = NUM_LAYERS) -> int:
@@ -128,6 +153,7 @@ def random_codes(
     *,
     absence: float | None = 0.2,
     num_certain: int = 2,
+    stages: Stages = ANY_STAGES,
 ) -> jax.Array:
     """Draws valid codes, every gene that is not 0 uniformly from its range.
 
@@ -139,9 +165,13 @@ def random_codes(
         likely if no layer is certain.
       num_certain: how many first layers are never absent; the default is what the
         released code starts from.
+      stages: those that all codes have.
 
     Returns:
       [num, L + 2] int32.
+
+    Raises:
+      InputError: if a given stage is none.
     """
     value_key, absence_key = jax.random.split(key)
     largest = largest_genes(num_layers)
@@ -149,7 +179,15 @@ def random_codes(
     values = jax.random.randint(value_key, shape, 1, largest + 1)
     rates = 1 / (largest + 1) if absence is None else np.full(num_layers + 2, absence)
     rates[: num_certain + 1] = rates[-1] = 0
-    return jnp.where(jax.random.bernoulli(absence_key, rates, shape), 0, values)
+    codes = jnp.where(jax.random.bernoulli(absence_key, rates, shape), 0, values)
+    given = np.zeros(num_layers + 2, np.int32)
+    given[[0, -1]] = check_stages(stages)
+    return jnp.where(given > 0, given, codes)
+
+
+def _activations() -> str:
+    """Genes of stages, in words."""
+    return ", ".join(f"{i} {name}" for i, name in enumerate(ACTIVATIONS, 1))
 
 
 # --- Codes for people ----------------------------------------------------------------
@@ -216,8 +254,9 @@ def check(code: Sequence[int], num_layers: int | None = None) -> np.ndarray:
     num_stages = len(ACTIVATIONS)
     for stage, gene in (("input", code[0]), ("output", code[-1])):
         if not 1 <= gene <= num_stages:
-            known = ", ".join(f"{i} {a}" for i, a in enumerate(ACTIVATIONS, 1))
-            raise InputError(f"{name}: {stage} stage {gene}; expected one of {known}")
+            raise InputError(
+                f"{name}: {stage} stage {gene}; expected one of {_activations()}"
+            )
     for layer, gene in enumerate(code[1:-1], 1):
         largest = len(OPS) * layer
         if not 0 <= gene <= largest:

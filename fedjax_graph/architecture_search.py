@@ -21,7 +21,7 @@ import optax
 
 from fedjax_graph import clients, communication, encryption
 from fedjax_graph.algorithm import FederatedAlgorithm
-from fedjax_graph.architecture import NUM_LAYERS, Fusion
+from fedjax_graph.architecture import ANY_STAGES, NUM_LAYERS, Fusion, Stages
 from fedjax_graph.clients import Cohort
 from fedjax_graph.data.client_graphs import SubgraphData
 from fedjax_graph.federated import cohort_update
@@ -40,6 +40,7 @@ class SearchConfig:
     num_layers: int = NUM_LAYERS
     width: int = WIDTH
     fusion: Fusion = "leaves"
+    stages: Stages = ANY_STAGES  # given to all codes; the released code has input 3
     fitness: Fitness = "loss"
     dropout: float = 0.0  # in training, of the shared weights too
     learning_rate: float = 0.02

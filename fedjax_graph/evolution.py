@@ -14,7 +14,7 @@ better. Everything can be traced, and mapped over clients.
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.architecture import canonical, random_codes
+from fedjax_graph.architecture import ANY_STAGES, Stages, canonical, random_codes
 
 MUTATION_RATE = 0.125
 
@@ -35,15 +35,20 @@ def crossover(key: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
     return jnp.where(jnp.arange(num_genes) < cuts, first, second)
 
 
-def mutate(key: jax.Array, codes: jax.Array, rate: float = MUTATION_RATE) -> jax.Array:
+def mutate(
+    key: jax.Array,
+    codes: jax.Array,
+    rate: float = MUTATION_RATE,
+    stages: Stages = ANY_STAGES,
+) -> jax.Array:
     """Draws each gene of codes [P, L + 2] anew with probability `rate`.
 
     A mutated layer, also one of the first two, is absent with probability 0.2, as
-    later layers are at the start.
+    later layers are at the start. Given stages stay as they are.
     """
     gene_key, value_key = jax.random.split(key)
     num, num_genes = codes.shape
-    values = random_codes(value_key, num, num_genes - 2, num_certain=0)
+    values = random_codes(value_key, num, num_genes - 2, num_certain=0, stages=stages)
     return jnp.where(jax.random.bernoulli(gene_key, rate, codes.shape), values, codes)
 
 
@@ -52,6 +57,7 @@ def offspring(
     population: jax.Array,
     crossover_rate: float,
     mutation_rate: float = MUTATION_RATE,
+    stages: Stages = ANY_STAGES,
 ) -> jax.Array:
     """One child of each of a uniformly random half of a population.
 
@@ -61,6 +67,7 @@ def offspring(
       crossover_rate: probability of a crossover with another of the half (the released
         code's: 0.2 for the controller, 0.5 for clients); the others mutate.
       mutation_rate: of each gene.
+      stages: those that all codes of the population have.
 
     Returns:
       [P // 2, L + 2].
@@ -69,7 +76,7 @@ def offspring(
     parents = select(select_key, population, len(population) // 2)
     partners = jnp.roll(parents, 1, axis=0)  # their order is drawn
     crossed = crossover(crossover_key, parents, partners)
-    mutated = mutate(mutate_key, parents, mutation_rate)
+    mutated = mutate(mutate_key, parents, mutation_rate, stages)
     is_crossed = jax.random.bernoulli(choice_key, crossover_rate, (len(parents), 1))
     return jnp.where(is_crossed, crossed, mutated)
 

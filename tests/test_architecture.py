@@ -156,6 +156,26 @@ def test_draws_belong_to_their_key():
     assert (draw(3) != draw(4)).any()
 
 
+@pytest.mark.parametrize("stages", [(3, 5), (3, 0), (0, 5)])
+def test_given_stages(stages):
+    """Of drawn codes, and of the values that genes may have."""
+    codes = np.asarray(random_codes(jax.random.key(6), 300, 2, stages=stages))
+    free = np.asarray(random_codes(jax.random.key(6), 300, 2))
+    npt.assert_array_equal(codes[:, 1:-1], free[:, 1:-1])
+    allowed, anything = (architecture.is_gene(2, own) for own in (stages, (0, 0)))
+    npt.assert_array_equal(allowed[1:-1], anything[1:-1])
+    for place, stage in zip((0, -1), stages, strict=True):
+        expected = [stage] if stage else [1, 2, 3, 4, 5]
+        assert np.unique(codes[:, place]).tolist() == expected
+        assert np.flatnonzero(allowed[place]).tolist() == expected
+
+
+@pytest.mark.parametrize("stages", [(6, 5), (-1, 0), (3,)])
+def test_stages_that_are_none(stages):
+    with pytest.raises(InputError, match="expected the activations .* 0 any, 1 Sigm"):
+        random_codes(jax.random.key(0), 1, stages=stages)
+
+
 @pytest.mark.parametrize(
     ("settings", "largest"),
     [({"absence": 1.0, "num_certain": 0}, 0), ({"absence": 0.0}, 72)],

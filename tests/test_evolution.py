@@ -40,6 +40,16 @@ def networks(codes):
 # --- Children ------------------------------------------------------------------------
 
 
+@properties(max_examples=10)
+@hypothesis.given(seed=seeds)
+def test_children_keep_given_stages(seed):
+    key, stages = jax.random.key(seed), (3, 5)
+    codes = random_codes(key, SIZE, NUM_LAYERS, stages=stages)
+    children = np.asarray(evolution.offspring(key, codes, 0.2, 0.9, stages))
+    assert np.all(children[:, [0, -1]] == stages)
+    assert np.any(children[:, 1:-1] != np.asarray(codes)[: len(children), 1:-1])
+
+
 def test_half_of_a_population_is_picked():
     codes = jnp.arange(SIZE)[:, None] * jnp.ones(NUM_LAYERS + 2, int)
     keys = jax.random.split(jax.random.key(0), 2000)

@@ -341,6 +341,8 @@ BAD = {  # flags: words of the line
     ("--learning_rate=nan",): ["--learning_rate", "number"],
     ("--learning_rate=1e38",): ["gcn", "not finite", "smaller learning rate"],
     ("--dropout=1",): ["--dropout=1"],
+    ("--stages=6,5",): ["stages 6,5", "3 ReLU"],
+    ("--stages=ReLU",): ["--stages=ReLU", "such as 3,5"],
     ("--fusion=none",): ["--fusion", "leaves", "all"],
     ("--encryption=rsa",): ["--encryption", "ckks"],
     (f"--num_clients={NUM_NODES + 1}",): [f"{NUM_NODES + 1}", f"{NUM_NODES}"],

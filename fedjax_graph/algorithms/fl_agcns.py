@@ -78,7 +78,9 @@ def _evolutionary(config, with_controller=True, with_clients=True):
 
     def init(key, data):
         weights_key, population_key = jax.random.split(key)
-        codes = random_codes(population_key, size, config.num_layers)
+        codes = random_codes(
+            population_key, size, config.num_layers, stages=config.stages
+        )
         everybody = jnp.broadcast_to(codes, (len(data.client_ids), *codes.shape))
         populations = Populations(codes, everybody)
         weights = init_weights(config, weights_key)
@@ -99,7 +101,7 @@ def _evolutionary(config, with_controller=True, with_clients=True):
 
     def with_children(key, population, crossover_rate):
         children = evolution.offspring(
-            key, population, crossover_rate, config.mutation_rate
+            key, population, crossover_rate, config.mutation_rate, config.stages
         )
         return jnp.concatenate([population, children])
 

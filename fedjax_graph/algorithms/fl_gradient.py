@@ -22,7 +22,7 @@ import optax
 
 from fedjax_graph import encryption
 from fedjax_graph.algorithm import FederatedAlgorithm
-from fedjax_graph.architecture import is_gene
+from fedjax_graph.architecture import ANY_STAGES, Stages, is_gene
 from fedjax_graph.architecture_search import (
     SearchConfig,
     SearchState,
@@ -71,10 +71,11 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
     def init(key, data):
         del data
         weights_key, alphas_key = jax.random.split(key)
-        alphas = first_alphas(alphas_key, config.num_layers)
+        alphas = first_alphas(alphas_key, config.num_layers, config.stages)
         learnt = Learnt(alphas, config.architecture_optimiser.init(alphas))
         weights = init_weights(config, weights_key)
-        return SearchState(weights, derive(alphas), jnp.int32(0), learnt)
+        code = derive(alphas, config.stages)
+        return SearchState(weights, code, jnp.int32(0), learnt)
 
     def round_(state, data, key):
         def step(carry, key):
@@ -89,7 +90,7 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
             (state.weights, state.memory),
             jax.random.split(key, config.num_steps),
         )
-        code = derive(learnt.alphas)
+        code = derive(learnt.alphas, config.stages)
         scorer = make_scorer(config, weights.model, data)
         (score,), by_client, scoring_cost = scorer.federated(code[None])
         is_scored = jnp.any(data.is_scored > 0, axis=1)
@@ -108,25 +109,29 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
 # --- Architectures -------------------------------------------------------------------
 
 
-def first_alphas(key: jax.Array, num_layers: int) -> jax.Array:
+def first_alphas(
+    key: jax.Array, num_layers: int, stages: Stages = ANY_STAGES
+) -> jax.Array:
     """Nearly equal."""
-    mask = is_gene(num_layers)
+    mask = is_gene(num_layers, stages)
     return jnp.where(mask, FIRST_DEVIATION * jax.random.normal(key, mask.shape), 0)
 
 
-def masked(alphas: jax.Array) -> jax.Array:
+def masked(alphas: jax.Array, stages: Stages) -> jax.Array:
     """Minus infinity where a gene has no such value."""
-    return jnp.where(is_gene(len(alphas) - 2), alphas, -jnp.inf)
+    return jnp.where(is_gene(len(alphas) - 2, stages), alphas, -jnp.inf)
 
 
-def derive(alphas: jax.Array) -> jax.Array:
+def derive(alphas: jax.Array, stages: Stages = ANY_STAGES) -> jax.Array:
     """The likeliest code [L + 2] int32."""
-    return jnp.argmax(masked(alphas), axis=1).astype(jnp.int32)
+    return jnp.argmax(masked(alphas, stages), axis=1).astype(jnp.int32)
 
 
-def probabilities(alphas: jax.Array) -> dict[str, jax.Array]:
+def probabilities(
+    alphas: jax.Array, stages: Stages = ANY_STAGES
+) -> dict[str, jax.Array]:
     """Softmax over each gene's options, as `SuperNet.relaxed` takes it."""
-    rows = jax.nn.softmax(masked(alphas))
+    rows = jax.nn.softmax(masked(alphas, stages))
     first, last = rows[:, 1:6][jnp.array([0, -1])]
     return {"input": first, "layers": rows[1:-1], "output": last}
 
@@ -200,6 +205,10 @@ def relaxed_loss(config: FLGradientConfig, params, stats, own, alphas, mask, key
     """
     model = {"params": params, "batch_stats": stats}
     outputs, stats = config.supernet.relaxed(
-        model, subgraphs.as_graph(own), probabilities(alphas), own.is_real, key
+        model,
+        subgraphs.as_graph(own),
+        probabilities(alphas, config.stages),
+        own.is_real,
+        key,
     )
     return subgraphs.cross_entropy(outputs, own.labels, mask), stats

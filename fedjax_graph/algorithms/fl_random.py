@@ -54,7 +54,7 @@ def fl_random(config: TrialConfig) -> FederatedAlgorithm:
 
     def round_(state, data, key):
         code_key, trial_key = jax.random.split(key)
-        codes = random_codes(code_key, config.codes_per_round, config.num_layers)
+        codes = draw_codes(config, code_key, config.codes_per_round)
         state, _, metrics = try_codes(config, state, data, codes, trial_key)
         return state, metrics
 
@@ -64,9 +64,14 @@ def fl_random(config: TrialConfig) -> FederatedAlgorithm:
 def first_state(config: TrialConfig, key: jax.Array, learnt=None) -> SearchState:
     """Before the first trial; `memory` is the best score and what is learnt besides."""
     code_key, weights_key = jax.random.split(key)
-    code = random_codes(code_key, 1, config.num_layers)[0]
+    code = draw_codes(config, code_key, 1)[0]
     memory = (jnp.float32(-jnp.finfo(jnp.float32).max), learnt)
     return SearchState(fresh_weights(config, weights_key), code, jnp.int32(0), memory)
+
+
+def draw_codes(config: TrialConfig, key: jax.Array, num: int) -> jax.Array:
+    """Random codes [num, L + 2] of the search space."""
+    return random_codes(key, num, config.num_layers, stages=config.stages)
 
 
 def fresh_weights(config: TrialConfig, key: jax.Array) -> Weights:

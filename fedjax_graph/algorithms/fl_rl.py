@@ -24,7 +24,7 @@ import optax
 
 from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms.fl_random import TrialConfig, first_state, try_codes
-from fedjax_graph.architecture import NUM_LAYERS, is_gene
+from fedjax_graph.architecture import ANY_STAGES, NUM_LAYERS, Stages, is_gene
 from fedjax_graph.architecture_search import WORST, searched
 from fedjax_graph.local import Params
 
@@ -45,7 +45,7 @@ class FLRLConfig(TrialConfig):
 
     @property
     def controller(self) -> "Controller":
-        return Controller(self.num_layers, self.controller_size)
+        return Controller(self.num_layers, self.controller_size, self.stages)
 
     @property
     def controller_optimiser(self) -> optax.GradientTransformation:
@@ -154,6 +154,7 @@ class Controller:
 
     num_layers: int = NUM_LAYERS
     size: int = 100
+    stages: Stages = ANY_STAGES
 
     @property
     def _cell(self) -> nn.OptimizedLSTMCell:
@@ -228,7 +229,7 @@ class Controller:
         steps = (
             params["embedding"],
             params["decoder"],
-            is_gene(self.num_layers),
+            is_gene(self.num_layers, self.stages),
             sources,
         )
         _, (codes, taken, entropies) = jax.lax.scan(gene, (zeros, first), steps)

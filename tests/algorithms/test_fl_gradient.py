@@ -66,6 +66,14 @@ def test_the_derived_code_is_the_likeliest(seed):
     assert code.tolist() == alphas.argmax(axis=1).tolist()
 
 
+def test_given_stages_are_certain():
+    alphas = fl_gradient.first_alphas(jax.random.key(0), 2, (3, 0))
+    assert fl_gradient.derive(alphas, (3, 0))[0] == 3
+    mixed = fl_gradient.probabilities(alphas, (3, 0))
+    npt.assert_array_equal(mixed["input"], [0, 0, 1, 0, 0])
+    npt.assert_allclose(mixed["output"], 0.2, atol=1e-3)
+
+
 # --- Steps ---------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """FL-RL: the controller against a NumPy LSTM, and its learning by hand."""
 
+import dataclasses
 import itertools
 
 import hypothesis
@@ -113,6 +114,16 @@ def test_a_code_that_does_not_exist_has_no_probability(params):
         log_prob(params, jnp.array([[1, 13, 24, 5], [0, 1, 1, 1]])).tolist()
         == [-np.inf] * 2
     )
+
+
+def test_given_stages_are_certain(params):
+    """Their genes have no say in the probability of a code, nor an entropy."""
+    given = dataclasses.replace(CONTROLLER, stages=(3, 5))
+    codes, log_probs, _ = given.sample(params, jax.random.key(0), 50)
+    assert np.all(np.asarray(codes)[:, [0, -1]] == (3, 5))
+    npt.assert_allclose(given.log_prob(params, codes), log_probs, rtol=1e-5)
+    assert np.all(log_probs > CONTROLLER.log_prob(params, codes) + 1)
+    assert np.all(given.log_prob(params, codes.at[:, 0].set(2)) == -np.inf)
 
 
 def test_fresh_genes_are_nearly_uniform():
