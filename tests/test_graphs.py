@@ -98,7 +98,7 @@ def test_a_jraph_graph_holds_the_same_edges():
 
 def test_a_graph_is_a_pytree_of_arrays():
     graph = graphs.from_adjacency(random_adjacency(0))
-    assert len(jax.tree.leaves(graph)) == 4
+    assert len(jax.tree.leaves(graph)) == 5
     assert jax.jit(lambda g: jnp.sum(g.weights))(graph) == pytest.approx(
         float(random_adjacency(0).sum()), rel=1e-6
     )
