@@ -38,6 +38,7 @@ from fedjax_graph.algorithms.gru_fed_avg import (
     scored,
 )
 from fedjax_graph.data.windows import TrafficData
+from fedjax_graph.errors import InputError
 from fedjax_graph.federated import federated_round
 from fedjax_graph.proximal import ROUNDING, pull, squared_norm
 
@@ -70,7 +71,16 @@ class Centred(NamedTuple):
 
 
 def gru_fmtl(config: GRUFMTLConfig) -> FederatedAlgorithm:
-    """GRU + FMTL on traffic."""
+    """GRU + FMTL on traffic.
+
+    Raises:
+      InputError: if there is no such regulariser.
+    """
+    if config.regulariser not in REGULARISERS:
+        raise InputError(
+            f"unknown regulariser {config.regulariser!r}; known: "
+            f"{', '.join(REGULARISERS)}"
+        )
     communicate, pull_of = REGULARISERS[config.regulariser]
 
     def update(params, client, key, data, first_step, shared):

@@ -11,6 +11,7 @@ import pytest
 from fedjax_graph import communication, graphs
 from fedjax_graph.algorithms.gru_fed_avg import GRULocalConfig, gru_local
 from fedjax_graph.algorithms.gru_fmtl import REGULARISERS, GRUFMTLConfig, gru_fmtl
+from fedjax_graph.errors import InputError
 from fedjax_graph.models import gru_seq2seq
 from tests.algorithms import oracle
 
@@ -218,3 +219,8 @@ def test_each_edge_costs_a_model_in_a_round(train, sync_every):
     model = sum(4 * x.size // 5 for x in jax.tree.leaves(state.client_params))
     total = communication.multi_task_total(1, num_edges=4, model_bytes=model)
     assert exchanged == communication.Bytes(up=0, down=total)
+
+
+def test_an_unknown_regulariser_is_refused():
+    with pytest.raises(InputError, match="'ridge'; known: laplacian, frobenius"):
+        gru_fmtl(GRUFMTLConfig(regulariser="ridge"))
