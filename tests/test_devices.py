@@ -35,12 +35,11 @@ runs = {
     "cnfgnn": {"clients_per_chunk": 1},
     "gru_fedavg": {"clients_per_chunk": 2, "participation": 0.6},
     "gru_centralized": {},
-    "split_learning": {},
     "persistence": {},
     "scaffold": {"task": task, "participation": 0.6},
     "sfl_star": {"task": task},
 }
-trained = ("cnfgnn", "gru_fedavg", "gru_centralized", "split_learning")
+trained = ("cnfgnn", "gru_fedavg", "gru_centralized")
 out = {}
 for method, values in runs.items():
     algorithm = get_method(method).factory(make_config(method, small | values))
