@@ -2,6 +2,8 @@
 
 python -m experiments.cnfgnn
 python -m experiments.cnfgnn --dataset=metr_la --data_dir=FOLDER --workdir=FOLDER
+python -m experiments.cnfgnn --strategy=centralized,sl,sl_fedavg,at_fedavg
+python -m experiments.cnfgnn --methods=gru_centralized,gru_local,gru_fedavg,gru_fmtl
 python -m experiments.cnfgnn --workdir=FOLDER --resume
 python -m experiments.cnfgnn --workdir=FOLDER --eval_only --split=validation
 """
@@ -16,15 +18,36 @@ from absl import flags
 from experiments import _flags, _run_flags, _runs, _traffic_flags
 from fedjax_graph import algorithms, clients, forecasting
 from fedjax_graph.algorithms.cnfgnn import CNFGNNConfig
+from fedjax_graph.algorithms.gru_fmtl import REGULARISERS
 from fedjax_graph.data import windows
 from fedjax_graph.driver import plots, results
+from fedjax_graph.errors import InputError
 from fedjax_graph.serving import save_network
 
+STRATEGIES = {  # of Table 10: value of --strategy -> (method, title)
+    "centralized": ("gru_gn", "Centralized"),
+    "sl": ("split_learning", "SL"),
+    "sl_fedavg": ("split_learning_fedavg", "SL + FedAvg"),
+    "at_without_fedavg": ("at_without_fedavg", "AT, w/o FedAvg"),
+    "at_fedavg": ("cnfgnn", "AT + FedAvg"),
+}
+STRATEGY = flags.DEFINE_list(
+    "strategy", None, "CNFGNN's training strategies to run, before --methods if given."
+)
+flags.register_validator(
+    STRATEGY,
+    lambda names: (
+        names is None
+        or 0 < len(names) == len(set(names))
+        and set(names) <= set(STRATEGIES)
+    ),
+    message=f"name one or more of {', '.join(STRATEGIES)}, each only once",
+)
 SAMPLING_DECAY = flags.DEFINE_float(
     "sampling_decay",
     None,
-    "k of scheduled sampling for CNFGNN; by default 1000, on a small dataset times "
-    "(steps per global round) / 688, METR-LA's own.",
+    "k of scheduled sampling, but for GRU + FedAvg, which has 1; by default 1000, on a "
+    "small dataset times (CNFGNN's steps per global round) / 688, METR-LA's own.",
     lower_bound=0.1,
 )
 CLIENT_ROUNDS = flags.DEFINE_integer(
@@ -65,18 +88,56 @@ flags.register_validator(
     message="expected two or more positive whole numbers, such as 256,256,128",
 )
 GRU_HIDDEN_SIZE = flags.DEFINE_integer(
-    "gru_hidden_size", None, "Of GRU + FedAvg; 100 for the 63K model.", lower_bound=1
+    "gru_hidden_size",
+    None,
+    "Of the GRU baselines; 100 for the 63K models, 200 for 727K.",
+    lower_bound=1,
 )
 GRU_LAYERS = flags.DEFINE_integer(
-    "gru_layers", None, "Of GRU + FedAvg; 1 for the 63K model.", lower_bound=1
+    "gru_layers",
+    None,
+    "Of the GRU baselines; 1 for the 63K models, 2 for 727K.",
+    lower_bound=1,
 )
+FMTL_REGULARISER = flags.DEFINE_enum(
+    "fmtl_regulariser",
+    "laplacian",
+    list(REGULARISERS),
+    "Of GRU + FMTL: the paper's, or the released code's.",
+)
+FMTL_WEIGHT = flags.DEFINE_float(
+    "fmtl_weight",
+    None,
+    "lambda of GRU + FMTL; by default 0.1, of frobenius 0.01.",
+    lower_bound=0.0,
+)
+FMTL_SYNC_EVERY = flags.DEFINE_integer(
+    "fmtl_sync_every",
+    None,
+    "Passes between exchanges of GRU + FMTL; by default 1, of frobenius 5.",
+    lower_bound=1,
+)
+AVERAGE_EVERY_STEP = flags.DEFINE_bool(
+    "average_every_step",
+    False,
+    "SL + FedAvg averages after every minibatch, not once a round.",
+)
+_run_flags.refuse_nan(FMTL_WEIGHT)
 
 TITLES = {
     "cnfgnn": "CNFGNN",
+    "at_without_fedavg": "CNFGNN (AT, w/o FedAvg)",
+    "split_learning": "CNFGNN (SL)",
+    "split_learning_fedavg": "CNFGNN (SL + FedAvg)",
+    "gru_gn": "GRU + GN (centralized)",
+    "gru_centralized": "GRU (centralized)",
+    "gru_local": "GRU (local)",
     "gru_fedavg": "GRU + FedAvg",
+    "gru_fmtl": "GRU + FMTL",
     "historical_average": "historical average",
     "persistence": "persistence",
 }
+GRUS = ("gru_centralized", "gru_local", "gru_fedavg", "gru_fmtl")
 # The paper's and its released code's, where they differ from the configs' defaults.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "metr_la": {"num_rounds": 500},
@@ -94,6 +155,35 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "methods": ["persistence", "historical_average", "gru_fedavg", "cnfgnn"],
     },
 }
+# Batch sizes of the released commands, for the 63K and for the 727K models.
+GRU_BATCH_SIZES = {
+    "metr_la": {
+        "gru_centralized": (256, 128),
+        "gru_local": (256, 256),
+        "gru_fedavg": (256, 256),
+        "gru_fmtl": (256, 256),
+    },
+    "pems_bay": {
+        "gru_centralized": (64, 64),
+        "gru_local": (128, 128),
+        "gru_fedavg": (256, 128),
+        "gru_fmtl": (256, 128),
+    },
+}
+GRU_BATCH_SIZES["pems_bay_subset"] = GRU_BATCH_SIZES["pems_bay"]
+# Likewise windows in a minibatch of joint training; CNFGNN's are its config's defaults.
+JOINT_BATCH_SIZES = {
+    "metr_la": {"gru_gn": 64, "split_learning": 128, "split_learning_fedavg": 128},
+    "pems_bay": {"gru_gn": 128, "split_learning": 128, "split_learning_fedavg": 128},
+}
+JOINT_BATCH_SIZES["pems_bay_subset"] = JOINT_BATCH_SIZES["pems_bay"]
+FMTL_DEFAULTS = {
+    "laplacian": {"weight": 0.1, "sync_every": 1},
+    "frobenius": {"weight": 0.01, "sync_every": 5},
+}
+ALTERNATING = ("cnfgnn", "at_without_fedavg")
+MOST_ROUNDS_WITHOUT_FEDAVG = 50  # on the paper's datasets, from the released code
+OTHERS_PATIENCE = 50  # of all but the alternating methods, from the released code
 TEST_KEYS = ("rmse", "mae", "masked")
 STEPS_PER_ROUND_METR_LA = 688
 
@@ -109,34 +199,64 @@ def setting(name: str, default: Any = None) -> Any:
 def config_values(method: str, num_train: int, workdir: pathlib.Path) -> dict[str, Any]:
     """Flags and defaults under the names of the method's config fields."""
     values = {
+        **(gru_values(method) if method in GRUS else half_values(method)),
         "clients_per_chunk": _run_flags.clients_per_chunk(workdir, method),
         "participation": _run_flags.PARTICIPATION.value,
         "client_rounds": setting("client_rounds"),
+        "average_every_step": AVERAGE_EVERY_STEP.value,
     }
-    if method == "gru_fedavg":
-        values["hidden_size"] = setting("gru_hidden_size")
-        values["num_layers"] = setting("gru_layers")
-        values["batch_size"] = setting("client_batch_size")
-        values["learning_rate"] = setting("client_learning_rate")
-    else:
+    if method != "gru_fedavg":
+        values["sampling_decay"] = setting("sampling_decay", default_decay(num_train))
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def gru_values(method: str) -> dict[str, Any]:
+    """Those of a baseline, None where its config's default holds."""
+    num_layers = setting("gru_layers")
+    released = GRU_BATCH_SIZES.get(_traffic_flags.dataset_name(), {})
+    small, large = released.get(method, (None, None))
+    values = {
+        "hidden_size": setting("gru_hidden_size"),
+        "num_layers": num_layers,
+        "batch_size": setting(
+            "client_batch_size", large if num_layers and num_layers > 1 else small
+        ),
+        "learning_rate": setting("client_learning_rate"),
+    }
+    if method == "gru_fmtl":
+        defaults = FMTL_DEFAULTS[FMTL_REGULARISER.value]
+        values["regulariser"] = FMTL_REGULARISER.value
+        values["weight"] = setting("fmtl_weight", defaults["weight"])
+        values["sync_every"] = setting("fmtl_sync_every", defaults["sync_every"])
+    return values
+
+
+def half_values(method: str) -> dict[str, Any]:
+    """Those of a method with clients' models and a graph network."""
+    values = {
+        name: setting(name)
         for name in (
             "server_rounds",
             "client_batch_size",
-            "server_batch_size",
             "client_learning_rate",
             "server_learning_rate",
             "hidden_size",
             "gn_layers",
-            "sampling_decay",
-        ):
-            values[name] = setting(name)
-        if setting("gn_mlp_sizes"):
-            values["gn_mlp_sizes"] = tuple(int(s) for s in setting("gn_mlp_sizes"))
+        )
+    }
+    released = JOINT_BATCH_SIZES.get(_traffic_flags.dataset_name(), {})
+    values["server_batch_size"] = setting("server_batch_size", released.get(method))
+    if setting("gn_mlp_sizes"):
+        values["gn_mlp_sizes"] = tuple(int(s) for s in setting("gn_mlp_sizes"))
+    return values
+
+
+def default_decay(num_train: int) -> float:
+    """k of scheduled sampling, the same for all methods of a dataset."""
+    values = half_values("cnfgnn") | {"client_rounds": setting("client_rounds")}
     given = {key: value for key, value in values.items() if value is not None}
-    if method == "cnfgnn" and "sampling_decay" not in given:
-        steps = steps_per_round(algorithms.make_config(method, given), num_train)
-        given["sampling_decay"] = 1000.0 * min(1.0, steps / STEPS_PER_ROUND_METR_LA)
-    return given
+    steps = steps_per_round(algorithms.make_config("cnfgnn", given), num_train)
+    return 1000.0 * min(1.0, steps / STEPS_PER_ROUND_METR_LA)
 
 
 def steps_per_round(config: CNFGNNConfig, num_train: int) -> int:
@@ -156,16 +276,29 @@ def run_method(method: str, splits, workdir: pathlib.Path, checksum: int) -> _ru
     """Runs or scores one method."""
     num_clients, num_train = len(splits["train"].speed), len(splits["train"].starts)
     values = config_values(method, num_train, workdir)
-    cohort = clients.cohort_size(num_clients, _run_flags.PARTICIPATION.value)
+    config = algorithms.make_config(method, values)
+    cohort = clients.cohort_size(num_clients, getattr(config, "participation", 1.0))
+    passes = getattr(config, "client_rounds", getattr(config, "sync_every", 1))
+    num_rounds = setting("num_rounds", 500)
+    is_published = _traffic_flags.dataset_name() in GRU_BATCH_SIZES
+    if method == "at_without_fedavg" and is_published and not given("num_rounds"):
+        num_rounds = MOST_ROUNDS_WITHOUT_FEDAVG
+    has_own_patience = method not in ALTERNATING and not given("patience")
     return _runs.run_method(
         method,
         values,
         splits,
         workdir,
         checksum=checksum,
-        num_rounds=setting("num_rounds", 500),
-        examples_per_round=cohort * num_train * values.get("client_rounds", 1),
+        num_rounds=num_rounds,
+        examples_per_round=cohort * num_train * passes,
+        **({"patience": OTHERS_PATIENCE} if has_own_patience else {}),
     )
+
+
+def given(flag: str) -> bool:
+    """Whether the user gave the flag."""
+    return bool(flags.FLAGS[flag].present)
 
 
 def table(entries: dict[str, dict[str, Any]]) -> str:
@@ -210,18 +343,38 @@ def draw(workdir: pathlib.Path, dataset, test_data, runs, entries) -> None:
     )
     if records := _runs.records_of(workdir, TITLES):
         plots.training_curves(workdir / "training_curves.png", records)
+    if records and STRATEGY.value:
+        titles = dict(STRATEGIES[name] for name in STRATEGY.value)
+        records = _runs.records_of(workdir, titles)
+        records = [r for r in records if r["method"] in titles.values()]
+        plots.training_curves(workdir / "strategies.png", records)
     plots.rmse_by_horizon(
         workdir / "rmse_by_horizon.png",
         {TITLES[m]: entry["rmse_by_horizon"] for m, entry in entries.items()},
     )
 
 
+def chosen_methods() -> list[str]:
+    """What --strategy and --methods name.
+
+    Raises:
+      InputError: if a method is not one of traffic.
+    """
+    strategies = [STRATEGIES[name][0] for name in STRATEGY.value or ()]
+    if strategies:
+        methods = _run_flags.METHODS.value or []
+    else:
+        methods = setting("methods", ["cnfgnn", "persistence"])
+    for method in methods:
+        if method not in TITLES:
+            raise InputError(f"unknown method {method!r}; known: {', '.join(TITLES)}")
+    return strategies + [method for method in methods if method not in strategies]
+
+
 def main(argv: list[str]) -> None:
     del argv
     _run_flags.set_up_jax(copied_bytes=hidden_bytes())
-    methods = setting("methods", ["cnfgnn", "persistence"])
-    for method in methods:
-        algorithms.get_method(method)
+    methods = chosen_methods()
     dataset = _traffic_flags.load_dataset()
     workdir = _run_flags.make_workdir("cnfgnn", dataset.name)
     splits = windows.make_splits(dataset)

@@ -48,6 +48,15 @@ def sampling_probability(step: jax.Array, decay: float) -> jax.Array:
     return decay / (decay + jnp.exp(step / decay))
 
 
+def feed_draws(
+    key: jax.Array, num_steps: int, first_step: jax.Array, decay: float
+) -> jax.Array:
+    """Whether the truth is fed, [num_steps, 12] bool, from `first_step` on."""
+    probability = sampling_probability(first_step + jnp.arange(num_steps), decay)
+    draws = jax.random.uniform(key, (num_steps, TARGET_STEPS))
+    return draws < probability[:, None]
+
+
 def shuffled_batches(
     key: jax.Array, num_windows: int, batch_size: int, num_epochs: int
 ) -> tuple[jax.Array, jax.Array]:
@@ -84,10 +93,22 @@ def epoch_batches(
     """
     shuffle_key, feed_key = jax.random.split(key)
     places, mask = shuffled_batches(shuffle_key, num_windows, batch_size, num_epochs)
-    steps = jnp.arange(len(places))
-    probability = sampling_probability(first_step + steps, sampling_decay)
-    draws = jax.random.uniform(feed_key, (len(places), TARGET_STEPS))
-    return Batch(places, mask, draws < probability[:, None])
+    feed_truth = feed_draws(feed_key, len(places), first_step, sampling_decay)
+    return Batch(places, mask, feed_truth)
+
+
+def for_all_devices(batches: Batch) -> Batch:
+    """Padded to minibatches of a size that the devices divide."""
+    size = batches.places.shape[1]
+    extra = ((0, 0), (0, devices.padded_size(size) - size))
+    return batches._replace(
+        places=jnp.pad(batches.places, extra), mask=jnp.pad(batches.mask, extra)
+    )
+
+
+def window_weights(mask: jax.Array) -> jax.Array:
+    """[B] factors that make a sum over steps and windows the mean over both."""
+    return mask / (TARGET_STEPS * jnp.maximum(jnp.sum(mask), 1))
 
 
 def squared_error(outputs: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
@@ -98,8 +119,7 @@ def squared_error(outputs: jax.Array, targets: jax.Array, mask: jax.Array) -> ja
       targets: [12, B] normalised.
       mask: [B].
     """
-    total = jnp.sum(mask * (outputs - targets) ** 2)
-    return total / (len(outputs) * jnp.maximum(jnp.sum(mask), 1))
+    return jnp.sum(window_weights(mask) * (outputs - targets) ** 2)
 
 
 def client_update(
@@ -185,6 +205,11 @@ def apply_models(
     folded = fn(params, *map(fold, args))
     unfolded = folded.reshape(*folded.shape[:-2], num_clients, -1, folded.shape[-1])
     return jnp.moveaxis(unfolded, -3, 0)
+
+
+def own_chunk(stacked_params, clients_per_chunk: int | None) -> int | None:
+    """`clients_per_chunk` where clients have models of their own; one model folds."""
+    return clients_per_chunk if aggregation.num_models(stacked_params) > 1 else None
 
 
 # --- Predictions and their errors ----------------------------------------------------

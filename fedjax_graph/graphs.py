@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
+COLUMNS_PER_CHUNK = 4096  # of `neighbour_sum`
+
 
 class Graph(NamedTuple):
     """A directed weighted graph, edges sorted by receiver. Messages flow s -> r."""
@@ -15,6 +17,7 @@ class Graph(NamedTuple):
     receivers: jax.Array  # [E] int32, ascending
     weights: jax.Array  # [E] float32
     node_mask: jax.Array  # [N] float32, 0 for padding
+    neighbours: jax.Array | None = None  # [E'] int32, places of edges between two nodes
 
     @property
     def num_nodes(self) -> int:
@@ -29,7 +32,12 @@ def from_adjacency(adjacency: np.ndarray) -> Graph:
         receivers=jnp.asarray(receivers, jnp.int32),
         weights=jnp.asarray(adjacency[senders, receivers], jnp.float32),
         node_mask=jnp.ones(len(adjacency), jnp.float32),
+        neighbours=_between_nodes(senders, receivers),
     )
+
+
+def _between_nodes(senders: np.ndarray, receivers: np.ndarray) -> jax.Array:
+    return jnp.asarray(np.flatnonzero(senders != receivers), jnp.int32)
 
 
 def permute(graph: Graph, order: np.ndarray) -> Graph:
@@ -37,11 +45,13 @@ def permute(graph: Graph, order: np.ndarray) -> Graph:
     place = np.argsort(order)
     senders, receivers = place[graph.senders], place[graph.receivers]
     by_receiver = np.argsort(receivers, kind="stable")
+    senders, receivers = senders[by_receiver], receivers[by_receiver]
     return Graph(
-        senders=jnp.asarray(senders[by_receiver], jnp.int32),
-        receivers=jnp.asarray(receivers[by_receiver], jnp.int32),
+        senders=jnp.asarray(senders, jnp.int32),
+        receivers=jnp.asarray(receivers, jnp.int32),
         weights=graph.weights[by_receiver],
         node_mask=graph.node_mask[order],
+        neighbours=_between_nodes(senders, receivers),
     )
 
 
@@ -69,6 +79,45 @@ def to_jraph(graph: Graph, nodes: Any, edges: Any, globals_: Any) -> jraph.Graph
         n_node=jnp.array([graph.num_nodes], jnp.int32),
         n_edge=jnp.array([graph.senders.shape[0]], jnp.int32),
     )
+
+
+def neighbour_sum(graph: Graph, features: jax.Array) -> jax.Array:
+    """Sum_j a_ij x_j over the edges i -> j between two nodes, without self edges.
+
+    One sparse product, columns in chunks so that [E', F] is never there as a whole.
+
+    Args:
+      graph: N nodes and E' edges between two nodes, as `from_adjacency` finds them.
+      features: [N, ...], x.
+
+    Returns:
+      [N, ...].
+    """
+    edges = graph.neighbours
+    senders, receivers = graph.senders[edges], graph.receivers[edges]
+    weights = graph.weights[edges][:, None]
+
+    def product(columns):  # [N, F]
+        return jax.ops.segment_sum(
+            weights * columns[receivers], senders, graph.num_nodes
+        )
+
+    flat = features.reshape(graph.num_nodes, -1)
+    num_chunks = -(-flat.shape[1] // COLUMNS_PER_CHUNK)
+    if num_chunks <= 1:
+        return product(flat).reshape(features.shape)
+    extra = num_chunks * COLUMNS_PER_CHUNK - flat.shape[1]
+    chunks = jnp.pad(flat, ((0, 0), (0, extra)))
+    chunks = chunks.reshape(graph.num_nodes, num_chunks, COLUMNS_PER_CHUNK)
+    sums = jax.lax.map(product, jnp.swapaxes(chunks, 0, 1))
+    sums = jnp.swapaxes(sums, 0, 1).reshape(graph.num_nodes, -1)
+    return sums[:, : flat.shape[1]].reshape(features.shape)
+
+
+def neighbour_weights(graph: Graph) -> jax.Array:
+    """[N, N] a_ij of the edges i -> j between two nodes; 0 on the diagonal."""
+    adjacency = dense_adjacency(graph).T
+    return adjacency - jnp.diag(jnp.diagonal(adjacency))
 
 
 def dense_adjacency(graph: Graph) -> jax.Array:

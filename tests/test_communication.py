@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_graph import aggregation, algorithms, communication
+from fedjax_graph import algorithms, communication
 from fedjax_graph.communication import Bytes, bytes_per_round, down, up
 
 X = jnp.zeros((3, 4))  # 48 bytes
@@ -138,17 +138,48 @@ def test_cnfgnn_exchanges_what_its_formula_says(
         assert total == exchanged.up + exchanged.down
 
 
-def test_without_fed_avg_no_model_crosses(train, rolled_scans):
-    config = algorithms.make_config(
-        "cnfgnn", {"hidden_size": 4, "gn_mlp_sizes": (6, 6, 6)}
+@pytest.mark.parametrize("server_batch_size", [6, 48])  # 26 windows
+@pytest.mark.parametrize(
+    "name, has_average, server_rounds",
+    [
+        ("split_learning", False, 1),
+        ("split_learning_fedavg", True, 1),
+        ("at_without_fedavg", False, 1),
+        ("at_without_fedavg", False, 3),
+    ],
+)
+def test_strategies_exchange_what_their_formulas_say(
+    train, rolled_scans, name, has_average, server_rounds, server_batch_size
+):
+    config = {
+        "hidden_size": 4,
+        "gn_mlp_sizes": (6, 6, 6),
+        "server_batch_size": server_batch_size,
+    }
+    if server_rounds > 1:
+        config["server_rounds"] = server_rounds
+    exchanged, model = round_bytes(name, config, train)
+    total = communication.split_learning_total(
+        1, 5, 26 * 4 * 4, model if has_average else 0, server_rounds
     )
-    algorithm = algorithms.REGISTRY["cnfgnn"].factory(config, aggregation.none)
-    state = jax.eval_shape(algorithm.init, jax.random.key(0), train)
-    exchanged = communication.bytes_per_round(
-        algorithm.round, state, train, jax.random.key(0)
-    )
-    total = communication.split_learning_total(1, 5, hidden_bytes=26 * 4 * 4)
     assert exchanged == Bytes(up=total // 2, down=total // 2)
+
+
+def test_averages_after_every_minibatch_cost_as_many_models(train, rolled_scans):
+    config = {"hidden_size": 4, "gn_mlp_sizes": (6, 6, 6), "server_batch_size": 6}
+    once, model = round_bytes("split_learning_fedavg", config, train)
+    often, _ = round_bytes(
+        "split_learning_fedavg", config | {"average_every_step": True}, train
+    )
+    assert often == once.plus(Bytes(4 * 5 * model, 4 * 5 * model))  # 5 minibatches
+
+
+@pytest.mark.parametrize("name", ["gru_centralized", "gru_gn", "gru_local"])
+def test_what_is_not_federated_exchanges_nothing(train, rolled_scans, name):
+    config = {"hidden_size": 4}
+    if name == "gru_gn":
+        config["gn_mlp_sizes"] = (6, 6, 6)
+    assert round_bytes(name, config, train)[0] == Bytes(0, 0)
 
 
 # --- Tables 2 to 6 of the paper -------------------------------------------------------

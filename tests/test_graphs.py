@@ -98,7 +98,7 @@ def test_a_jraph_graph_holds_the_same_edges():
 
 def test_a_graph_is_a_pytree_of_arrays():
     graph = graphs.from_adjacency(random_adjacency(0))
-    assert len(jax.tree.leaves(graph)) == 4
+    assert len(jax.tree.leaves(graph)) == 5
     assert jax.jit(lambda g: jnp.sum(g.weights))(graph) == pytest.approx(
         float(random_adjacency(0).sum()), rel=1e-6
     )
@@ -133,3 +133,25 @@ def test_normalised_rows_sum_to_one_and_empty_ones_are_self_edges():
     npt.assert_allclose(normalised, [[0.25, 0.75, 0], [0, 1, 0], [0, 1, 0]], rtol=1e-6)
     slope = jax.grad(lambda x: graphs.row_normalise(x).std())(adjacency[:2, :2])
     assert np.all(np.isfinite(slope))
+
+
+@pytest.mark.parametrize("columns_per_chunk", [4096, 2])
+def test_neighbours_are_those_along_outgoing_edges_without_oneself(
+    monkeypatch, columns_per_chunk
+):
+    monkeypatch.setattr(graphs, "COLUMNS_PER_CHUNK", columns_per_chunk)
+    adjacency = random_adjacency(3)
+    adjacency[0, 0], adjacency[1, 1] = 0.4, 0
+    order = np.array([6, 2, 0, 5, 1, 4, 3])
+    permuted = graphs.permute(graphs.from_adjacency(adjacency), order)
+    expected = adjacency[np.ix_(order, order)]
+    np.fill_diagonal(expected, 0)
+    features = np.random.default_rng(0).normal(size=(7, 3, 2)).astype(np.float32)
+    assert len(permuted.neighbours) == np.count_nonzero(expected)
+    npt.assert_allclose(
+        graphs.neighbour_sum(permuted, features),
+        np.einsum("ij,jab->iab", expected, features),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    npt.assert_allclose(graphs.neighbour_weights(permuted), expected, atol=1e-7)

@@ -19,12 +19,15 @@ from fedjax_graph.algorithms import (
     fl_rl,
     graph_fed_avg,
     graphfl,
+    gru_centralized,
     gru_fed_avg,
+    gru_fmtl,
     lg_fed_avg,
     local_training,
     naive,
     scaffold,
     sfl,
+    split_learning,
 )
 from fedjax_graph.errors import InputError
 from fedjax_graph.federated import FederatedConfig
@@ -49,6 +52,7 @@ class Method(NamedTuple):
 
 
 REGISTRY: dict[str, Method] = {
+    "at_without_fedavg": Method(cnfgnn.CNFGNNConfig, cnfgnn.at_without_fedavg),
     "client_eo": Method(fl_agcns.FLAGCNSConfig, fl_agcns.client_eo),
     "cnfgnn": Method(cnfgnn.CNFGNNConfig, cnfgnn.cnfgnn),
     "controller_eo": Method(fl_agcns.FLAGCNSConfig, fl_agcns.controller_eo),
@@ -64,7 +68,11 @@ REGISTRY: dict[str, Method] = {
     "fl_rl": Method(fl_rl.FLRLConfig, fl_rl.fl_rl),
     "graph_fed_avg": Method(FederatedConfig, graph_fed_avg.graph_fed_avg),
     "graphfl": Method(graphfl.GraphFLConfig, graphfl.graphfl),
+    "gru_centralized": Method(gru_fed_avg.GRUConfig, gru_centralized.gru_centralized),
     "gru_fedavg": Method(gru_fed_avg.GRUFedAvgConfig, gru_fed_avg.gru_fed_avg),
+    "gru_fmtl": Method(gru_fmtl.GRUFMTLConfig, gru_fmtl.gru_fmtl),
+    "gru_gn": Method(cnfgnn.SplitConfig, split_learning.gru_gn),
+    "gru_local": Method(gru_fed_avg.GRULocalConfig, gru_fed_avg.gru_local),
     "historical_average": Method(
         naive.NaiveConfig, naive.historical_average, is_trained=False
     ),
@@ -77,6 +85,10 @@ REGISTRY: dict[str, Method] = {
     "sfl_lg": Method(sfl.SFLConfig, sfl.sfl_lg),
     "sfl_per": Method(sfl.SFLConfig, sfl.sfl_per),
     "sfl_star": Method(sfl.SFLStarConfig, sfl.sfl_star),
+    "split_learning": Method(cnfgnn.SplitConfig, split_learning.split_learning),
+    "split_learning_fedavg": Method(
+        split_learning.SplitLearningFedAvgConfig, split_learning.split_learning_fedavg
+    ),
 }
 TASKS = {
     config.kind: config for config in (ImageTask, NodeTask, SubgraphTask, TrafficTask)

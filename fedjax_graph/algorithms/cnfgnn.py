@@ -37,21 +37,27 @@ from fedjax_graph.models import graph_network, gru_seq2seq
 
 
 @dataclasses.dataclass(frozen=True)
-class CNFGNNConfig:
-    """Hyper-parameters; defaults: the paper's on METR-LA."""
+class SplitConfig:
+    """What all ways to train the two halves have; defaults: the paper's."""
 
     hidden_size: int = 64
     gn_layers: int = 2
     gn_mlp_sizes: tuple[int, ...] = (256, 256, 128)
-    client_rounds: int = 1  # R_c, passes over a client's windows
-    server_rounds: int = 1  # R_s, passes over all windows; 20 on PEMS-BAY
-    client_batch_size: int = 128
     server_batch_size: int = 48
     client_learning_rate: float = 1e-3
     server_learning_rate: float = 1e-3
     sampling_decay: float = 1000.0
-    participation: float = 1.0
     clients_per_chunk: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class CNFGNNConfig(SplitConfig):
+    """Hyper-parameters; defaults: the paper's on METR-LA."""
+
+    client_rounds: int = 1  # R_c, passes over a client's windows
+    server_rounds: int = 1  # R_s, passes over all windows; 20 on PEMS-BAY
+    client_batch_size: int = 128
+    participation: float = 1.0
 
 
 class CNFGNNState(NamedTuple):
@@ -67,11 +73,25 @@ class Models(NamedTuple):
 
     client: gru_seq2seq.Seq2Seq
     server: graph_network.GraphNetwork
+    clients_per_chunk: int | None = None  # where clients have models of their own
+
+    def init(self, key: jax.Array) -> tuple[Any, Any]:
+        """First parameters: of the client, [1, ...], and of the server."""
+        client_key, server_key = jax.random.split(key)
+        client_params = gru_seq2seq.init_params(self.client, client_key)
+        client_params = jax.tree.map(lambda x: x[None], client_params)
+        return client_params, graph_network.init_params(self.server, server_key)
+
+    def _apply(self, fn, client_params, *args) -> jax.Array:
+        chunk = forecasting.own_chunk(client_params, self.clients_per_chunk)
+        return forecasting.apply_models(
+            fn, client_params, *args, clients_per_chunk=chunk
+        )
 
     def encode(self, client_params, data: TrafficData, starts) -> jax.Array:
         """ClientEncode of Algorithm 2 for all clients: h_c [K, B, H]."""
         inputs, _ = forecasting.gather_all(data, starts)
-        return forecasting.apply_models(
+        return self._apply(
             lambda params, x: self.client.apply(
                 {"params": params}, x, method=self.client.encode
             ),
@@ -99,17 +119,26 @@ class Models(NamedTuple):
             )
             return outputs[..., None]
 
-        outputs = forecasting.apply_models(
+        outputs = self._apply(
             one, client_params, hidden, embedding, inputs[:, -1:], targets
         )
         return outputs[..., 0], targets[..., 0]
 
+    def forecast(self, client_params, server_params, data: TrafficData, starts):
+        """Forecasts of both halves together, [K, B, 12] in mph."""
+        h_c = self.encode(client_params, data, starts)
+        h_g = self.embed(server_params, data, h_c)
+        feed_truth = jnp.zeros(windows.TARGET_STEPS, bool)
+        outputs, _ = self.decode(client_params, data, starts, h_c, h_g, feed_truth)
+        return jnp.swapaxes(outputs, 1, 2) * data.std + data.mean
 
-def make_models(config: CNFGNNConfig) -> Models:
+
+def make_models(config: SplitConfig) -> Models:
     size = config.hidden_size
     return Models(
         gru_seq2seq.Seq2Seq(hidden_size=size, embedding_size=size),
         graph_network.GraphNetwork(size, size, config.gn_mlp_sizes, config.gn_layers),
+        config.clients_per_chunk,
     )
 
 
@@ -165,7 +194,6 @@ def server_phase(config: CNFGNNConfig):
     def gradients(server_params, client_params, data, h_c, starts, weights, feed_truth):
         """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
         share = real_share(data, config.server_batch_size)
-        real = (data.client_weights > 0).astype(jnp.float32)[:, None, None]
         h_g, pull_back = jax.vjp(
             lambda params: models.embed(params, data, h_c), server_params
         )  # line 21
@@ -174,29 +202,16 @@ def server_phase(config: CNFGNNConfig):
             outputs, targets = models.decode(
                 client_params, data, starts, h_c, h_g, feed_truth
             )
-            return jnp.sum(real * weights * (outputs - targets) ** 2)
+            return joint_loss(outputs, targets, data, weights)
 
         value, h_g_grads = jax.value_and_grad(loss)(communication.down(h_g, share))
         return value, *pull_back(communication.up(h_g_grads, share))
 
     def phase(server_params, opt_state, client_params, hidden, data, key, num_steps):
-        batches = forecasting.epoch_batches(
-            key,
-            len(data.starts),
-            config.server_batch_size,
-            config.server_rounds,
-            num_steps,
-            config.sampling_decay,
-        )
-        batch_size = devices.padded_size(config.server_batch_size)
-        extra = ((0, 0), (0, batch_size - config.server_batch_size))
-        batches = batches._replace(
-            places=jnp.pad(batches.places, extra), mask=jnp.pad(batches.mask, extra)
-        )
+        batches = joint_batches(config, data, key, config.server_rounds, num_steps)
 
         def step(carry, batch):
             server_params, opt_state = carry
-            weights = batch.mask / (windows.TARGET_STEPS * jnp.sum(batch.mask))
             loss, grads = devices.sum_parts(
                 gradients, in_axes=(None, None, None, 1, 0, 0, None)
             )(
@@ -205,7 +220,7 @@ def server_phase(config: CNFGNNConfig):
                 data,
                 hidden[:, batch.places],
                 data.starts[batch.places],
-                weights,
+                forecasting.window_weights(batch.mask),
                 batch.feed_truth,
             )
             updates, opt_state = optimiser.update(grads, opt_state, server_params)
@@ -218,6 +233,33 @@ def server_phase(config: CNFGNNConfig):
         return server_params, opt_state, jnp.mean(losses) / num_clients, len(losses)
 
     return phase
+
+
+def joint_batches(
+    config: SplitConfig, data: TrafficData, key, num_passes: int, first_step
+) -> forecasting.Batch:
+    """Minibatches of windows of all clients, of a size that the devices divide."""
+    return forecasting.for_all_devices(
+        forecasting.epoch_batches(
+            key,
+            len(data.starts),
+            config.server_batch_size,
+            num_passes,
+            first_step,
+            config.sampling_decay,
+        )
+    )
+
+
+def joint_loss(outputs, targets, data: TrafficData, weights) -> jax.Array:
+    """Sum over the real clients of squared errors, weighted by `weights` [B].
+
+    Args:
+      outputs: [K, 12, B] normalised.
+      targets: [K, 12, B] normalised.
+    """
+    real = (data.client_weights > 0).astype(jnp.float32)[:, None, None]
+    return jnp.sum(real * weights * (outputs - targets) ** 2)
 
 
 def real_share(data: TrafficData, batch_size: int) -> Fraction:
@@ -256,16 +298,13 @@ def cnfgnn(
     config: CNFGNNConfig,
     aggregate: aggregation.Aggregator = aggregation.weighted_mean,
 ) -> FederatedAlgorithm:
-    """Factory of CNFGNN; `aggregation.none` gives "AT without FedAvg"."""
+    """Factory of CNFGNN; another aggregator makes another method."""
     models = make_models(config)
     train_clients, train_server = client_phase(config, aggregate), server_phase(config)
     batch_size, size = config.server_batch_size, config.hidden_size
 
     def init(key: jax.Array, data: TrafficData) -> CNFGNNState:
-        client_key, server_key = jax.random.split(key)
-        client_params = gru_seq2seq.init_params(models.client, client_key)
-        client_params = jax.tree.map(lambda x: x[None], client_params)
-        server_params = graph_network.init_params(models.server, server_key)
+        client_params, server_params = models.init(key)
         return CNFGNNState(
             aggregation.initial(aggregate, client_params, len(data.client_ids)),
             server_params,
@@ -323,13 +362,7 @@ def cnfgnn(
         return state, {"train_loss": client_loss, "server_loss": server_loss}
 
     def predict_batch(state: CNFGNNState, data: TrafficData, starts: jax.Array):
-        h_c = models.encode(state.client_params, data, starts)
-        h_g = models.embed(state.server_params, data, h_c)
-        feed_truth = jnp.zeros(windows.TARGET_STEPS, bool)
-        outputs, _ = models.decode(
-            state.client_params, data, starts, h_c, h_g, feed_truth
-        )
-        return jnp.swapaxes(outputs, 1, 2) * data.std + data.mean
+        return models.forecast(state.client_params, state.server_params, data, starts)
 
     return FederatedAlgorithm(
         init=init,
@@ -337,3 +370,8 @@ def cnfgnn(
         evaluate=forecasting.evaluate_forecasts(predict_batch, batch_size),
         predict=forecasting.predict_forecasts(predict_batch, batch_size),
     )
+
+
+def at_without_fedavg(config: CNFGNNConfig) -> FederatedAlgorithm:
+    """AT without FedAvg (Table 10): every client keeps its own model."""
+    return cnfgnn(config, aggregation.none)

@@ -203,7 +203,23 @@ def gather(data: TrafficData, speed: jax.Array, starts: jax.Array) -> Windows:
       starts: [B] first steps.
     """
     steps = starts + jnp.arange(WINDOW_STEPS)[:, None]  # [24, B]
-    value = (speed[steps] - data.mean) / data.std
+    return _frames(data, speed[steps], steps)
+
+
+def gather_pairs(data: TrafficData, clients: jax.Array, starts: jax.Array) -> Windows:
+    """Gathers a batch of windows, each of a client of its own.
+
+    Args:
+      data: readings, clock, mean and standard deviation.
+      clients: [B] places of clients.
+      starts: [B] first steps.
+    """
+    steps = starts + jnp.arange(WINDOW_STEPS)[:, None]  # [24, B]
+    return _frames(data, data.speed[clients, steps], steps)
+
+
+def _frames(data: TrafficData, speed: jax.Array, steps: jax.Array) -> Windows:
+    value = (speed - data.mean) / data.std
     windows = jnp.stack([value, data.clock[steps]], axis=-1)  # [24, B, 2]
     return Windows(windows[:INPUT_STEPS], windows[INPUT_STEPS:])
 

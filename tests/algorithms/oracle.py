@@ -75,8 +75,12 @@ class Clients:
         self.value_and_grad = jit(jax.value_and_grad(loss))
         self.step = jit(step)
 
-    def update(self, params, data, client, embeddings, batches):
-        """Passes over one client's windows; also the mean of the batches' losses."""
+    def update(self, params, data, client, embeddings, batches, pull=None):
+        """Passes over one client's windows; also the mean of the batches' losses.
+
+        Args:
+          pull: parameters -> what is added to the gradient.
+        """
         opt_state, losses = self.start(params), []
         for places, feed in batches:
             values, grads = [], []
@@ -89,7 +93,10 @@ class Clients:
                 )
                 values.append(value)
                 grads.append(grad)
-            params, opt_state = self.step(params, mean_of(grads), opt_state)
+            grads = mean_of(grads)
+            if pull is not None:
+                grads = jax.tree.map(np.add, grads, pull(params))
+            params, opt_state = self.step(params, grads, opt_state)
             losses.append(np.mean(values))
         return params, np.mean(losses)
 
@@ -133,6 +140,8 @@ def merge(rows, trained, data, is_averaged):
 class Server:
     """ServerUpdate of Algorithm 1: the loss of the whole, end to end."""
 
+    trained = 0  # of the arguments of the joint loss: the server's parameters
+
     def __init__(self, model, gn, learning_rate, jit):
         optimiser = optax.adam(learning_rate)
         self.start = optimiser.init
@@ -164,7 +173,7 @@ class Server:
             return optax.apply_updates(params, updates), opt_state
 
         self.embed = jit(embed)
-        self.value_and_grad = jit(jax.value_and_grad(joint_loss))
+        self.value_and_grad = jit(jax.value_and_grad(joint_loss, self.trained))
         self.step = jit(step)
 
     def window(self, data, place):
@@ -199,6 +208,72 @@ class Server:
             server_params, opt_state = self.step(server_params, grads, opt_state)
             losses.append(loss / len(rows))
         return server_params, opt_state, np.mean(losses)
+
+
+class Joint(Server):
+    """Both halves trained end to end on the same loss."""
+
+    trained = (1, 0)  # rows of clients, and the server's parameters
+
+    def __init__(self, model, gn, client_rate, server_rate, jit):
+        super().__init__(model, gn, server_rate, jit)
+        self.client_optimiser = optax.adam(client_rate)
+
+        def client_step(params, grads, opt_state):
+            updates, opt_state = self.client_optimiser.update(grads, opt_state)
+            return optax.apply_updates(params, updates), opt_state
+
+        self.client_step = jit(client_step)
+
+
+def joint_rounds(joint, start, data, keys, config, merged):
+    """SL and its kin; yields (rows, server parameters, loss) after each round.
+
+    Args:
+      merged: `never`, `round` or `step`, when models are averaged; `one` for a single
+        model that takes the sum of all gradients.
+    """
+    params, server_params = start
+    num_clients = len(data.speed)
+    rows = [params] * (1 if merged == "one" else num_clients)
+    client_states = [joint.client_optimiser.init(row) for row in rows]
+    server_state, num_steps = joint.start(server_params), 0
+    weights = [float(x) for x in data.client_weights]
+
+    def averaged(rows):
+        return [weighted_mean_of(rows, weights)] * num_clients
+
+    for key in keys:
+        batches = draw_batches(
+            key,
+            len(data.starts),
+            config.server_batch_size,
+            1,
+            num_steps,
+            config.sampling_decay,
+        )
+        losses = []
+        for places, feed in batches:
+            everybody = rows * num_clients if merged == "one" else rows
+            loss, (row_grads, server_grads) = joint.gradient(
+                server_params, everybody, data, places, feed
+            )
+            if merged == "one":
+                row_grads = [jax.tree.map(lambda *x: sum(x), *row_grads)]
+            stepped = [
+                joint.client_step(*one)
+                for one in zip(rows, row_grads, client_states, strict=True)
+            ]
+            rows, client_states = map(list, zip(*stepped, strict=True))
+            server_params, server_state = joint.step(
+                server_params, server_grads, server_state
+            )
+            rows = averaged(rows) if merged == "step" else rows
+            losses.append(loss / num_clients)
+        num_steps += len(batches)
+        rows = averaged(rows) if merged == "round" else rows
+        shown = rows * num_clients if merged == "one" else rows
+        yield shown, server_params, np.mean(losses)
 
 
 def fed_avg_rounds(clients, params, data, keys, config, is_averaged):

@@ -6,6 +6,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph import aggregation
+from fedjax_graph.algorithms.cnfgnn import CNFGNNConfig, cnfgnn
 from fedjax_graph.algorithms.gru_fed_avg import GRUFedAvgConfig, gru_fed_avg
 from fedjax_graph.models import gru_seq2seq
 from tests.algorithms import oracle
@@ -69,3 +70,47 @@ def test_unsampled_series_change_nothing(system, train):
         new, _ = round_(state, train._replace(speed=speed), key)
         equal = jax.tree.map(np.array_equal, after, new)
         assert all(jax.tree.leaves(equal)) == (client not in cohort)
+
+
+def test_without_embeddings_cnfgnn_is_fed_avg_of_the_same_model(train, quick_jit):
+    """A graph network whose last layer is held at 0 gives h_G = 0."""
+    shared = {"hidden_size": 4, "sampling_decay": 5.0, "participation": 0.4}
+    cnfgnn_ = cnfgnn(
+        CNFGNNConfig(
+            **shared,
+            gn_layers=1,
+            gn_mlp_sizes=(6, 6),
+            client_rounds=2,
+            client_batch_size=12,
+            client_learning_rate=0.01,
+            server_learning_rate=0.0,
+        )
+    )
+    averaging = gru_fed_avg(
+        GRUFedAvgConfig(
+            **shared,
+            embedding_size=4,
+            client_rounds=2,
+            batch_size=12,
+            learning_rate=0.01,
+        )
+    )
+    split = cnfgnn_.init(jax.random.key(3), train)
+    split.server_params["out"] = jax.tree.map(np.zeros_like, split.server_params["out"])
+    plain = averaging.init(jax.random.key(3), train)
+    plain = plain._replace(client_params=split.client_params)
+    split_round, plain_round = quick_jit(cnfgnn_.round), quick_jit(averaging.round)
+    for key in (jax.random.key(10), jax.random.key(11)):
+        plain = plain._replace(num_steps=split.num_steps)  # the server's count as well
+        split, _ = split_round(split, train, key)
+        plain, _ = plain_round(plain, train, jax.random.split(key)[0])
+        jax.tree.map(
+            lambda a, b: npt.assert_allclose(a, b, atol=1e-6),
+            split.client_params,
+            plain.client_params,
+        )
+    forecasts = [
+        algorithm.predict(state, train)
+        for algorithm, state in ((cnfgnn_, split), (averaging, plain))
+    ]
+    npt.assert_allclose(*forecasts, rtol=1e-5)

@@ -195,6 +195,18 @@ def test_clients_are_gathered_side_by_side_under_vmap(splits):
         npt.assert_array_equal(inputs[sensor], alone)
 
 
+def test_pairs_are_gathered_each_from_its_own_client(splits):
+    data = splits["train"]
+    clients, starts = np.array([3, 0, 3, 2]), data.starts[np.array([5, 0, 1, 25])]
+    inputs, targets = windows.gather_pairs(data, clients, starts)
+    assert inputs.shape == targets.shape == (12, 4, 2)
+    for place, client in enumerate(clients):
+        one = starts[place : place + 1]
+        alone = windows.gather(data, data.speed[client], one)
+        npt.assert_array_equal(inputs[:, place], alone.inputs[:, 0])
+        npt.assert_array_equal(targets[:, place], alone.targets[:, 0])
+
+
 def test_splits_share_all_but_their_starts(network, splits):
     for name, size in zip(windows.SPLITS, (26, 4, 7), strict=True):
         data = splits[name]

@@ -1,0 +1,102 @@
+"""Strategies and baselines of `experiments.cnfgnn` as a user runs them."""
+
+import pytest
+
+from tests import binary
+from tests.test_cnfgnn_binary import METHODS, Machine
+
+GRUS = ["gru_centralized", "gru_fmtl"]
+HIDDEN = 54 * 4 * 4  # training windows x hidden size x float32, of one sensor
+NUM_SENSORS, NUM_EDGES = 4, 3
+
+
+def model_bytes(hidden_size, embedding_size):
+    """Of a GRU encoder-decoder in float32."""
+
+    def gru(size):
+        return 3 * size * (2 + size) + 6 * size
+
+    state = hidden_size + embedding_size
+    return 4 * (gru(hidden_size) + gru(state) + state + 1)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    return Machine(tmp_path_factory.mktemp("machine"))
+
+
+@pytest.fixture(scope="module")
+def answers(machine):
+    """Answers to many command lines, by name."""
+
+    def line(name, *flags):
+        line = machine.command_line(name, "--num_rounds=1", *flags)
+        return [flag for flag in line if flag != f"--methods={','.join(METHODS)}"]
+
+    lines = {
+        "strategies": line(
+            "strategies",
+            "--strategy=centralized,sl_fedavg",
+            "--methods=persistence,gru_gn",
+            "--average_every_step",
+            "--server_batch_size=20",
+        ),
+        "baselines": line(
+            "baselines",
+            f"--methods={','.join(GRUS)}",
+            "--fmtl_regulariser=frobenius",
+            "--fmtl_weight=0.02",
+        ),
+        "unknown": line("bad", "--strategy=sl,split"),
+        "twice": line("bad", "--strategy=sl,sl"),
+        "nothing": line("bad", "--strategy="),
+        "weight": line("bad", "--methods=gru_fmtl", "--fmtl_weight=-1"),
+        "regulariser": line("bad", "--fmtl_regulariser=ridge"),
+        "other task": line("bad", "--methods=sfl"),
+    }
+    return machine.run_many(lines)
+
+
+def test_strategies_are_the_methods_of_table_10(machine, answers):
+    status, out, err = answers["strategies"]
+    assert (status, err) == (0, "")
+    titles = ["GRU + GN (centralized)", "CNFGNN (SL + FedAvg)", "persistence"]
+    assert list(binary.table_of(out)) == titles
+    found = machine.results("strategies")["methods"]
+    assert list(found) == ["gru_gn", "split_learning_fedavg", "persistence"]
+    size = NUM_SENSORS * (2 * HIDDEN + 3 * model_bytes(4, 4))  # 3 minibatches
+    sent = [entry["communication_bytes_in_all"] for entry in found.values()]
+    assert sent[:2] == [{"up": 0, "down": 0}, {"up": size, "down": size}]
+    assert found["split_learning_fedavg"]["config"]["average_every_step"]
+    decays = [found[name]["config"]["sampling_decay"] for name in list(found)[:2]]
+    assert decays[0] == decays[1] == pytest.approx(1000 * (1 + 3) / 688)
+    binary.assert_picture(machine.folder / "strategies" / "strategies.png")
+
+
+def test_baselines_are_those_of_table_7(machine, answers):
+    status, out, err = answers["baselines"]
+    assert (status, err) == (0, "")
+    assert list(binary.table_of(out)) == ["GRU (centralized)", "GRU + FMTL"]
+    found = machine.results("baselines")["methods"]
+    sent = [found[name]["communication_bytes_in_all"] for name in GRUS]
+    size = NUM_EDGES * model_bytes(4, 0)
+    assert sent == [{"up": 0, "down": 0}, {"up": 0, "down": size}]
+    config = found["gru_fmtl"]["config"]
+    kept = {key: config[key] for key in ("regulariser", "weight", "sync_every")}
+    assert kept == {"regulariser": "frobenius", "weight": 0.02, "sync_every": 5}
+    assert not (machine.folder / "baselines" / "strategies.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("unknown", ["--strategy", "sl_fedavg", "only once"]),
+        ("twice", ["--strategy", "only once"]),
+        ("nothing", ["--strategy", "one or more"]),
+        ("weight", ["--fmtl_weight=-1"]),
+        ("regulariser", ["--fmtl_regulariser=ridge", "frobenius"]),
+        ("other task", ["unknown method 'sfl'", "gru_fmtl"]),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(answers, name, words):
+    binary.assert_refused(answers[name], words)
