@@ -26,6 +26,9 @@ from fedjax_graph.algorithms import get_method, make_config
 from fedjax_graph.data import synthetic, windows
 from fedjax_graph.driver import rounds
 
+scan = jax.lax.scan  # not unrolled: quicker to compile
+jax.lax.scan = lambda *args, unroll=1, **named: scan(*args, **named)
+jax.config.update("jax_disable_most_optimizations", True)
 assert jax.device_count() == int(sys.argv[1])
 splits = windows.make_splits(synthetic.traffic_network(num_sensors=5, num_days=1))
 small = {"hidden_size": 4, "gn_mlp_sizes": (4, 4, 4), "gn_layers": 1}
