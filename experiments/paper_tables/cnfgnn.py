@@ -146,8 +146,8 @@ PAPER = Paper(
                 ),
                 *rows_of("CNFGNN", "cnfgnn", "", 0.162, 237.654, 0.162, 222.246),
             ),
-            "The paper's GFLOP are multiply-accumulates for one window of all 207 sensors "
-            "of METR-LA; ours are operations of one sensor, about 2 / 207 of it.",
+            "The paper's GFLOP are multiply-accumulates for one window of all 207 "
+            "sensors of METR-LA; ours are operations of one sensor, 2 / 207 of it.",
         ),
         Table(
             9,
