@@ -4,10 +4,16 @@ python -m experiments.cnfgnn
 python -m experiments.cnfgnn --dataset=metr_la --data_dir=FOLDER --workdir=FOLDER
 python -m experiments.cnfgnn --strategy=centralized,sl,sl_fedavg,at_fedavg
 python -m experiments.cnfgnn --methods=gru_centralized,gru_local,gru_fedavg,gru_fmtl
+python -m experiments.cnfgnn --methods=gru_fedavg,cnfgnn --train_fraction=0.25
+python -m experiments.cnfgnn --sweep=rounds --sweep_values=1,10,20
 python -m experiments.cnfgnn --workdir=FOLDER --resume
 python -m experiments.cnfgnn --workdir=FOLDER --eval_only --split=validation
 """
 
+import functools
+import itertools
+import json
+import operator
 import pathlib
 from typing import Any
 
@@ -16,12 +22,15 @@ import numpy as np
 from absl import flags
 
 from experiments import _flags, _run_flags, _runs, _traffic_flags
-from fedjax_graph import algorithms, clients, forecasting
-from fedjax_graph.algorithms.cnfgnn import CNFGNNConfig
+from fedjax_graph import algorithms, clients, devices, flops, forecasting
+from fedjax_graph.algorithms.cnfgnn import CNFGNNConfig, SplitConfig, make_models
+from fedjax_graph.algorithms.gru_fed_avg import GRUConfig, make_model
 from fedjax_graph.algorithms.gru_fmtl import REGULARISERS
-from fedjax_graph.data import windows
-from fedjax_graph.driver import plots, results
+from fedjax_graph.data import inductive, windows
+from fedjax_graph.data.traffic import TrafficDataset
+from fedjax_graph.driver import plots, results, rounds, writers
 from fedjax_graph.errors import InputError
+from fedjax_graph.models.gru_seq2seq import Seq2Seq
 from fedjax_graph.serving import save_network
 
 STRATEGIES = {  # of Table 10: value of --strategy -> (method, title)
@@ -122,6 +131,26 @@ AVERAGE_EVERY_STEP = flags.DEFINE_bool(
     False,
     "SL + FedAvg averages after every minibatch, not once a round.",
 )
+TRAIN_FRACTION = flags.DEFINE_float(
+    "train_fraction",
+    None,
+    "Train on this share of the sensors, the first from west to east, and test on all.",
+)
+flags.register_validator(
+    TRAIN_FRACTION,
+    lambda share: share is None or 0 < share < 1,
+    message="expected a number between 0 and 1",
+)
+SWEEP = flags.DEFINE_enum(
+    "sweep",
+    None,
+    ["rounds"],
+    "Run all pairs of --client_rounds and --server_rounds, whatever their own values, "
+    "and draw heat maps.",
+)
+SWEEP_VALUES = flags.DEFINE_list(
+    "sweep_values", None, "Of both; by default the paper's 1, 10 and 20."
+)
 _run_flags.refuse_nan(FMTL_WEIGHT)
 
 TITLES = {
@@ -155,6 +184,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "methods": ["persistence", "historical_average", "gru_fedavg", "cnfgnn"],
     },
 }
+# Those of the released commands with --train_fraction.
+INDUCTIVE_DEFAULTS: dict[str, dict[str, Any]] = {
+    "metr_la": {"num_rounds": 200, "server_rounds": 20},
+}
 # Batch sizes of the released commands, for the 63K and for the 727K models.
 GRU_BATCH_SIZES = {
     "metr_la": {
@@ -184,7 +217,16 @@ FMTL_DEFAULTS = {
 ALTERNATING = ("cnfgnn", "at_without_fedavg")
 MOST_ROUNDS_WITHOUT_FEDAVG = 50  # on the paper's datasets, from the released code
 OTHERS_PATIENCE = 50  # of all but the alternating methods, from the released code
-TEST_KEYS = ("rmse", "mae", "masked")
+OF_SINGLE_SENSORS = (  # models that an unseen sensor lacks
+    "at_without_fedavg",
+    "split_learning",
+    "gru_local",
+    "gru_fmtl",
+    "historical_average",
+)
+TEST_KEYS = ("rmse", "mae", "masked", "all", "seen", "unseen")
+SWEPT = (1, 10, 20)
+GIB = 2**30
 STEPS_PER_ROUND_METR_LA = 688
 
 
@@ -193,7 +235,11 @@ def setting(name: str, default: Any = None) -> Any:
     value = flags.FLAGS[name].value
     if value is not None:
         return value
-    return DEFAULTS.get(_traffic_flags.dataset_name(), {}).get(name, default)
+    dataset = _traffic_flags.dataset_name()
+    defaults = DEFAULTS.get(dataset, {})
+    if TRAIN_FRACTION.value is not None:
+        defaults = defaults | INDUCTIVE_DEFAULTS.get(dataset, {})
+    return defaults.get(name, default)
 
 
 def config_values(method: str, num_train: int, workdir: pathlib.Path) -> dict[str, Any]:
@@ -296,29 +342,75 @@ def run_method(method: str, splits, workdir: pathlib.Path, checksum: int) -> _ru
     )
 
 
+def score_views(
+    run: _runs.Run, whole: windows.TrafficData, is_seen: np.ndarray
+) -> _runs.Run:
+    """A run of the seen sensors, with the scores on the whole graph as its test."""
+    scores = {
+        name: rounds.evaluate_seeds(run.algorithm, run.result.best_state, view)
+        for name, view in devices.put_replicated(
+            inductive.views(whole, is_seen)
+        ).items()
+    }
+    errors = {
+        name: {key: score[key] for key in ("rmse", "mae")}
+        for name, score in scores.items()
+    }
+    result = run.result._replace(test={**scores["all"], **errors})
+    return run._replace(result=result)
+
+
+def client_model(config: Any) -> Seq2Seq | None:
+    """What runs on a client, or None where nothing is trained."""
+    if isinstance(config, SplitConfig):
+        return make_models(config).client
+    return make_model(config) if isinstance(config, GRUConfig) else None
+
+
+def device_cost(method: str, config: dict[str, Any]) -> dict[str, float]:
+    """GFLOP of a client's forward pass for one window; see `flops`."""
+    model = client_model(algorithms.make_config(method, config))
+    if model is None:
+        return {}
+    return {
+        "device_gflops": flops.forward(model) / 1e9,
+        "device_gflops_as_printed": flops.printed(model) / 1e9,
+    }
+
+
 def given(flag: str) -> bool:
     """Whether the user gave the flag."""
     return bool(flags.FLAGS[flag].present)
 
 
 def table(entries: dict[str, dict[str, Any]]) -> str:
-    """RMSE and MAE in the paper's convention, and the masked one at 60 minutes."""
-    rows = []
-    for method, entry in entries.items():
-        test, std = entry["test"], entry["test_std"] or {}
-        masked, masked_std = test["masked"]["60"], std.get("masked", {}).get("60", {})
-        rows.append(
-            [
-                TITLES[method],
-                results.with_std(test["rmse"], std.get("rmse")),
-                results.with_std(test["mae"], std.get("mae")),
-                results.with_std(masked["mae"], masked_std.get("mae")),
-                results.with_std(masked["rmse"], masked_std.get("rmse")),
-                str(entry["best_round"]),
-            ]
+    """RMSE and MAE in the paper's convention, and the masked one at 60 minutes.
+
+    With --train_fraction also the RMSE of seen and of unseen sensors.
+    """
+    columns = {"RMSE": ("rmse",), "MAE": ("mae",)}
+    if TRAIN_FRACTION.value is not None:
+        columns["RMSE, seen"] = ("seen", "rmse")
+        columns["RMSE, unseen"] = ("unseen", "rmse")
+    columns["masked MAE 60'"] = ("masked", "60", "mae")
+    columns["masked RMSE 60'"] = ("masked", "60", "rmse")
+
+    def cell(entry, path):
+        mean, std = (
+            tree and functools.reduce(operator.getitem, path, tree)
+            for tree in (entry["test"], entry["test_std"])
         )
-    header = ["mph", "RMSE", "MAE", "masked MAE 60'", "masked RMSE 60'", "best round"]
-    return results.format_table(header, rows)
+        return results.with_std(mean, std)
+
+    rows = [
+        [
+            TITLES[method],
+            *(cell(entry, path) for path in columns.values()),
+            str(entry["best_round"]),
+        ]
+        for method, entry in entries.items()
+    ]
+    return results.format_table(["mph", *columns, "best round"], rows)
 
 
 def draw(workdir: pathlib.Path, dataset, test_data, runs, entries) -> None:
@@ -358,50 +450,185 @@ def chosen_methods() -> list[str]:
     """What --strategy and --methods name.
 
     Raises:
-      InputError: if a method is not one of traffic.
+      InputError: if a method is not one of traffic, or cannot do what other flags ask.
     """
     strategies = [STRATEGIES[name][0] for name in STRATEGY.value or ()]
-    if strategies:
+    if strategies or given("methods"):
         methods = _run_flags.METHODS.value or []
     else:
-        methods = setting("methods", ["cnfgnn", "persistence"])
+        methods = default_methods()
     for method in methods:
         if method not in TITLES:
             raise InputError(f"unknown method {method!r}; known: {', '.join(TITLES)}")
-    return strategies + [method for method in methods if method not in strategies]
+    methods = strategies + [method for method in methods if method not in strategies]
+    for method in methods:
+        if TRAIN_FRACTION.value is not None and method in OF_SINGLE_SENSORS:
+            raise InputError(
+                f"--train_fraction is not for {method}, whose models belong to single "
+                "sensors: there are none for unseen ones"
+            )
+        if SWEEP.value and method not in ALTERNATING:
+            raise InputError(
+                f"--sweep={SWEEP.value} is not for {method}, which has no client and "
+                f"server rounds; it is for {', '.join(ALTERNATING)}"
+            )
+    return methods
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    _run_flags.set_up_jax(copied_bytes=hidden_bytes())
-    methods = chosen_methods()
-    dataset = _traffic_flags.load_dataset()
-    workdir = _run_flags.make_workdir("cnfgnn", dataset.name)
-    splits = windows.make_splits(dataset)
+def default_methods() -> list[str]:
+    """The dataset's, but for those that other flags exclude."""
+    if SWEEP.value:
+        return ["cnfgnn"]
+    methods = setting("methods", ["cnfgnn", "persistence"])
+    if TRAIN_FRACTION.value is None:
+        return methods
+    return [method for method in methods if method not in OF_SINGLE_SENSORS]
+
+
+def swept_values() -> list[int]:
+    """The values of --sweep, as the paper has them or as given.
+
+    Raises:
+      InputError: if they cannot be read, or other flags exclude them.
+    """
+    if SWEEP_VALUES.present and not SWEEP.value:
+        raise InputError("--sweep_values needs --sweep")
+    if SWEEP.value and _run_flags.EVAL_ONLY.value:
+        raise InputError("--eval_only scores a single run; name its folder")
+    if SWEEP_VALUES.value is None:
+        return list(SWEPT)
+    try:
+        parser = flags.FLAGS["client_rounds"].parser
+        values = [parser.parse(text) for text in SWEEP_VALUES.value]
+    except ValueError as error:
+        raise InputError(f"--sweep_values: {error}") from error
+    if not values or len(set(values)) < len(values):
+        raise InputError("--sweep_values: expected different numbers")
+    return values
+
+
+def run_methods(
+    dataset: TrafficDataset,
+    is_seen: np.ndarray | None,
+    methods: list[str],
+    workdir: pathlib.Path,
+) -> dict[str, dict[str, Any]]:
+    """Runs or scores methods and writes what came out.
+
+    Args:
+      dataset: N sensors.
+      is_seen: [N] bool, those to train on; None for all, without a report by sensors.
+      methods: names.
+      workdir: receives the output.
+
+    Returns:
+      The entries of `results.json`.
+    """
+    arrays, notes = [dataset.speed, dataset.adjacency], dataset.notes
     num_steps, num_sensors = dataset.speed.shape
+    if is_seen is None:
+        splits = whole = windows.make_splits(dataset)
+    else:
+        splits, whole = inductive.make_splits(dataset, is_seen)
+        arrays.append(is_seen)
+        chosen = f"the first {is_seen.sum()} of {num_sensors} sensors from west to east"
+        notes += (f"trained on {chosen}",)
     size = f"{dataset.name}: {num_sensors} sensors, {num_steps} steps"
-    _runs.announce(size, dataset.notes, workdir)
+    _runs.announce(size, notes, workdir)
     before = results.read_methods(workdir)
     save_network(workdir / "network.npz", dataset, splits["train"])
-    checksum = _runs.fingerprint(dataset.speed, dataset.adjacency)
+    checksum = _runs.fingerprint(*arrays)
     runs = {m: run_method(m, splits, workdir, checksum) for m in methods}
+    is_scored = _run_flags.EVAL_ONLY.value
+    if is_seen is not None:
+        scored = whole[_run_flags.SPLIT.value if is_scored else "test"]
+        runs = {m: score_views(run, scored, is_seen) for m, run in runs.items()}
     entries = _runs.entries_of(runs, TEST_KEYS)
     print(table(entries))
-    if _run_flags.EVAL_ONLY.value:
-        return
+    if is_scored:
+        return entries
+    for method, run in runs.items():
+        entries[method] |= device_cost(method, run.config)
     results.write_results(
         workdir,
         dataset.name,
         {
             "flags": _run_flags.flag_values(),
-            "notes": dataset.notes,
+            "notes": notes,
             "num_sensors": num_sensors,
             "num_steps": num_steps,
         },
         {**before, **entries},
     )
-    draw(workdir, dataset, splits["test"], runs, entries)
-    print(f"results.json, metrics.jsonl and pictures are in {workdir}")
+    draw(workdir, dataset, whole["test"], runs, entries)
+    if is_seen is not None:
+        places = (dataset.longitude, dataset.latitude)
+        plots.sensor_map(workdir / "sensors.png", *places, is_seen)
+    return entries
+
+
+def sweep(
+    dataset: TrafficDataset,
+    is_seen: np.ndarray | None,
+    methods: list[str],
+    values: list[int],
+    workdir: pathlib.Path,
+) -> None:
+    """Runs all pairs of R_c and R_s; `sweep.json`, and `sweep.png` (Figure 4).
+
+    Each run's folder, R_c-R_s, is that of a run with these two flags.
+    """
+    rows, size = [], len(values)
+    for pair in itertools.product(values, repeat=2):
+        swept = dict(zip(("client_rounds", "server_rounds"), pair, strict=True))
+        for name, value in swept.items():
+            flags.FLAGS[name].value = value
+        folder = workdir / "-".join(map(str, pair))
+        folder.mkdir(exist_ok=True)
+        for method, entry in run_methods(dataset, is_seen, methods, folder).items():
+            kept = ("best_round", "communication_bytes")
+            rows.append(
+                {
+                    "method": method,
+                    **swept,
+                    "rmse": entry["test"]["rmse"],
+                    "std": (entry["test_std"] or {}).get("rmse"),
+                    **{key: entry[key] for key in kept},
+                }
+            )
+        text = json.dumps(writers.to_jsonable(rows), indent=2)
+        writers.write_atomically(workdir / "sweep.json", text + "\n")
+    maps = {}
+    for method in methods:
+        own = [row for row in rows if row["method"] == method]
+        rmse = [row["rmse"] for row in own]
+        gib = [sum(row["communication_bytes"].values()) / GIB for row in own]
+        maps[f"{TITLES[method]}: RMSE (mph)"] = np.reshape(rmse, (size, size))
+        maps[f"{TITLES[method]}: GiB to the best round"] = np.reshape(gib, (size, size))
+    labels = ("server rounds, R_s", "client rounds, R_c")
+    plots.heat_maps(workdir / "sweep.png", maps, *labels, ticks=(values, values))
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    _run_flags.set_up_jax(copied_bytes=hidden_bytes())
+    methods, values = chosen_methods(), swept_values()
+    dataset = _traffic_flags.load_dataset()
+    is_seen = None
+    if TRAIN_FRACTION.value is not None:
+        is_seen = inductive.first_by_longitude(dataset, TRAIN_FRACTION.value)
+    workdir = _run_flags.make_workdir("cnfgnn", dataset.name)
+    if SWEEP.value:
+        if (workdir / "results.json").exists():
+            raise InputError(f"--workdir={workdir} holds a single run, not a sweep")
+        sweep(dataset, is_seen, methods, values, workdir)
+        print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
+        return
+    if (workdir / "sweep.json").exists():
+        raise InputError(f"--workdir={workdir} holds a sweep; name one of its folders")
+    run_methods(dataset, is_seen, methods, workdir)
+    if not _run_flags.EVAL_ONLY.value:
+        print(f"results.json, metrics.jsonl and pictures are in {workdir}")
 
 
 if __name__ == "__main__":

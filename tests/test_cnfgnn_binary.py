@@ -35,8 +35,8 @@ def write_network(path, seed=0, num_steps=100, num_sensors=4):
 
 
 class Machine(binary.Machine):
-    def __init__(self, folder):
-        super().__init__(folder, "experiments.cnfgnn")
+    def __init__(self, folder, preamble=""):
+        super().__init__(folder, "experiments.cnfgnn", preamble)
         write_network(folder / "tiny.npz")
 
     def command_line(self, workdir, *flags, methods=METHODS):

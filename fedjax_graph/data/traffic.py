@@ -1,8 +1,8 @@
 """Traffic networks: one sensor, one series of readings; roads as a weighted graph.
 
 `load` reads METR-LA, PEMS-BAY, PEMSD4 and PEMSD8 in the forms that users have them, or
-a user's own .npz file; `cut` makes a dataset smaller, `statistics` counts what is in
-it.
+a user's own .npz file; `cut` and `take_sensors` make a dataset smaller, `statistics`
+counts what is in it.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ __all__ = [
     "load",
     "locate",
     "statistics",
+    "take_sensors",
 ]
 
 
@@ -404,6 +405,12 @@ def _cut_sensors(dataset: TrafficDataset, num_sensors: int) -> TrafficDataset:
     if num_sensors == total:
         return dataset
     note = f"cut to {num_sensors} of {total} sensors, grown from the first one"
+    dataset = take_sensors(dataset, kept)
+    return dataclasses.replace(dataset, notes=(*dataset.notes, note))
+
+
+def take_sensors(dataset: TrafficDataset, kept: np.ndarray) -> TrafficDataset:
+    """The subgraph of the sensors at places `kept`, [M] integers, in that order."""
     return dataclasses.replace(
         dataset,
         speed=dataset.speed[:, kept],
@@ -411,7 +418,6 @@ def _cut_sensors(dataset: TrafficDataset, num_sensors: int) -> TrafficDataset:
         adjacency=dataset.adjacency[np.ix_(kept, kept)],
         latitude=None if dataset.latitude is None else dataset.latitude[kept],
         longitude=None if dataset.longitude is None else dataset.longitude[kept],
-        notes=(*dataset.notes, note),
     )
 
 

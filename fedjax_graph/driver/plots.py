@@ -226,6 +226,7 @@ def heat_maps(
     matrices: Mapping[str, np.ndarray],
     xlabel: str,
     ylabel: str,
+    ticks: tuple[Sequence, Sequence] | None = None,
 ) -> None:
     """Writes matrices side by side, each with its own scale from 0, dark is large.
 
@@ -234,18 +235,68 @@ def heat_maps(
       matrices: titles and non-negative matrices [N, M].
       xlabel: what the columns are.
       ylabel: what the rows are.
+      ticks: names of the N rows and of the M columns. Where given, cells bear their
+        values, and scales begin at the smallest.
     """
-    save(heat_maps_figure(matrices, xlabel, ylabel), path)
+    save(heat_maps_figure(matrices, xlabel, ylabel, ticks), path)
 
 
-def heat_maps_figure(matrices, xlabel, ylabel):
+def heat_maps_figure(matrices, xlabel, ylabel, ticks=None):
     figure, panels = _panels(1, len(matrices), size=(4.6 * len(matrices), 4.2))
     for axes, (title, matrix) in zip(panels, matrices.items(), strict=True):
+        smallest = np.min(matrix) if ticks else 0
         largest = np.max(matrix, initial=0) or 1
-        image = axes.imshow(matrix, cmap="Blues", vmin=0, vmax=largest)
+        image = axes.imshow(matrix, cmap="Blues", vmin=smallest, vmax=largest)
         axes.grid(False)
         _label(axes, xlabel, ylabel, title)
         figure.colorbar(image, ax=axes, shrink=0.8)
+        if ticks:
+            _name_cells(axes, image, *ticks)
+    return figure
+
+
+def _name_cells(axes: Axes, image, rows: Sequence, columns: Sequence):
+    """Names rows and columns and writes the values of a heat map into its cells."""
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    for (i, j), value in np.ndenumerate(image.get_array()):
+        colour = "white" if image.norm(value) > 0.5 else TRUTH_COLOUR
+        axes.text(j, i, f"{value:.4g}", ha="center", va="center", color=colour)
+
+
+def sensor_map(
+    path: str | os.PathLike,
+    longitude: np.ndarray,
+    latitude: np.ndarray,
+    is_seen: np.ndarray,
+) -> None:
+    """Writes a map of sensors, those seen in training marked.
+
+    Args:
+      path: the PNG file.
+      longitude: [N] degrees.
+      latitude: [N] degrees.
+      is_seen: [N] bool.
+    """
+    save(sensor_map_figure(longitude, latitude, is_seen), path)
+
+
+def sensor_map_figure(longitude, latitude, is_seen):
+    figure, (axes,) = _panels(1, 1, size=(6.4, 6.0))
+    groups = (("seen in training", "o", is_seen), ("unseen", "^", ~is_seen))
+    for colour, (name, marker, group) in zip(COLOURS[:2], groups, strict=True):
+        axes.plot(
+            longitude[group],
+            latitude[group],
+            marker,
+            color=colour,
+            markersize=5,
+            label=f"{name}: {np.sum(group)}",
+        )
+    axes.set_aspect(1 / np.cos(np.deg2rad(np.mean(latitude))), adjustable="datalim")
+    axes.ticklabel_format(useOffset=False)
+    _label(axes, "longitude (degrees)", "latitude (degrees)")
+    _legend(figure, axes)
     return figure
 
 

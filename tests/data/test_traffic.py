@@ -574,6 +574,16 @@ def test_sensors_grow_along_the_largest_weights(num_sensors, kept):
     assert len(part.notes) == (1 if num_sensors == 5 else 2)
 
 
+def test_sensors_are_taken_in_the_order_wanted():
+    whole = _line(1, step_minutes=30)
+    part = traffic.take_sensors(whole, np.array([3, 1]))
+    assert part.sensor_ids.tolist() == [13, 11]
+    np.testing.assert_array_equal(part.speed, whole.speed[:, [3, 1]])
+    np.testing.assert_array_equal(part.adjacency, np.float32([[1, 0], [0.1, 1]]))
+    assert part.longitude.tolist() == [3, 1] and part.latitude is None
+    assert (part.name, part.notes) == (whole.name, whole.notes)
+
+
 def test_days_are_counted_by_the_clock():
     whole = _line(4)
     gap = np.ones(len(whole.speed), bool)

@@ -222,6 +222,46 @@ def test_heat_maps_of_no_edges_are_drawn(tmp_path):
     assert (matplotlib.image.imread(path)[..., :3] > 0.96).all(-1).mean() > 0.9
 
 
+def test_heat_maps_with_ticks_bear_their_values():
+    matrix = np.array([[11.5, 12.25], [11.0, 13.0], [12.0, 11.75]])
+    ticks = ([1, 10, 20], [2, 3])
+    figure = plots.heat_maps_figure({"a": matrix}, "x", "y", ticks)
+    axes = figure.axes[0]
+    (image,) = axes.images
+    assert image.get_clim() == (11, 13)
+    found = {text.get_position(): text.get_text() for text in axes.texts}
+    assert found == {(j, i): f"{x:g}" for (i, j), x in np.ndenumerate(matrix)}
+    colours = {text.get_text(): text.get_color() for text in axes.texts}
+    assert colours["13"] == "white" and colours["11"] == plots.TRUTH_COLOUR
+    rows, columns = axes.get_yticklabels(), axes.get_xticklabels()
+    assert [text.get_text() for text in rows] == ["1", "10", "20"]
+    assert [text.get_text() for text in columns] == ["2", "3"]
+
+
+@pytest.mark.parametrize("value", [0.0, 7.0])
+def test_heat_maps_of_a_single_cell_are_drawn(tmp_path, value):
+    path = tmp_path / "one.png"
+    plots.heat_maps(path, {"one": np.full((1, 1), value)}, "x", "y", ([1], [1]))
+    assert np.ptp(matplotlib.image.imread(path)) > 0.5
+
+
+def test_a_map_has_seen_and_unseen_sensors(tmp_path):
+    longitude, latitude = np.array([-118.4, -118.2, -118.3]), np.array([34.1, 34, 34.2])
+    is_seen = np.array([True, False, True])
+    figure = plots.sensor_map_figure(longitude, latitude, is_seen)
+    (axes,) = figure.axes
+    places = np.stack([longitude, latitude], axis=1)
+    npt.assert_array_equal(plot(axes, "seen in training: 2").get_xydata(), places[::2])
+    npt.assert_array_equal(plot(axes, "unseen: 1").get_xydata(), places[1:2])
+    colours = {to_rgb(line.get_color()) for line in axes.lines}
+    assert len(colours) == len(axes.lines) == 2
+    kilometres = np.cos(np.deg2rad(np.mean(latitude)))  # of a degree east, over north
+    assert axes.get_aspect() == pytest.approx(1 / kilometres)
+    path = tmp_path / "map.png"
+    plots.sensor_map(path, longitude, latitude, is_seen)
+    assert np.ptp(matplotlib.image.imread(path)) > 0.5
+
+
 def test_search_curves_have_a_band_around_the_best():
     figure = plots.search_curves_figure(SEARCH)
     best, mean = figure.axes
