@@ -13,6 +13,13 @@ from fedjax_graph.data.traffic import TrafficDataset
 NUM_SENSORS, NUM_STEPS = 5, 60  # 37 windows: 26 to train, 4 to validate, 7 to test
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """After a file: a process may map only so many programs, and XLA aborts beyond."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def network() -> TrafficDataset:
     """Five sensors: 0 <-> 1 -> 2 <- 3 with self edges, and 4 without any edge.

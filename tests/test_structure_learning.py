@@ -408,6 +408,6 @@ def test_distances_link_one_way_and_may_find_nothing(learn, record_property):
     npt.assert_array_equal(others * others.T, 0)
     assert np.any(others > 0)
     index = adjusted_rand_index(spectral_clusters(graph, 4), groups)
-    record_property("adjusted_rand_index", index)
+    record_property("adjusted_rand_index", float(index))
     print(f"adjusted Rand index of the distance target: {index:.3f}")
     assert -1 <= index <= 1

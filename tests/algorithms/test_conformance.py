@@ -184,7 +184,8 @@ def problems(train):
 @pytest.fixture(scope="module", params=sorted(CASES))
 def system(request, problems, quick_jit):
     name, problem = CASES[request.param]
-    return System(name, problems[problem], quick_jit)
+    yield System(name, problems[problem], quick_jit)
+    jax.clear_caches()  # as in conftest.py, for a long file
 
 
 @pytest.fixture(scope="module")
