@@ -7,6 +7,7 @@ import numpy.testing as npt
 import optax
 import pytest
 
+from fedjax_graph import communication
 from fedjax_graph.algorithms.fed_sgd import SERVER_OPTIMISERS, FedSGDConfig, fed_sgd
 from fedjax_graph.errors import InputError
 from fedjax_graph.tasks.nodes import NodeTask
@@ -128,6 +129,16 @@ def test_a_task_without_a_gradient_of_all_its_data_is_refused():
     ) as e:
         fed_sgd(FedSGDConfig(NodeTask(num_features=3, num_classes=2)))
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+def test_the_ledger_counts_a_model_and_a_gradient(train, participation):
+    algorithm = fed_sgd(FedSGDConfig(TASK, participation=participation))
+    state = jax.eval_shape(algorithm.init, KEYS[0], train)
+    size = sum(x.size for x in jax.tree.leaves(state.models))
+    found = communication.bytes_per_round(algorithm.round, state, train, KEYS[0])
+    sent = 4 * size * round(participation * NUM_CLIENTS)
+    assert found == communication.Bytes(up=sent, down=sent)
 
 
 def test_an_unknown_optimiser_is_refused():

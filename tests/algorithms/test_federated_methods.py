@@ -298,6 +298,7 @@ CROSSING = {  # numbers that each client of the cohort sends, and that it receiv
     "sfl_per": (7, 7 + 7),
     "sfl_star": (9, 9 + 9),
 }
+WITH_FULL_BATCHES = {"fed_sgd"}  # which the task here has none of; test_fed_sgd.py
 
 
 def build(name, **settings):
@@ -310,7 +311,8 @@ def ledger(algorithm, data):
 
 
 def test_no_method_of_a_task_is_forgotten():
-    assert set(CROSSING) == {name for name, m in REGISTRY.items() if m.takes_task}
+    with_task = {name for name, method in REGISTRY.items() if method.takes_task}
+    assert set(CROSSING) == with_task - WITH_FULL_BATCHES
 
 
 @pytest.mark.parametrize("name", CROSSING)
