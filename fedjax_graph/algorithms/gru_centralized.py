@@ -68,9 +68,8 @@ def gru_centralized(config: GRUConfig) -> FederatedAlgorithm:
             )
             updates, opt_state = optimiser.update(grads, opt_state, params)
             moved = (optax.apply_updates(params, updates), opt_state)
-            is_real = (
-                jnp.sum(batch.mask) > 0
-            )  # else padded clients have it to themselves
+            # Padded clients may have the last batches to themselves.
+            is_real = jnp.sum(batch.mask) > 0
             kept = jax.tree.map(lambda x, new: jnp.where(is_real, new, x), carry, moved)
             return kept, (loss, is_real)
 

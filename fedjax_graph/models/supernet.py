@@ -392,27 +392,21 @@ class SuperNet:
         Raises:
           InputError: if the code is not valid.
         """
-        architecture = decode_static(check(code, self.num_layers))
-        slots = self._slots(architecture)
-        layers = {
-            f"layer_{i + 1}": (OPS[architecture.op[i]], slots[i])
-            for i in range(self.num_layers)
-            if architecture.is_present[i]
-        }
+        code = check(code, self.num_layers)
+        architecture, path = decode_static(code), self.path(model, jnp.asarray(code))
 
         def own(stacked):
+            ops = [OPS[op] for op in architecture.op]
             return {
-                name: take(stacked[op], slot)
-                for name, (op, slot) in layers.items()
-                if op in stacked
+                f"layer_{i + 1}": take(stacked[op], i)
+                for i, op in enumerate(ops)
+                if architecture.is_present[i] and op in stacked
             }
 
-        params = model["params"]
-        own_params = own(params["layers"]) | {
-            "input": take(params["input"], architecture.input_stage),
-            "output": take(params["output"], architecture.output_stage),
-        }
-        return {"params": own_params, "batch_stats": own(model["batch_stats"])}
+        params = path["params"]
+        stages = {name: params[name] for name in ("input", "output")}
+        own_params = own(params["layers"]) | stages
+        return {"params": own_params, "batch_stats": own(path["batch_stats"])}
 
     def num_parameters(self, code: Sequence[int]) -> int:
         """Of the network of one code.
