@@ -43,7 +43,16 @@ def run(main: Callable[[list[str]], None]) -> None:
             _fail(error)
 
     _hush_event_loops()
+    _show_in_help()
     app.run(guarded, flags_parser=parse)
+
+
+def _show_in_help() -> None:
+    """Makes --help show what the binary's modules define, as well as its own flags."""
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith("experiments."):
+            for flag in defined:
+                flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
 
 def _hush_event_loops() -> None:

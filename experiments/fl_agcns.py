@@ -23,134 +23,21 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import _flags, _run_flags, _runs
+from experiments import _fl_agcns_flags, _flags, _run_flags, _runs
 from experiments._client_flags import NUM_CLIENTS, PARTITION
 from experiments._measure import compiled, seconds
 from fedjax_graph import algorithms, architecture, encryption, evolution
 from fedjax_graph.algorithms.fl_random import make_trial
-from fedjax_graph.algorithms.fl_rl import FLRLConfig
 from fedjax_graph.architecture_search import make_scorer
 from fedjax_graph.data import citation, client_graphs, subgraphs, synthetic_graphs
 from fedjax_graph.data.client_graphs import SubgraphData
 from fedjax_graph.driver import plots, results, writers
 from fedjax_graph.driver.checkpoint import Checkpoints
-from fedjax_graph.errors import InputError
 from fedjax_graph.models.supernet import WIDTH
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 
-FUSION = flags.DEFINE_enum(
-    "fusion",
-    "leaves",
-    ["leaves", "all"],
-    "Whose outputs an architecture averages: of layers that no other reads, or all.",
-)
-STAGES = flags.DEFINE_string(
-    "stages",
-    "0,0",
-    "Activations of the input and output stage of all codes that are searched, such as "
-    "3,5 for ReLU and Identity; 0: any.",
-)
-FITNESS = flags.DEFINE_enum(
-    "fitness",
-    "loss",
-    ["loss", "accuracy"],
-    "By which validation score architectures, and rounds of a training, are chosen.",
-)
-NUM_GENERATIONS = flags.DEFINE_integer(
-    "num_generations", 250, "Rounds of an evolutionary search.", lower_bound=1
-)
-POPULATION_SIZE = flags.DEFINE_integer(
-    "population_size", 60, "Architectures in a population.", lower_bound=2
-)
-NUM_WARM_UP = flags.DEFINE_integer(
-    "num_warm_up", 50, "First generations, without evolution.", lower_bound=0
-)
-SUPERNET_STEPS = flags.DEFINE_integer(
-    "supernet_steps", 5, "Steps of the shared weights in a round.", lower_bound=1
-)
-CODES_PER_STEP = flags.DEFINE_integer(
-    "codes_per_step", 20, "Architectures that such a step trains.", lower_bound=1
-)
-NUM_TRIALS = flags.DEFINE_integer(
-    "num_trials", 50, "Architectures that FL-Random and FL-RL train.", lower_bound=1
-)
-NUM_RELAXED_ROUNDS = flags.DEFINE_integer(
-    "num_relaxed_rounds", 50, "Rounds of FL-Gradient.", lower_bound=1
-)
-NUM_LAYERS = flags.DEFINE_integer(
-    "num_layers", architecture.NUM_LAYERS, "Of an architecture, at most.", lower_bound=1
-)
-NUM_EPOCHS = flags.DEFINE_integer(
-    "num_epochs", 50, "Rounds of a network's training from scratch.", lower_bound=1
-)
-NUM_RETRAIN = flags.DEFINE_integer(
-    "num_retrain", 10, "Trainings of each network, from --seed on.", lower_bound=1
-)
-NUM_FINALISTS = flags.DEFINE_integer(
-    "num_finalists",
-    1,
-    "Of the last population, those that an evolutionary search trains once from "
-    "scratch, to take the best by validation; 1, as in the paper: the best by shared "
-    "weights.",
-    lower_bound=1,
-)
-DROPOUT = flags.DEFINE_float(
-    "dropout",
-    0.0,
-    "Of both stages' inputs, in trainings and of a search's shared weights; the paper "
-    "names none.",
-    0.0,
-    0.99,
-)
-LEARNING_RATE = flags.DEFINE_float(
-    "learning_rate", 0.02, "Of Adam at the server.", lower_bound=0.0
-)
-CODE = flags.DEFINE_string(
-    "code", None, "An architecture to train, as 3,6,0,0,6,54,55,5; method `code`."
-)
-ENCRYPTION = flags.DEFINE_enum(
-    "encryption", "none", ["none", "ckks"], "Of what leaves a client."
-)
-OUTSIDE_NEIGHBOURS = flags.DEFINE_bool(
-    "outside_neighbours", False, "Clients keep copies of their nodes' neighbours."
-)
-NORMALISE_FEATURES = flags.DEFINE_bool(
-    "normalise_features", False, "Divide each node's features by their sum."
-)
-LABELS = flags.DEFINE_enum(
-    "labels",
-    "published",
-    ["published", "drawn"],
-    "Training, validation and test nodes: those published with the dataset, if there "
-    "are any, or 20 of a class, 500 and 1000 drawn by --seed.",
-)
-_run_flags.refuse_nan(DROPOUT, LEARNING_RATE)
-flags.set_default(PARTITION, "metis")
-# Clients are few and their products large enough for one device's threads: two CPU
-# devices took twice as long for a generation on Cora.
-flags.set_default(_run_flags.NUM_CPU_DEVICES, 1)
-
-SEARCHES = {
-    "fl_agcns": "FL-AGCNS",
-    "controller_eo": "ControllerEO",
-    "client_eo": "ClientEO",
-    "fl_random": "FL-Random",
-    "fl_rl": "FL-RL",
-    "fl_gradient": "FL-Gradient",
-}
-EVOLUTIONARY = ("fl_agcns", "controller_eo", "client_eo")
-FIXED = {
-    "gat": "GAT",
-    "sage": "SAGE",
-    "gcn": "GCN",
-    "sgc": "SGC",
-    "appnp": "APPNP",
-    "agnn": "AGNN",
-    "arma": "ARMA",
-    "gated_graph": "GatedGraph",
-}
-TITLES = SEARCHES | FIXED | {"code": "given code"}
 KEYS = ("accuracy", "cross_entropy")
+NUM_TIMED = 5
 PAPER_CLIENTS = {
     "cora": 3,
     "citeseer": 3,
@@ -159,19 +46,6 @@ PAPER_CLIENTS = {
     "coauthor_physics": 18,
 }
 ALIASES = {"physics": "coauthor_physics"}
-SHORT_RUN = {  # without --dataset
-    "num_generations": 20,
-    "population_size": 20,
-    "num_warm_up": 4,
-    "supernet_steps": 2,
-    "codes_per_step": 8,
-    "num_trials": 5,
-    "num_relaxed_rounds": 2,
-    "num_finalists": 8,
-    "num_retrain": 3,
-}
-SHORT_RUN_METHODS = ["fl_agcns", "gcn", "appnp"]
-NUM_TIMED = 5
 
 
 class Problem(NamedTuple):
@@ -206,14 +80,14 @@ def make_problem(dataset: citation.NodeDataset) -> Problem:
         citation.adjacency(dataset), num_clients, 0.0, PARTITION.value, seed
     )
     split = client_graphs.make_split(
-        dataset, published=LABELS.value == "published", seed=seed
+        dataset, published=_fl_agcns_flags.LABELS.value == "published", seed=seed
     )
     splits = client_graphs.make_splits(
         dataset,
         parts,
         split,
-        outside_neighbours=OUTSIDE_NEIGHBOURS.value,
-        normalise_features=NORMALISE_FEATURES.value,
+        outside_neighbours=_fl_agcns_flags.OUTSIDE_NEIGHBOURS.value,
+        normalise_features=_fl_agcns_flags.NORMALISE_FEATURES.value,
     )
     checksum = _runs.fingerprint(*splits["train"], splits["test"].is_scored)
     if _run_flags.EVAL_ONLY.value:  # in training, validation nodes choose the round
@@ -230,53 +104,10 @@ def make_problem(dataset: citation.NodeDataset) -> Problem:
 # --- Runs ----------------------------------------------------------------------------
 
 
-def search_values(problem: Problem, name: str, workdir: pathlib.Path):
-    """Values of the searches' config fields."""
-    values = problem.sizes | {
-        "num_layers": NUM_LAYERS.value,
-        "fusion": FUSION.value,
-        "stages": given_stages(),
-        "fitness": FITNESS.value,
-        "dropout": DROPOUT.value,
-        "learning_rate": LEARNING_RATE.value,
-        "encryption": ENCRYPTION.value,
-        "clients_per_chunk": _run_flags.clients_per_chunk(workdir, name),
-        "population_size": POPULATION_SIZE.value,
-        "num_steps": SUPERNET_STEPS.value,
-        "codes_per_step": CODES_PER_STEP.value,
-        "num_warm_up": NUM_WARM_UP.value,
-        "num_epochs": NUM_EPOCHS.value,
-    }
-    if name == "fl_rl_search":
-        values["codes_per_round"] = min(FLRLConfig.codes_per_round, NUM_TRIALS.value)
-    return values
-
-
-def given_stages() -> architecture.Stages:
-    """Those that --stages gives.
-
-    Raises:
-      InputError: if it is no pair of activations.
-    """
-    genes = STAGES.value.split(",")
-    if not all(gene.strip().isdecimal() for gene in genes):
-        raise InputError(f"--stages={STAGES.value}: expected two numbers, such as 3,5")
-    return architecture.check_stages(tuple(map(int, genes)))
-
-
-def search_rounds(method: str, config: Any) -> int:
-    """Rounds of a search that make up what the flags allow it."""
-    if method == "fl_gradient":
-        return NUM_RELAXED_ROUNDS.value
-    if method in ("fl_random", "fl_rl"):
-        return NUM_TRIALS.value // config.codes_per_round
-    return NUM_GENERATIONS.value
-
-
 def search(method: str, problem: Problem, workdir: pathlib.Path) -> _runs.Run:
     """Runs or scores a search; its state has the best code."""
-    name = f"{method}_search"
-    values = search_values(problem, name, workdir)
+    name = _fl_agcns_flags.search_name(method)
+    values = _fl_agcns_flags.search_values(method, problem.sizes, workdir)
     config = algorithms.make_config(method, values)
     return _runs.run_method(
         name,
@@ -284,7 +115,7 @@ def search(method: str, problem: Problem, workdir: pathlib.Path) -> _runs.Run:
         problem.splits,
         workdir,
         checksum=problem.checksum,
-        num_rounds=search_rounds(method, config),
+        num_rounds=_fl_agcns_flags.search_rounds(method, config),
         examples_per_round=0,
         registered_name=method,
         seeds=(_run_flags.SEED.value,),
@@ -297,20 +128,20 @@ def train(
     method: str, problem: Problem, workdir: pathlib.Path, code: tuple[int, ...] = ()
 ) -> _runs.Run:
     """Trains or scores a network `--num_retrain` times: a fixed one, or of a code."""
-    first, epochs = _run_flags.SEED.value, NUM_EPOCHS.value
+    first, epochs = _run_flags.SEED.value, _fl_agcns_flags.NUM_EPOCHS.value
     task = SubgraphTask(
         **problem.sizes,
         model="code" if code else method,
         code=code,
-        fusion=FUSION.value,
+        fusion=_fl_agcns_flags.FUSION.value,
         width=WIDTH,
-        dropout=DROPOUT.value,
-        fitness=FITNESS.value,
+        dropout=_fl_agcns_flags.DROPOUT.value,
+        fitness=_fl_agcns_flags.FITNESS.value,
     )
     values = {
         "task": task,
-        "server_rate": LEARNING_RATE.value,
-        "encryption": ENCRYPTION.value,
+        "server_rate": _fl_agcns_flags.LEARNING_RATE.value,
+        "encryption": _fl_agcns_flags.ENCRYPTION.value,
         "clients_per_chunk": _run_flags.clients_per_chunk(workdir, method),
     }
     return _runs.run_method(
@@ -323,7 +154,7 @@ def train(
         examples_per_round=len(problem.splits["train"].client_ids),
         rate_name="client_steps_per_s",
         registered_name="fed_sgd",
-        seeds=tuple(range(first, first + NUM_RETRAIN.value)),
+        seeds=tuple(range(first, first + _fl_agcns_flags.NUM_RETRAIN.value)),
         patience=epochs + 1,  # the best of all rounds is tested
     )
 
@@ -351,7 +182,7 @@ def judge_finalists(
       state: of the search after its last round.
       workdir: of the search.
     """
-    values = search_values(problem, f"{method}_search", workdir)
+    values = _fl_agcns_flags.search_values(method, problem.sizes, workdir)
     config, data = algorithms.make_config("fl_random", values), problem.splits["train"]
     codes = np.concatenate([state.code[None], state.memory.controller])
     codes = codes[~np.asarray(evolution.is_repeated(codes))]
@@ -368,7 +199,9 @@ def judge_finalists(
         return jax.lax.map(lambda args: trial(data, *args).score, (codes, keys))
 
     scores = np.asarray(by_shared_weights(state.weights.model, data, codes))
-    codes = codes[np.argsort(-scores, stable=True)][: NUM_FINALISTS.value]
+    codes = codes[np.argsort(-scores, stable=True)][
+        : _fl_agcns_flags.NUM_FINALISTS.value
+    ]
     keys = jax.random.split(jax.random.key(_run_flags.SEED.value), len(codes))
     scores = np.asarray(from_scratch(data, codes, keys))
     return Finalists(codes, scores, time.perf_counter() - start)
@@ -399,15 +232,18 @@ class Outcome(NamedTuple):
 
 def run_method(method: str, problem: Problem, workdir: pathlib.Path) -> Outcome:
     """Searches if the method does, and trains the network."""
-    if method in FIXED:
+    if method in _fl_agcns_flags.FIXED:
         return Outcome(train(method, problem, workdir), None, ())
     if method == "code":
-        code = tuple(architecture.parse(CODE.value).tolist())
+        code = tuple(architecture.parse(_fl_agcns_flags.CODE.value).tolist())
         return Outcome(train(method, problem, workdir, code), None, code)
     found = search(method, problem, workdir)
     state = jax.tree.map(lambda x: np.asarray(x[0]), found.result.best_state)
     code, finalists = tuple(state.code.tolist()), None
-    if NUM_FINALISTS.value > 1 and method in EVOLUTIONARY:
+    if (
+        _fl_agcns_flags.NUM_FINALISTS.value > 1
+        and method in _fl_agcns_flags.EVOLUTIONARY
+    ):
         finalists = judge_finalists(method, problem, state, workdir)
         code = finalists.best
     print(f"{method}: {architecture.to_text(code)}", flush=True)
@@ -459,14 +295,14 @@ def entry_of(
     entry |= complexity(run, problem) | {"code": None, "search": None}
     if outcome.code:
         entry["code"] = list(outcome.code)
-        described = architecture.describe(outcome.code, FUSION.value)
+        described = architecture.describe(outcome.code, _fl_agcns_flags.FUSION.value)
         entry["architecture"] = described.splitlines()
     if outcome.search:
         found = results.method_entry(outcome.search.result, KEYS, outcome.search.config)
         entry["search"] = found
         if outcome.finalists:
             entry["search"]["finalists"] = outcome.finalists._asdict()
-        if cost := encryption_cost(records, f"{method}_search"):
+        if cost := encryption_cost(records, _fl_agcns_flags.search_name(method)):
             entry["search"]["encryption"] = cost
     if cost := encryption_cost(records, method):
         entry["encryption"] = cost
@@ -481,7 +317,7 @@ def table(entries: dict[str, dict[str, Any]]) -> str:
         spread = (entry["test_std"] or {}).get("accuracy")
         rows.append(
             [
-                TITLES[method],
+                _fl_agcns_flags.TITLES[method],
                 results.with_std(entry["test"]["accuracy"], spread),
                 f"{entry['params_millions']:.3f}",
                 f"{entry['inference_seconds']:.4f}",
@@ -495,19 +331,29 @@ def table(entries: dict[str, dict[str, Any]]) -> str:
 
 def draw(entries: dict[str, dict[str, Any]], workdir: pathlib.Path, name: str) -> None:
     """The pictures of a run."""
-    records = _runs.records_of(workdir, TITLES)
-    trained = [r for r in records if r["method"] in TITLES.values()]
+    records = _runs.records_of(workdir, _fl_agcns_flags.TITLES)
+    trained = [r for r in records if r["method"] in _fl_agcns_flags.TITLES.values()]
     plots.training_curves(workdir / "training_curves.png", trained)
-    searches = {f"{method}_search": title for method, title in SEARCHES.items()}
+    searches = {
+        _fl_agcns_flags.search_name(method): title
+        for method, title in _fl_agcns_flags.SEARCHES.items()
+    }
     searched = [r for r in records if r["method"] in searches]
     if searched:
         searched = [r | {"method": searches[r["method"]]} for r in searched]
         plots.search_curves(workdir / "search_curves.png", searched)
     points = {
-        TITLES[method]: (entry["params_millions"], entry["test"]["accuracy"])
+        _fl_agcns_flags.TITLES[method]: (
+            entry["params_millions"],
+            entry["test"]["accuracy"],
+        )
         for method, entry in entries.items()
     }
-    found = [TITLES[method] for method in entries if method in SEARCHES]
+    found = [
+        _fl_agcns_flags.TITLES[method]
+        for method in entries
+        if method in _fl_agcns_flags.SEARCHES
+    ]
     plots.scatter(
         workdir / "accuracy_and_complexity.png",
         points,
@@ -518,89 +364,31 @@ def draw(entries: dict[str, dict[str, Any]], workdir: pathlib.Path, name: str) -
     )
     for method, entry in entries.items():
         if entry["code"]:
-            labels, edges = architecture.diagram(entry["code"], FUSION.value)
-            path = workdir / f"architecture_{method}.png"
-            plots.architecture(path, labels, edges, TITLES[method])
-
-
-# --- Flags ---------------------------------------------------------------------------
-
-
-def chosen_methods() -> list[str]:
-    """The methods that the flags name.
-
-    Raises:
-      InputError: if one is not known here, or flags do not go together.
-    """
-    if _run_flags.NUM_SEEDS.present and _run_flags.NUM_SEEDS.value > 1:
-        raise InputError(
-            "--num_seeds: a search has one seed, --seed; --num_retrain says how often "
-            "what it found is trained"
-        )
-    if _run_flags.NUM_ROUNDS.present:
-        raise InputError(
-            "--num_rounds: a search has --num_generations, --num_trials or "
-            "--num_relaxed_rounds, a training --num_epochs"
-        )
-    if _run_flags.PARTICIPATION.value < 1:
-        raise InputError("--participation: every client takes part in FL-AGCNS")
-    if CODES_PER_STEP.value > POPULATION_SIZE.value:
-        raise InputError(
-            f"--codes_per_step={CODES_PER_STEP.value}: expected at most "
-            f"--population_size={POPULATION_SIZE.value}, from which they are drawn"
-        )
-    if _run_flags.PATIENCE.present:
-        raise InputError(
-            "--patience: a training runs --num_epochs, a search all rounds"
-        )
-    methods = _run_flags.METHODS.value
-    if methods is None:
-        if CODE.value:
-            return ["code"]
-        return SHORT_RUN_METHODS if _flags.DATASET.value is None else ["fl_agcns"]
-    if methods == ["all"]:
-        methods = [*SEARCHES, *FIXED]
-    for method in methods:
-        if method not in TITLES:
-            raise InputError(
-                f"--methods: unknown method {method!r}; known: all, "
-                + ", ".join(TITLES)
+            labels, edges = architecture.diagram(
+                entry["code"], _fl_agcns_flags.FUSION.value
             )
-    num_trials, size = NUM_TRIALS.value, FLRLConfig.codes_per_round
-    if "fl_rl" in methods and num_trials > size and num_trials % size:
-        raise InputError(
-            f"--num_trials={num_trials}: FL-RL trains {size} architectures a round; "
-            f"expected a multiple of {size}"
-        )
-    if "code" in methods and not CODE.value:
-        raise InputError("--methods=code needs --code=3,6,0,0,6,54,55,5")
-    if CODE.value and "code" not in methods:
-        methods = [*methods, "code"]
-    return methods
+            path = workdir / f"architecture_{method}.png"
+            plots.architecture(path, labels, edges, _fl_agcns_flags.TITLES[method])
+
+
+# --- The binary ----------------------------------------------------------------------
 
 
 def main(argv: list[str]) -> None:
     del argv
     if _flags.DATASET.value is None:
-        for flag, value in SHORT_RUN.items():
+        for flag, value in _fl_agcns_flags.SHORT_RUN.items():
             flags.FLAGS.set_default(flag, value)
-    methods = chosen_methods()
-    if CODE.value:
-        architecture.parse(CODE.value)
-    given_stages()
-    encryption.check(ENCRYPTION.value)
+    methods = _fl_agcns_flags.chosen_methods()
+    if _fl_agcns_flags.CODE.value:
+        architecture.parse(_fl_agcns_flags.CODE.value)
+    _fl_agcns_flags.given_stages()
+    encryption.check(_fl_agcns_flags.ENCRYPTION.value)
     dataset = load_dataset()
     _run_flags.set_up_jax()
     problem = make_problem(dataset)
-    if (
-        NUM_WARM_UP.value >= NUM_GENERATIONS.value
-        and not _run_flags.EVAL_ONLY.value
-        and any(method in EVOLUTIONARY for method in methods)
-    ):
-        print(
-            f"note: nothing evolves in {NUM_GENERATIONS.value} generations: the first "
-            f"--num_warm_up={NUM_WARM_UP.value} only train weights"
-        )
+    if not _run_flags.EVAL_ONLY.value:
+        _fl_agcns_flags.note_of_no_evolution(methods)
     workdir = _run_flags.make_workdir("fl_agcns", dataset.name)
     facts = problem.statistics
     _runs.announce(

@@ -55,6 +55,7 @@ WRITE_FLAGFILES = flags.DEFINE_string(
 NOT_COMPARED = (
     *("data_dir", "workdir", "methods", "strategy", "sweep", "sweep_values"),
     *("resume", "eval_only", "split", "seed", "num_seeds", "num_retrain", "repeats"),
+    "target_rmse",
     *("clients_per_chunk", "num_cpu_devices", "checkpoint_inner"),
 )
 NOT_RUN, MISSING = "not run", "not in the run"

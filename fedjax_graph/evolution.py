@@ -20,7 +20,13 @@ MUTATION_RATE = 0.125
 
 
 def select(key: jax.Array, population: jax.Array, num: int) -> jax.Array:
-    """`num` codes of a population, without replacement, in a drawn order."""
+    """`num` codes of a population, without replacement, in a drawn order.
+
+    Raises:
+      ValueError: if it has fewer.
+    """
+    if num > len(population):
+        raise ValueError(f"{num} codes of a population of {len(population)}")
     return jax.random.permutation(key, population)[:num]
 
 

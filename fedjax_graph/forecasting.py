@@ -106,20 +106,21 @@ def for_all_devices(batches: Batch) -> Batch:
     )
 
 
-def window_weights(mask: jax.Array) -> jax.Array:
-    """[B] factors that make a sum over steps and windows the mean over both."""
-    return mask / (TARGET_STEPS * jnp.maximum(jnp.sum(mask), 1))
-
-
-def squared_error(outputs: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean squared error over the windows that count.
+def target_weights(
+    truth: jax.Array, mask: jax.Array, skip_missing: bool = False
+) -> jax.Array:
+    """Factors that make a sum over steps and windows the mean over those that count.
 
     Args:
-      outputs: [12, B] normalised.
-      targets: [12, B] normalised.
-      mask: [B].
+      truth: [12, B] mph, what is to be forecast; 0 = missing.
+      mask: [B], 0 for padding.
+      skip_missing: whether missing readings do not count.
+
+    Returns:
+      [12, B].
     """
-    return jnp.sum(window_weights(mask) * (outputs - targets) ** 2)
+    counts = mask * (truth != 0) if skip_missing else mask * jnp.ones_like(truth)
+    return counts / jnp.maximum(jnp.sum(counts), 1)
 
 
 def client_update(
@@ -129,8 +130,17 @@ def client_update(
     batch_size: int,
     num_epochs: int,
     sampling_decay: float,
+    masked_loss: bool = False,
 ):
     """ClientUpdate of Algorithm 2: passes over one client's windows, h_G fixed.
+
+    Args:
+      model: the client's.
+      optimiser: starts anew with each call.
+      batch_size: windows in a minibatch.
+      num_epochs: passes.
+      sampling_decay: see `epoch_batches`.
+      masked_loss: whether missing readings are left out of the loss.
 
     Returns:
       (params, ClientData, key, TrafficData, first_step) -> (params, mean loss).
@@ -147,7 +157,9 @@ def client_update(
                 targets,
                 batch.feed_truth,
             )
-            return squared_error(outputs, targets[..., 0], batch.mask)
+            truth = windows.truth(client.speed, starts)
+            weights = target_weights(truth, batch.mask, masked_loss)
+            return jnp.sum(weights * (outputs - targets[..., 0]) ** 2)
 
         minibatches = epoch_batches(
             key, len(data.starts), batch_size, num_epochs, first_step, sampling_decay
@@ -277,11 +289,14 @@ def client_errors(sums: ErrorSums, minutes: str = "60") -> dict[str, jax.Array]:
     )
 
 
-def error_metrics(sums: ErrorSums, std: jax.Array) -> dict[str, Any]:
+def error_metrics(
+    sums: ErrorSums, std: jax.Array, masked_loss: bool = False
+) -> dict[str, Any]:
     """The paper's figures and those of the traffic literature, from sums.
 
     `rmse` and `mae` run over everything, missing readings (0) included, as in the
-    paper. `masked` leaves them out. MAPE is in percent, the others in mph.
+    paper. `masked` leaves them out, and so does `loss` under `masked_loss`. MAPE is in
+    percent, the others in mph.
     """
 
     sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)  # over clients, [12]
@@ -290,12 +305,13 @@ def error_metrics(sums: ErrorSums, std: jax.Array) -> dict[str, Any]:
         minutes: masked_errors(jax.tree.map(lambda x, step=step: x[step - 1], sums))
         for minutes, step in HORIZONS.items()
     }
+    masked = {**at, "all": masked_errors(jax.tree.map(jnp.sum, sums))}
     return {
-        "loss": squared / std**2,
+        "loss": (masked["all"]["rmse"] ** 2 if masked_loss else squared) / std**2,
         "rmse": jnp.sqrt(squared),
         "mae": jnp.sum(sums.absolute) / jnp.sum(sums.count),
         "rmse_by_horizon": jnp.sqrt(sums.squared / sums.count),
-        "masked": {**at, "all": masked_errors(jax.tree.map(jnp.sum, sums))},
+        "masked": masked,
     }
 
 
@@ -312,8 +328,8 @@ def evaluate_forecasts(
         def step(sums, batch):
             starts, mask = batch
             forecast = predict_batch(state, data, starts)
-            steps = windows.INPUT_STEPS + jnp.arange(TARGET_STEPS)
-            truth = data.speed[:, starts[:, None] + steps]  # [K, B, 12]
+            truth = jax.vmap(windows.truth, (0, None), 0)(data.speed, starts)
+            truth = jnp.swapaxes(truth, 1, 2)  # [K, B, 12]
             new = error_sums(forecast, truth, real[:, None] * mask)
             return jax.tree.map(jnp.add, sums, new), None
 

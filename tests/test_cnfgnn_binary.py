@@ -79,7 +79,8 @@ def test_a_run_prints_plain_lines_and_a_table(machine, whole):
         -6:-1
     ]
     written = {path.name for path in (machine.folder / "whole").iterdir()}
-    pictures = {"forecasts.png", "training_curves.png", "rmse_by_horizon.png"}
+    names = ("forecasts", "training_curves", "rmse_by_horizon", "communication")
+    pictures = {f"{name}.png" for name in names}
     files = {"results.json", "metrics.jsonl", "network.npz", "tensorboard"}
     assert written == pictures | files | {"gru_fedavg", "cnfgnn"}
 

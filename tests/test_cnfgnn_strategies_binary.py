@@ -47,6 +47,19 @@ def answers(machine):
             "--fmtl_regulariser=frobenius",
             "--fmtl_weight=0.02",
         ),
+        "options": line(
+            "options",
+            "--strategy=at_fedavg,sl",
+            "--methods=gru_centralized",
+            "--masked_loss",
+            "--server_dtype=bfloat16",
+            "--exchange_bits=8",
+            "--target_rmse=1000",
+        ),
+        "target": line("target", "--methods=gru_fmtl", "--target_rmse=0.001"),
+        "bits": line("bad", "--exchange_bits=7"),
+        "dtype": line("bad", "--server_dtype=float16"),
+        "no target": line("bad", "--target_rmse=nan"),
         "unknown": line("bad", "--strategy=sl,split"),
         "twice": line("bad", "--strategy=sl,sl"),
         "nothing": line("bad", "--strategy="),
@@ -87,9 +100,39 @@ def test_baselines_are_those_of_table_7(machine, answers):
     assert not (machine.folder / "baselines" / "strategies.png").exists()
 
 
+def test_options_beyond_the_paper(machine, answers):
+    status, out, err = answers["options"]
+    assert (status, err) == (0, "")
+    found = machine.results("options")["methods"]
+    names = ["cnfgnn", "split_learning", "gru_centralized"]
+    assert list(found) == names
+    configs = [found[name]["config"] for name in names]
+    assert [config["masked_loss"] for config in configs] == [True] * 3
+    for config in configs[:2]:
+        assert (config["server_dtype"], config["exchange_bits"]) == ("bfloat16", 8)
+    rounded = HIDDEN * 8 // 16  # 4 bytes and a float32 scale, not 4 float32
+    size = NUM_SENSORS * 2 * rounded
+    averages = NUM_SENSORS * model_bytes(4, 4)
+    sent = [found[name]["communication_bytes_per_round"] for name in names]
+    assert sent[0] == {"up": size + averages, "down": size + averages}
+    assert sent[1:] == [{"up": size, "down": size}, {"up": 0, "down": 0}]
+    reached = [found[name].get("bytes_to_target") for name in names]
+    assert reached == [2 * (size + averages), 2 * size, None]
+    binary.assert_picture(machine.folder / "options" / "communication.png")
+
+
+def test_a_target_that_is_not_reached_is_none(machine, answers):
+    status, _, err = answers["target"]
+    assert (status, err) == (0, "")
+    assert machine.results("target")["methods"]["gru_fmtl"]["bytes_to_target"] is None
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("bits", ["--exchange_bits=7", "32|16|8|4"]),
+        ("dtype", ["--server_dtype=float16"]),
+        ("no target", ["--target_rmse=nan"]),
         ("unknown", ["--strategy", "sl_fedavg", "only once"]),
         ("twice", ["--strategy", "only once"]),
         ("nothing", ["--strategy", "one or more"]),

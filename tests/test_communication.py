@@ -4,6 +4,8 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
 import pytest
 
 from fedjax_graph import algorithms, communication
@@ -31,6 +33,28 @@ def test_bytes_follow_sizes_and_types():
 def test_shapes_alone_are_enough():
     shape = jax.ShapeDtypeStruct((10**6, 10**6), jnp.float32)  # 4 TB
     assert bytes_per_round(up, shape) == Bytes(up=4 * 10**12)
+
+
+@pytest.mark.parametrize("direction", [up, down])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_what_arrives_of_fewer_bits(bits, direction):
+    rows = np.random.default_rng(0).normal(size=(5, 3, 64)).astype(np.float32)
+    rows[0, 0], rows[1, 1] = 0, rows[1, 1] * 1e-12
+    arrived = direction({"x": jnp.asarray(rows)}, bits=bits)["x"]
+    assert arrived.dtype == np.float32 and not np.any(arrived[0, 0])
+    if bits == 16:
+        npt.assert_array_equal(arrived, jnp.asarray(rows).astype(jnp.bfloat16))
+    else:
+        step = np.abs(rows).max(-1, keepdims=True) / (2 ** (bits - 1) - 1)
+        assert np.all(np.abs(arrived - rows) <= 0.5001 * step)
+        levels = arrived / np.where(step > 0, step, 1)
+        npt.assert_allclose(levels, np.round(levels), atol=1e-4)
+        assert np.abs(np.round(levels)).max() == 2 ** (bits - 1) - 1
+    npt.assert_array_equal(communication.rounded(rows, bits), arrived)
+    size = 5 * 3 * (64 * bits // 8 + (4 if bits < 16 else 0))
+    counted = bytes_per_round(lambda x: direction(x, Fraction(1), bits), rows)
+    assert counted == (Bytes(up=size) if direction is up else Bytes(down=size))
+    assert bytes_per_round(lambda x: communication.rounded(x, bits), rows) == Bytes()
 
 
 def test_padding_is_left_out_exactly():

@@ -50,6 +50,11 @@ def test_children_keep_given_stages(seed):
     assert np.any(children[:, 1:-1] != np.asarray(codes)[: len(children), 1:-1])
 
 
+def test_more_than_there_are_cannot_be_picked():
+    with pytest.raises(ValueError, match="11 codes of a population of 10"):
+        evolution.select(jax.random.key(0), draw(0), SIZE + 1)
+
+
 def test_half_of_a_population_is_picked():
     codes = jnp.arange(SIZE)[:, None] * jnp.ones(NUM_LAYERS + 2, int)
     keys = jax.random.split(jax.random.key(0), 2000)

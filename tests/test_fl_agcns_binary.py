@@ -11,7 +11,7 @@ import signal
 import numpy as np
 import pytest
 
-from experiments import fl_agcns
+from experiments import _fl_agcns_flags, fl_agcns
 from fedjax_graph import architecture
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.models import supernet
@@ -254,7 +254,7 @@ def test_every_search_finds_a_code(searching, searches, few_convolutions):
         binary.assert_picture(
             searching.folder / "others" / f"architecture_{method}.png"
         )
-    titles = [fl_agcns.TITLES[method] for method in OTHERS]
+    titles = [_fl_agcns_flags.TITLES[method] for method in OTHERS]
     assert list(binary.table_of(searches["others"])) == titles
 
 
@@ -558,7 +558,7 @@ def test_a_checkpoint_is_scored_on_any_split(searching, searches, answers):
             searching.entry("whole", method)["best_round_by_seed"]
             == [NUM_EPOCHS] * NUM_RETRAIN
         )
-        accuracy = rows["validation"][fl_agcns.TITLES[method]][0].split(" ±")[0]
+        accuracy = rows["validation"][_fl_agcns_flags.TITLES[method]][0].split(" ±")[0]
         expected = records[method]["validation_accuracy"]
         assert float(accuracy) == pytest.approx(expected, abs=1e-3)
 

@@ -89,17 +89,19 @@ def test_feed_draws_have_the_stated_probability_at_each_step():
     assert np.abs(off_diagonal).max() < 0.05  # one draw for each step and batch
 
 
-def test_squared_error_is_the_mean_over_counted_windows():
+@pytest.mark.parametrize("skip_missing", [False, True])
+def test_target_weights_make_a_sum_the_mean_over_what_counts(skip_missing):
     rng = np.random.default_rng(0)
-    outputs, targets = rng.normal(size=(2, 12, 5)).astype(np.float32)
+    truth = rng.uniform(1, 60, (12, 5)).astype(np.float32)
+    truth[rng.random(truth.shape) < 0.2] = 0
+    error = rng.normal(size=truth.shape)
     mask = np.array([1, 0, 1, 1, 0], np.float32)
-    counted = mask > 0
-    npt.assert_allclose(
-        forecasting.squared_error(outputs, targets, mask),
-        np.mean((outputs - targets)[:, counted] ** 2),
-        rtol=1e-5,
-    )
-    assert forecasting.squared_error(outputs, targets, 0 * mask) == 0  # no NaN
+    weights = forecasting.target_weights(truth, mask, skip_missing)
+    counted = np.broadcast_to(mask > 0, truth.shape)
+    if skip_missing:
+        counted = counted & (truth != 0)
+    npt.assert_allclose(np.sum(weights * error), np.mean(error[counted]), rtol=1e-5)
+    assert np.all(forecasting.target_weights(truth, 0 * mask, skip_missing) == 0)
 
 
 def expected_metrics(forecast, truth, std):

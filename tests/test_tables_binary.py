@@ -20,10 +20,14 @@ ROOT = pathlib.Path(__file__).parents[1]
 FLAGFILES = ROOT / "experiments" / "flagfiles"
 # What each binary reads its flags with.
 READERS = {
-    "cnfgnn": ("chosen_methods", "swept_values"),
-    "sfl": ("chosen_methods",),
-    "graphfl": ("chosen_methods", "first_setting", "swept_values"),
-    "fl_agcns": ("chosen_methods",),
+    "cnfgnn": ("_cnfgnn_flags.chosen_methods", "_cnfgnn_flags.swept_values"),
+    "sfl": ("sfl.chosen_methods",),
+    "graphfl": (
+        "graphfl.chosen_methods",
+        "graphfl.first_setting",
+        "graphfl.swept_values",
+    ),
+    "fl_agcns": ("_fl_agcns_flags.chosen_methods",),
 }
 PAPERS = {name: tables.load_paper(name) for name in tables.PAPERS}
 ROWS = [
@@ -435,12 +439,12 @@ from absl import flags
 from experiments import tables
 name, *readers = sys.argv[1:]
 defaults = tables.default_flags(name)
-module = importlib.import_module(f"experiments.{name}")
 for path in json.load(sys.stdin):
     flags.FLAGS.unparse_flags()
     flags.FLAGS([name, f"--flagfile={path}"])
     for reader in readers:
-        getattr(module, reader)()
+        module, function = reader.split(".")
+        getattr(importlib.import_module(f"experiments.{module}"), function)()
 print(json.dumps(defaults))
 """
 

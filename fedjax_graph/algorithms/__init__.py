@@ -71,7 +71,7 @@ REGISTRY: dict[str, Method] = {
     "gru_centralized": Method(gru_fed_avg.GRUConfig, gru_centralized.gru_centralized),
     "gru_fedavg": Method(gru_fed_avg.GRUFedAvgConfig, gru_fed_avg.gru_fed_avg),
     "gru_fmtl": Method(gru_fmtl.GRUFMTLConfig, gru_fmtl.gru_fmtl),
-    "gru_gn": Method(cnfgnn.SplitConfig, split_learning.gru_gn),
+    "gru_gn": Method(cnfgnn.HalvesConfig, split_learning.gru_gn),
     "gru_local": Method(gru_fed_avg.GRULocalConfig, gru_fed_avg.gru_local),
     "historical_average": Method(
         naive.NaiveConfig, naive.historical_average, is_trained=False

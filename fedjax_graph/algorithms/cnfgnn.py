@@ -22,7 +22,8 @@ server.
 
 import dataclasses
 from fractions import Fraction
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ from fedjax_graph.models import graph_network, gru_seq2seq
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitConfig:
+class HalvesConfig:
     """What all ways to train the two halves have; defaults: the paper's."""
 
     hidden_size: int = 64
@@ -48,6 +49,15 @@ class SplitConfig:
     server_learning_rate: float = 1e-3
     sampling_decay: float = 1000.0
     clients_per_chunk: int | None = None
+    masked_loss: bool = False  # leaves missing readings out
+    server_dtype: Literal["float32", "bfloat16"] = "float32"  # of the graph network
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitConfig(HalvesConfig):
+    """Where the halves are apart."""
+
+    exchange_bits: int = 32  # of h_c, h_G and their gradients; 16, 8 or 4 cost less
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +84,8 @@ class Models(NamedTuple):
     client: gru_seq2seq.Seq2Seq
     server: graph_network.GraphNetwork
     clients_per_chunk: int | None = None  # where clients have models of their own
+    server_dtype: str = "float32"
+    exchange_bits: int = 32
 
     def init(self, key: jax.Array) -> tuple[Any, Any]:
         """First parameters: of the client, [1, ...], and of the server."""
@@ -100,8 +112,12 @@ class Models(NamedTuple):
         )
 
     def embed(self, server_params, data: TrafficData, hidden) -> jax.Array:
-        """The GN of Eq. 3: h_G [K, B, H] from h_c [K, B, H]."""
-        return self.server.apply({"params": server_params}, data.graph, hidden)
+        """The GN of Eq. 3: h_G [K, B, H] from h_c [K, B, H], both float32."""
+        params, h_c = jax.tree.map(
+            lambda x: x.astype(self.server_dtype), (server_params, hidden)
+        )
+        h_g = self.server.apply({"params": params}, data.graph, h_c)
+        return h_g.astype(hidden.dtype)
 
     def decode(self, client_params, data, starts, hidden, embedding, feed_truth):
         """Eq. 2 for all clients: normalised outputs and targets, both [K, 12, B]."""
@@ -126,19 +142,23 @@ class Models(NamedTuple):
 
     def forecast(self, client_params, server_params, data: TrafficData, starts):
         """Forecasts of both halves together, [K, B, 12] in mph."""
+        bits = self.exchange_bits
         h_c = self.encode(client_params, data, starts)
-        h_g = self.embed(server_params, data, h_c)
+        h_g = self.embed(server_params, data, communication.up(h_c, bits=bits))
+        h_g = communication.down(h_g, bits=bits)
         feed_truth = jnp.zeros(windows.TARGET_STEPS, bool)
         outputs, _ = self.decode(client_params, data, starts, h_c, h_g, feed_truth)
         return jnp.swapaxes(outputs, 1, 2) * data.std + data.mean
 
 
-def make_models(config: SplitConfig) -> Models:
+def make_models(config: HalvesConfig) -> Models:
     size = config.hidden_size
     return Models(
         gru_seq2seq.Seq2Seq(hidden_size=size, embedding_size=size),
         graph_network.GraphNetwork(size, size, config.gn_mlp_sizes, config.gn_layers),
         config.clients_per_chunk,
+        config.server_dtype,
+        config.exchange_bits if isinstance(config, SplitConfig) else 32,
     )
 
 
@@ -158,6 +178,7 @@ def client_phase(
         batch_size=config.client_batch_size,
         num_epochs=config.client_rounds,
         sampling_decay=config.sampling_decay,
+        masked_loss=config.masked_loss,
     )
 
     def phase(client_params, embeddings, data: TrafficData, key, num_steps):
@@ -193,7 +214,7 @@ def server_phase(config: CNFGNNConfig):
 
     def gradients(server_params, client_params, data, h_c, starts, weights, feed_truth):
         """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
-        share = real_share(data, config.server_batch_size)
+        share, bits = real_share(data, config.server_batch_size), config.exchange_bits
         h_g, pull_back = jax.vjp(
             lambda params: models.embed(params, data, h_c), server_params
         )  # line 21
@@ -202,10 +223,11 @@ def server_phase(config: CNFGNNConfig):
             outputs, targets = models.decode(
                 client_params, data, starts, h_c, h_g, feed_truth
             )
-            return joint_loss(outputs, targets, data, weights)
+            return jnp.sum(weights * (outputs - targets) ** 2)
 
-        value, h_g_grads = jax.value_and_grad(loss)(communication.down(h_g, share))
-        return value, *pull_back(communication.up(h_g_grads, share))
+        arrived = communication.down(h_g, share, bits)
+        value, h_g_grads = jax.value_and_grad(loss)(arrived)
+        return value, *pull_back(communication.up(h_g_grads, share, bits))
 
     def phase(server_params, opt_state, client_params, hidden, data, key, num_steps):
         batches = joint_batches(config, data, key, config.server_rounds, num_steps)
@@ -213,14 +235,14 @@ def server_phase(config: CNFGNNConfig):
         def step(carry, batch):
             server_params, opt_state = carry
             loss, grads = devices.sum_parts(
-                gradients, in_axes=(None, None, None, 1, 0, 0, None)
+                gradients, in_axes=(None, None, None, 1, 0, 2, None)
             )(
                 server_params,
                 client_params,
                 data,
                 hidden[:, batch.places],
                 data.starts[batch.places],
-                forecasting.window_weights(batch.mask),
+                joint_weights(config, data, batch),
                 batch.feed_truth,
             )
             updates, opt_state = optimiser.update(grads, opt_state, server_params)
@@ -236,7 +258,7 @@ def server_phase(config: CNFGNNConfig):
 
 
 def joint_batches(
-    config: SplitConfig, data: TrafficData, key, num_passes: int, first_step
+    config: HalvesConfig, data: TrafficData, key, num_passes: int, first_step
 ) -> forecasting.Batch:
     """Minibatches of windows of all clients, of a size that the devices divide."""
     return forecasting.for_all_devices(
@@ -251,15 +273,20 @@ def joint_batches(
     )
 
 
-def joint_loss(outputs, targets, data: TrafficData, weights) -> jax.Array:
-    """Sum over the real clients of squared errors, weighted by `weights` [B].
+def joint_weights(
+    config: HalvesConfig, data: TrafficData, batch: forecasting.Batch
+) -> jax.Array:
+    """Factors [K, 12, B] that make squared errors the sum of the clients' losses.
 
-    Args:
-      outputs: [K, 12, B] normalised.
-      targets: [K, 12, B] normalised.
+    Those of padded clients are 0.
     """
+
+    def of_client(speed):
+        truth = windows.truth(speed, data.starts[batch.places])
+        return forecasting.target_weights(truth, batch.mask, config.masked_loss)
+
     real = (data.client_weights > 0).astype(jnp.float32)[:, None, None]
-    return jnp.sum(real * weights * (outputs - targets) ** 2)
+    return real * jax.vmap(of_client)(data.speed)
 
 
 def real_share(data: TrafficData, batch_size: int) -> Fraction:
@@ -302,6 +329,7 @@ def cnfgnn(
     models = make_models(config)
     train_clients, train_server = client_phase(config, aggregate), server_phase(config)
     batch_size, size = config.server_batch_size, config.hidden_size
+    bits = config.exchange_bits
 
     def init(key: jax.Array, data: TrafficData) -> CNFGNNState:
         client_params, server_params = models.init(key)
@@ -318,12 +346,12 @@ def cnfgnn(
 
         def embed(starts, data, client_params, server_params):
             h_c = models.encode(client_params, data, starts)
-            return models.embed(server_params, data, h_c)
+            return models.embed(server_params, data, communication.rounded(h_c, bits))
 
         def embed_all(_):
             params = (state.client_params, state.server_params)
             h_g = for_all_windows(embed, batch_size, size, data, *params)
-            return communication.down(h_g, real_windows(h_g, data))
+            return communication.down(h_g, real_windows(h_g, data), bits)
 
         shape = jax.eval_shape(embed_all, None).shape
         return jax.lax.cond(
@@ -344,7 +372,7 @@ def cnfgnn(
         )
         hidden = for_all_windows(encode, batch_size, size, data, client_params)
         hidden = devices.replicated(
-            communication.up(hidden, real_windows(hidden, data))
+            communication.up(hidden, real_windows(hidden, data), bits)
         )
         server_params, opt_state, server_loss, server_steps = train_server(
             state.server_params,
@@ -361,14 +389,28 @@ def cnfgnn(
         )
         return state, {"train_loss": client_loss, "server_loss": server_loss}
 
-    def predict_batch(state: CNFGNNState, data: TrafficData, starts: jax.Array):
+    return scored(config, init, round_)
+
+
+def scored(config: HalvesConfig, init, round_) -> FederatedAlgorithm:
+    """A method whose states have `client_params` and `server_params`.
+
+    The loss of its evaluation leaves out what the training loss does.
+    """
+    models = make_models(config)
+
+    def predict_batch(state, data: TrafficData, starts: jax.Array):
         return models.forecast(state.client_params, state.server_params, data, starts)
 
     return FederatedAlgorithm(
         init=init,
         round=round_,
-        evaluate=forecasting.evaluate_forecasts(predict_batch, batch_size),
-        predict=forecasting.predict_forecasts(predict_batch, batch_size),
+        evaluate=forecasting.evaluate_forecasts(
+            predict_batch,
+            config.server_batch_size,
+            partial(forecasting.error_metrics, masked_loss=config.masked_loss),
+        ),
+        predict=forecasting.predict_forecasts(predict_batch, config.server_batch_size),
     )
 
 

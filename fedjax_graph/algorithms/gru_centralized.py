@@ -57,13 +57,16 @@ def gru_centralized(config: GRUConfig) -> FederatedAlgorithm:
     def round_(state: GRUCentralizedState, data: TrafficData, key: jax.Array):
         def step(carry, batch):
             params, opt_state = carry
+            owners, starts = jnp.divmod(batch.places, len(data.starts))
+            truth = windows.truth_of_pairs(data, owners, data.starts[starts])
+            weights = forecasting.target_weights(truth, batch.mask, config.masked_loss)
             loss, grads = devices.sum_parts(
-                gradients, in_axes=(None, None, 0, 0, None)
+                gradients, in_axes=(None, None, 0, 1, None)
             )(
                 params,
                 data,
                 batch.places,
-                forecasting.window_weights(batch.mask),
+                weights,
                 batch.feed_truth,
             )
             updates, opt_state = optimiser.update(grads, opt_state, params)

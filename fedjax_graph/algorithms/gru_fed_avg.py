@@ -9,6 +9,7 @@ scheduled sampling after the first steps.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +34,7 @@ class GRUConfig:
     batch_size: int = 128
     sampling_decay: float = 1000.0
     eval_batch_size: int = 48
+    masked_loss: bool = False  # leaves missing readings out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +69,7 @@ def gru_fed_avg(
         batch_size=config.batch_size,
         num_epochs=config.client_rounds,
         sampling_decay=config.sampling_decay,
+        masked_loss=config.masked_loss,
     )
 
     def round_(state: GRUFedAvgState, data: TrafficData, key: jax.Array):
@@ -170,6 +173,10 @@ def scored(
     return FederatedAlgorithm(
         init=init,
         round=round_,
-        evaluate=forecasting.evaluate_forecasts(predict_batch, config.eval_batch_size),
+        evaluate=forecasting.evaluate_forecasts(
+            predict_batch,
+            config.eval_batch_size,
+            partial(forecasting.error_metrics, masked_loss=config.masked_loss),
+        ),
         predict=forecasting.predict_forecasts(predict_batch, config.eval_batch_size),
     )

@@ -92,6 +92,7 @@ def gru_fmtl(config: GRUFMTLConfig) -> FederatedAlgorithm:
             batch_size=config.batch_size,
             num_epochs=config.sync_every,
             sampling_decay=config.sampling_decay,
+            masked_loss=config.masked_loss,
         )
         return train(params, own, key, data, first_step)
 

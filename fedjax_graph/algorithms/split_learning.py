@@ -26,14 +26,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph import aggregation, communication, devices, forecasting
+from fedjax_graph import aggregation, communication, devices
 from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms.cnfgnn import (
+    HalvesConfig,
     SplitConfig,
     joint_batches,
-    joint_loss,
+    joint_weights,
     make_models,
     real_share,
+    scored,
 )
 from fedjax_graph.clients import Cohort
 from fedjax_graph.data.windows import TrafficData
@@ -63,7 +65,7 @@ def split_learning_fedavg(config: SplitLearningFedAvgConfig) -> FederatedAlgorit
     return _joint_training(config, average_every=average_every)
 
 
-def gru_gn(config: SplitConfig) -> FederatedAlgorithm:
+def gru_gn(config: HalvesConfig) -> FederatedAlgorithm:
     """GRU + GN (centralized): one encoder-decoder for all nodes."""
     return _joint_training(config, is_centralized=True)
 
@@ -76,14 +78,19 @@ def average(client_params: Any, data: TrafficData) -> Any:
     return communication.down(mean, Fraction(num_clients))
 
 
-def joint_gradients(config: SplitConfig, is_centralized: bool = False):
+def joint_gradients(config: HalvesConfig, is_centralized: bool = False):
     """Factory of loss and gradients of both halves for a minibatch.
 
+    Args:
+      config: a `SplitConfig` unless centralized.
+      is_centralized: whether nothing crosses.
+
     Returns:
-      (client_params, server_params, data, starts [B], weights [B], feed_truth [12]) ->
-      (sum of the clients' losses, gradients of both).
+      (client_params, server_params, data, starts [B], weights [K, 12, B],
+      feed_truth [12]) -> (sum of the clients' losses, gradients of both).
     """
     models = make_models(config)
+    bits = models.exchange_bits
 
     def gradients(client_params, server_params, data, starts, weights, feed_truth):
         share = real_share(data, config.server_batch_size)
@@ -94,20 +101,22 @@ def joint_gradients(config: SplitConfig, is_centralized: bool = False):
         h_g, pull_network = jax.vjp(
             lambda params, h_c: models.embed(params, data, h_c),
             server_params,
-            communication.up(h_c, share),
+            communication.up(h_c, share, bits),
         )
 
         def loss(client_params, h_c, h_g):
             outputs, targets = models.decode(
                 client_params, data, starts, h_c, h_g, feed_truth
             )
-            return joint_loss(outputs, targets, data, weights)
+            return jnp.sum(weights * (outputs - targets) ** 2)
 
         value, (decoder_grads, h_c_grads, h_g_grads) = jax.value_and_grad(
             loss, argnums=(0, 1, 2)
-        )(client_params, h_c, communication.down(h_g, share))
-        server_grads, from_server = pull_network(communication.up(h_g_grads, share))
-        h_c_grads += communication.down(from_server, share)
+        )(client_params, h_c, communication.down(h_g, share, bits))
+        server_grads, from_server = pull_network(
+            communication.up(h_g_grads, share, bits)
+        )
+        h_c_grads += communication.down(from_server, share, bits)
         (encoder_grads,) = pull_encoders(h_c_grads)
         client_grads = jax.tree.map(jnp.add, decoder_grads, encoder_grads)
         return value, client_grads, server_grads
@@ -116,7 +125,7 @@ def joint_gradients(config: SplitConfig, is_centralized: bool = False):
 
 
 def _joint_training(
-    config: SplitConfig,
+    config: HalvesConfig,
     *,
     average_every: Literal["never", "step", "round"] = "never",
     is_centralized: bool = False,
@@ -124,7 +133,7 @@ def _joint_training(
     """The general method.
 
     Args:
-      config: hyper-parameters.
+      config: hyper-parameters, a `SplitConfig` unless centralized.
       average_every: when the clients' models are averaged.
       is_centralized: whether there is one model for all, and no communication.
     """
@@ -155,13 +164,13 @@ def _joint_training(
             client_params, server_params, client_state, server_state = carry
             loss, client_grads, server_grads = devices.sum_parts(
                 joint_gradients(config, is_centralized),
-                in_axes=(None, None, None, 0, 0, None),
+                in_axes=(None, None, None, 0, 2, None),
             )(
                 client_params,
                 server_params,
                 data,
                 data.starts[batch.places],
-                forecasting.window_weights(batch.mask),
+                joint_weights(config, data, batch),
                 batch.feed_truth,
             )
             updates, client_state = client_optimiser.update(client_grads, client_state)
@@ -182,13 +191,4 @@ def _joint_training(
         loss = jnp.mean(losses) / jnp.sum(data.client_weights > 0)
         return SplitLearningState(client_params, *rest, num_steps), {"train_loss": loss}
 
-    def predict_batch(state: SplitLearningState, data: TrafficData, starts: jax.Array):
-        return models.forecast(state.client_params, state.server_params, data, starts)
-
-    batch_size = config.server_batch_size
-    return FederatedAlgorithm(
-        init=init,
-        round=round_,
-        evaluate=forecasting.evaluate_forecasts(predict_batch, batch_size),
-        predict=forecasting.predict_forecasts(predict_batch, batch_size),
-    )
+    return scored(config, init, round_)

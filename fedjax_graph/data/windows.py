@@ -206,6 +206,21 @@ def gather(data: TrafficData, speed: jax.Array, starts: jax.Array) -> Windows:
     return _frames(data, speed[steps], steps)
 
 
+def truth(speed: jax.Array, starts: jax.Array) -> jax.Array:
+    """What is to be forecast in the windows at `starts` [B], [12, B], as it was read.
+
+    Args:
+      speed: [T] readings of one client.
+      starts: [B] first steps.
+    """
+    return speed[_target_steps(starts)]
+
+
+def truth_of_pairs(data: TrafficData, clients: jax.Array, starts: jax.Array):
+    """`truth` of windows each of a client of its own, [12, B]; see `gather_pairs`."""
+    return data.speed[clients, _target_steps(starts)]
+
+
 def gather_pairs(data: TrafficData, clients: jax.Array, starts: jax.Array) -> Windows:
     """Gathers a batch of windows, each of a client of its own.
 
@@ -216,6 +231,10 @@ def gather_pairs(data: TrafficData, clients: jax.Array, starts: jax.Array) -> Wi
     """
     steps = starts + jnp.arange(WINDOW_STEPS)[:, None]  # [24, B]
     return _frames(data, data.speed[clients, steps], steps)
+
+
+def _target_steps(starts: jax.Array) -> jax.Array:
+    return starts + INPUT_STEPS + jnp.arange(TARGET_STEPS)[:, None]
 
 
 def _frames(data: TrafficData, speed: jax.Array, steps: jax.Array) -> Windows:

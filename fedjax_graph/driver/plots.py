@@ -63,13 +63,15 @@ def curves(
     xlabel: str,
     ylabel: str,
     title: str = "",
+    log_x: bool = False,
 ) -> None:
     """Writes one panel with a line per entry of `series`."""
-    save(curves_figure(series, xlabel, ylabel, title), path)
+    save(curves_figure(series, xlabel, ylabel, title, log_x), path)
 
 
-def curves_figure(series, xlabel, ylabel, title=""):
+def curves_figure(series, xlabel, ylabel, title="", log_x=False):
     figure, (axes,) = _panels(1, 1, size=(7.0, 4.2))
+    axes.set_xscale("log" if log_x else "linear")
     _draw(axes, series, _colours(series))
     _label(axes, xlabel, ylabel, title)
     _legend(figure, axes)

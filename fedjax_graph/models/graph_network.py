@@ -10,7 +10,6 @@ Battaglia et al., "Relational inductive biases, deep learning, and graph network
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import flax.linen as nn
 import jax
@@ -25,6 +24,15 @@ def sum_all(values: jax.Array, index: jax.Array, num_graphs: int) -> jax.Array:
     """Sum over all rows: the segment sum of a single graph."""
     del index, num_graphs
     return jnp.sum(values, axis=0, keepdims=True)
+
+
+def sum_received(values: jax.Array, receivers: jax.Array, num_nodes: int) -> jax.Array:
+    """Sum over the edges of each receiver, of shorter floats in float32."""
+    precise = jnp.promote_types(values.dtype, jnp.float32)
+    total = jax.ops.segment_sum(
+        values.astype(precise), receivers, num_nodes, indices_are_sorted=True
+    )
+    return total.astype(values.dtype)
 
 
 class GraphNetworkLayer(nn.Module):
@@ -62,7 +70,7 @@ class GraphNetworkLayer(nn.Module):
         as_receiver = matmul(nodes, w_receiver)
         w_node, w_received, w_global_node = self.node.first_kernels()
         w_nodes, w_edges, w_global_global = self.global_.first_kernels()
-        mask = graph.node_mask[:, None, None]
+        mask = graph.node_mask[:, None, None].astype(nodes.dtype)
 
         def update_edge(projected, sent, received, _):
             hidden = self.edge.hidden(projected + sent[0] + received[1])
@@ -87,17 +95,14 @@ class GraphNetworkLayer(nn.Module):
             first += matmul(globals_, w_global_global) + self.global_.first_bias()
             return self.global_.output(self.global_.hidden(first))
 
-        in_degree = jax.ops.segment_sum(
-            jnp.ones(graph.receivers.shape), graph.receivers, graph.num_nodes, True
-        )[:, None, None]
+        ones = jnp.ones((*graph.receivers.shape, 1, 1), nodes.dtype)
+        in_degree = sum_received(ones, graph.receivers, graph.num_nodes)
         # Both projections belong to a node; jraph gathers them along the edges.
         updated = jraph.GraphNetwork(
             update_edge,
             update_node,
             update_global,
-            aggregate_edges_for_nodes_fn=partial(
-                jax.ops.segment_sum, indices_are_sorted=True
-            ),
+            aggregate_edges_for_nodes_fn=sum_received,
             aggregate_nodes_for_globals_fn=sum_all,
             aggregate_edges_for_globals_fn=sum_all,
         )(to_jraph(graph, (as_sender, as_receiver), matmul(edges, w_edge), globals_))
@@ -132,12 +137,13 @@ class GraphNetwork(nn.Module):
 
         Args:
           graph: N nodes; an edge's feature is its weight.
-          nodes: [N, B, F], a batch of features of the same graph.
+          nodes: [N, B, F], a batch of features of the same graph. Everything is
+            computed in their type, which that of the parameters should be too.
 
         Returns:
           [N, B, output_size].
         """
-        edges = graph.weights[:, None, None]
+        edges = graph.weights[:, None, None].astype(nodes.dtype)
         globals_ = jnp.zeros((1, nodes.shape[1], self.node_size), nodes.dtype)
         for layer in self.layers:
             nodes, edges, globals_ = layer(graph, nodes, edges, globals_)

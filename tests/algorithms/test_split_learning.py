@@ -9,7 +9,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph import aggregation, graphs
-from fedjax_graph.algorithms.cnfgnn import SplitConfig
+from fedjax_graph.algorithms.cnfgnn import HalvesConfig, SplitConfig
 from fedjax_graph.algorithms.split_learning import (
     SplitLearningFedAvgConfig,
     gru_gn,
@@ -42,7 +42,7 @@ STRATEGIES = {  # name -> (algorithm, when the models of the loops are merged)
         ),
         "step",
     ),
-    "centralized": (gru_gn(CONFIG), "one"),
+    "centralized": (gru_gn(HalvesConfig(**SETTINGS)), "one"),
 }
 KEYS = (jax.random.key(20), jax.random.key(21))
 
