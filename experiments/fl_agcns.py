@@ -31,7 +31,7 @@ from fedjax_graph.algorithms.fl_random import make_trial
 from fedjax_graph.architecture_search import make_scorer
 from fedjax_graph.data import citation, client_graphs, subgraphs, synthetic_graphs
 from fedjax_graph.data.client_graphs import SubgraphData
-from fedjax_graph.driver import plots, results, writers
+from fedjax_graph.driver import diagrams, plots, results, writers
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.models.supernet import WIDTH
 from fedjax_graph.tasks.subgraphs import SubgraphTask
@@ -368,7 +368,7 @@ def draw(entries: dict[str, dict[str, Any]], workdir: pathlib.Path, name: str) -
                 entry["code"], _fl_agcns_flags.FUSION.value
             )
             path = workdir / f"architecture_{method}.png"
-            plots.architecture(path, labels, edges, _fl_agcns_flags.TITLES[method])
+            diagrams.architecture(path, labels, edges, _fl_agcns_flags.TITLES[method])
 
 
 # --- The binary ----------------------------------------------------------------------

@@ -6,11 +6,9 @@ and no display is needed. Colours are those of Okabe and Ito, which colour-blind
 can tell apart; line styles differ as well where lines may lie on top of each other.
 """
 
-import itertools
 import math
 import os
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,14 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Curve
-from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
-from scipy.optimize import isotonic_regression
-
-from fedjax_graph.errors import InputError
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
@@ -34,14 +26,6 @@ TRUTH_COLOUR = "#222222"
 MOST_MARKERS = 50  # points of a line; more would only blur it
 DPI = 150
 FONT_SIZE = 10  # of titles and boxes, points
-
-# Of a drawn architecture, in inches.
-LINE_HEIGHT = 0.18  # of text
-BOX_MARGIN = 0.1  # around the text in a box
-LANE_WIDTH = 0.1  # for an arrow that passes between boxes
-COLUMN_GAP, ROW_GAP = 0.25, 0.45
-PORT_GAP = 0.2  # between arrows at one side of a box
-NUM_SWEEPS = 8  # over the rows, to put boxes near those that they are joined to
 
 # Of names beside points, in points.
 NAME_MARGIN = 2
@@ -70,10 +54,10 @@ def curves(
 
 
 def curves_figure(series, xlabel, ylabel, title="", log_x=False):
-    figure, (axes,) = _panels(1, 1, size=(7.0, 4.2))
+    figure, (axes,) = new_panels(1, 1, size=(7.0, 4.2))
     axes.set_xscale("log" if log_x else "linear")
     _draw(axes, series, _colours(series))
-    _label(axes, xlabel, ylabel, title)
+    label_axes(axes, xlabel, ylabel, title)
     _legend(figure, axes)
     return figure
 
@@ -122,14 +106,14 @@ def _histories(records, xlabel, panels):
     """A panel for each label of `panels`, {label: (key, key of the spread or None)}."""
     records = sorted(records, key=lambda record: record["round"])
     methods = dict.fromkeys(str(record["method"]) for record in records)
-    figure, all_axes = _panels(1, len(panels), size=(4.5 * len(panels), 3.8))
+    figure, all_axes = new_panels(1, len(panels), size=(4.5 * len(panels), 3.8))
     for axes, (label, keys) in zip(all_axes, panels.items(), strict=True):
         series = {
             method: _history([r for r in records if str(r["method"]) == method], *keys)
             for method in methods
         }
         _draw(axes, series, _colours(methods))
-        _label(axes, xlabel, label)
+        label_axes(axes, xlabel, label)
     _legend(figure, all_axes[0])
     return figure
 
@@ -156,9 +140,9 @@ def rmse_by_horizon_figure(rmse):
         method: Line(5 * np.arange(1, len(errors) + 1), errors)
         for method, errors in rmse.items()
     }
-    figure, (axes,) = _panels(1, 1, size=(7.0, 4.2))
+    figure, (axes,) = new_panels(1, 1, size=(7.0, 4.2))
     _draw(axes, series, _colours(series))
-    _label(axes, "minutes ahead", "RMSE (mph)")
+    label_axes(axes, "minutes ahead", "RMSE (mph)")
     steps = max(map(len, rmse.values()), default=0)
     axes.set_xticks(np.arange(0, 5 * steps + 1, 15))
     axes.set_ylim(bottom=0)
@@ -199,7 +183,7 @@ def forecasts_figure(*, truth, forecasts, times=None, sensors=None):
     names = [f"sensor {p}" for p in range(num_panels)] if sensors is None else sensors
     horizons = sorted({h for by in forecasts.values() for h in by}, reverse=True)
     colours = _colours(forecasts)
-    figure, panels = _panels(num_panels, 1, size=(9.0, 0.7 + 2.0 * num_panels))
+    figure, panels = new_panels(num_panels, 1, size=(9.0, 0.7 + 2.0 * num_panels))
     for p, axes in enumerate(panels):
         axes.plot(x, truth[:, p], color=TRUTH_COLOUR, linewidth=2.2, label="measured")
         for method, by_horizon in forecasts.items():
@@ -212,7 +196,7 @@ def forecasts_figure(*, truth, forecasts, times=None, sensors=None):
                     linestyle=DASHES[horizons.index(minutes) % len(DASHES)],
                     label=f"{method}, {minutes} min ahead",
                 )
-        _label(axes, "", "speed (mph)", str(names[p]))
+        label_axes(axes, "", "speed (mph)", str(names[p]))
         axes.set_ylim(bottom=0)
         axes.margins(x=0.01)
         if times is not None:
@@ -244,13 +228,13 @@ def heat_maps(
 
 
 def heat_maps_figure(matrices, xlabel, ylabel, ticks=None):
-    figure, panels = _panels(1, len(matrices), size=(4.6 * len(matrices), 4.2))
+    figure, panels = new_panels(1, len(matrices), size=(4.6 * len(matrices), 4.2))
     for axes, (title, matrix) in zip(panels, matrices.items(), strict=True):
         smallest = np.min(matrix) if ticks else 0
         largest = np.max(matrix, initial=0) or 1
         image = axes.imshow(matrix, cmap="Blues", vmin=smallest, vmax=largest)
         axes.grid(False)
-        _label(axes, xlabel, ylabel, title)
+        label_axes(axes, xlabel, ylabel, title)
         figure.colorbar(image, ax=axes, shrink=0.8)
         if ticks:
             _name_cells(axes, image, *ticks)
@@ -284,7 +268,7 @@ def sensor_map(
 
 
 def sensor_map_figure(longitude, latitude, is_seen):
-    figure, (axes,) = _panels(1, 1, size=(6.4, 6.0))
+    figure, (axes,) = new_panels(1, 1, size=(6.4, 6.0))
     groups = (("seen in training", "o", is_seen), ("unseen", "^", ~is_seen))
     for colour, (name, marker, group) in zip(COLOURS[:2], groups, strict=True):
         axes.plot(
@@ -297,7 +281,7 @@ def sensor_map_figure(longitude, latitude, is_seen):
         )
     axes.set_aspect(1 / np.cos(np.deg2rad(np.mean(latitude))), adjustable="datalim")
     axes.ticklabel_format(useOffset=False)
-    _label(axes, "longitude (degrees)", "latitude (degrees)")
+    label_axes(axes, "longitude (degrees)", "latitude (degrees)")
     _legend(figure, axes)
     return figure
 
@@ -324,13 +308,13 @@ def scatter(
 
 
 def scatter_figure(points, xlabel, ylabel, title="", highlight=()):
-    figure, (axes,) = _panels(1, 1, size=(7.0, 4.8))
+    figure, (axes,) = new_panels(1, 1, size=(7.0, 4.8))
     for name, (x, y) in points.items():
         is_large = name in highlight
         size, colour = (11, COLOURS[1]) if is_large else (6, COLOURS[0])
         axes.plot(x, y, "o", color=colour, markersize=size, label=name)
     axes.margins(0.12)
-    _label(axes, xlabel, ylabel, title)
+    label_axes(axes, xlabel, ylabel, title)
     _name_points(figure, axes)
     return figure
 
@@ -399,191 +383,13 @@ def _overlap(a: Bbox, b: Bbox) -> float:
     return 0.0 if common is None else common.width * common.height
 
 
-def architecture(
-    path: str | os.PathLike,
-    labels: Mapping[int, str],
-    edges: Sequence[tuple[int, int]],
-    title: str = "",
-) -> None:
-    """Writes a graph without cycles as boxes in rows, with arrows that lead down.
-
-    Args:
-      path: the PNG file.
-      labels: text of the box of each place; a colon ends its first line.
-      edges: (from, to). A box stands one row below the last from which an arrow leads
-        to it. `architecture.diagram` gives labels and edges of a code.
-      title: of the picture.
-
-    Raises:
-      InputError: if there is no box, an edge joins a place without one, or edges make a
-        cycle.
-    """
-    save(architecture_figure(labels, edges, title), path)
-
-
-def architecture_figure(labels, edges, title=""):
-    row_of = _rows(labels, edges)
-    chains = _chains(row_of, edges)
-    texts = {place: label.replace(": ", ":\n") for place, label in labels.items()}
-    lines = [text.split("\n") for text in texts.values()]
-    width = 2 * BOX_MARGIN + max(_text_width(line) for text in lines for line in text)
-    height = 2 * BOX_MARGIN + LINE_HEIGHT * max(map(len, lines))
-    x = _columns(row_of, chains, width)
-    y = {stop: -row * (height + ROW_GAP) for stop, row in row_of.items()}
-    margin = np.array([width, height]) / 2 + 0.05
-    low = np.array([min(x.values()), min(y.values())]) - margin
-    high = np.array([max(x.values()), 0]) + margin
-    missing = max(_text_width(title) - (high - low)[0], 0)
-    low[0], high[0] = low[0] - missing / 2, high[0] + missing / 2
-    figure, (axes,) = _panels(1, 1, high - low + (0.2, 0.5))
-    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
-    axes.set_axis_off()
-    _label(axes, "", "", title)
-    for chain, shifts in zip(chains, _ports(chains, x, width), strict=True):
-        axes.add_patch(
-            FancyArrowPatch(
-                path=_arrow([(x[stop], y[stop]) for stop in chain], height, *shifts),
-                arrowstyle="-|>",
-                mutation_scale=12,
-                color="#555555",
-                linewidth=1.2,
-            )
-        )
-    for place, text in texts.items():
-        is_inner = all(place in side for side in zip(*edges, strict=True))
-        colour = COLOURS[not is_inner]
-        corner = x[place] - width / 2, y[place] - height / 2
-        box = FancyBboxPatch(
-            corner,
-            width,
-            height,
-            boxstyle="round,pad=0,rounding_size=0.06",
-            facecolor=(colour, 0.12),
-            edgecolor=colour,
-        )
-        axes.add_patch(box)
-        axes.text(x[place], y[place], text, ha="center", va="center", size=FONT_SIZE)
-    return figure
-
-
-# A stop is a box, named by its place, or a point (edge, row) where an arrow passes
-# between the boxes of a row. Lengths are inches.
-
-
-def _rows(labels: Mapping[int, str], edges) -> dict[Hashable, int]:
-    """The longest path to each place."""
-    if not labels:
-        raise InputError("an architecture without boxes: expected at least one label")
-    before = {place: [] for place in labels}
-    for edge in edges:
-        if not all(place in labels for place in edge):
-            raise InputError(
-                f"edge {edge} joins a place without label; labelled: "
-                f"{', '.join(map(str, labels))}"
-            )
-        before[edge[1]].append(edge[0])
-    row_of = {}
-    try:
-        for place in TopologicalSorter(before).static_order():
-            row_of[place] = max((row_of[p] + 1 for p in before[place]), default=0)
-    except CycleError as error:
-        cycle = " -> ".join(map(str, error.args[1]))
-        raise InputError(
-            f"edges make a cycle, {cycle}; expected a graph without"
-        ) from None
-    return row_of
-
-
-def _chains(row_of: dict[Hashable, int], edges) -> list[list[Hashable]]:
-    """All stops of each edge, the new ones entered in `row_of`."""
-    chains = []
-    for i, (start, end) in enumerate(edges):
-        passed = {(i, row): row for row in range(row_of[start] + 1, row_of[end])}
-        row_of.update(passed)
-        chains.append([start, *passed, end])
-    return chains
-
-
-def _columns(row_of, chains, width) -> dict[Hashable, float]:
-    """Where stops are across: apart within a row, else near those they are joined to.
-
-    Sugiyama, Tagawa, Toda, "Methods for Visual Understanding of Hierarchical System
-    Structures", 1981: rows are put in the order of the mean of what they are joined to
-    in the row above, then below, and so on.
-    """
-    above = {stop: [] for stop in row_of}
-    below = {stop: [] for stop in row_of}
-    for upper, lower in itertools.chain(*map(itertools.pairwise, chains)):
-        above[lower].append(upper)
-        below[upper].append(lower)
-    both = {stop: above[stop] + below[stop] for stop in row_of}
-    rows = [[] for _ in range(max(row_of.values()) + 1)]
-    for stop, row in row_of.items():
-        rows[row].append(stop)
-    x = dict.fromkeys(row_of, 0.0)
-    for joined in [above, below] * NUM_SWEEPS + [both] * NUM_SWEEPS:
-        for stops in rows[:: -1 if joined is below else 1]:
-            goals = {
-                stop: np.mean([x[other] for other in joined[stop] or [stop]])
-                for stop in stops
-            }
-            stops.sort(key=lambda stop, goals=goals: round(goals[stop], 6))
-            widths = [LANE_WIDTH if isinstance(s, tuple) else width for s in stops]
-            placed = _apart([goals[stop] for stop in stops], widths)
-            x.update(zip(stops, placed, strict=True))
-    return x
-
-
-def _apart(goals, widths) -> np.ndarray:
-    """Middles nearest to `goals` of things side by side, in least squares."""
-    edges = np.cumsum(np.add(widths, COLUMN_GAP))
-    offsets = edges - np.divide(widths, 2)
-    return isotonic_regression(goals - offsets).x + offsets
-
-
-def _ports(chains, x, width) -> np.ndarray:
-    """How far from the middle of its boxes each arrow starts and ends, [edges, 2].
-
-    Arrows at one side of a box are in the order of where they come from or go to.
-    """
-    shifts = np.zeros((len(chains), 2))
-    for side, (at, near) in enumerate(((0, 1), (-1, -2))):
-        for place in {chain[at] for chain in chains}:
-            here = [i for i, chain in enumerate(chains) if chain[at] == place]
-            here.sort(key=lambda i, near=near: x[chains[i][near]])
-            gap = min(PORT_GAP, 0.8 * width / len(here))
-            shifts[here, side] = gap * (np.arange(len(here)) - (len(here) - 1) / 2)
-    return shifts
-
-
-def _arrow(points, height, start_shift, end_shift) -> Curve:
-    """Through the stops' centres: curves between rows, upright lines within them."""
-    x, y = np.transpose(points)
-    x[[0, -1]] += start_shift, end_shift
-    tops, bottoms = y + height / 2, y - height / 2
-    vertices, codes = [(x[0], bottoms[0])], [Curve.MOVETO]
-    for i in range(1, len(points)):
-        middle = (bottoms[i - 1] + tops[i]) / 2
-        vertices += [(x[i - 1], middle), (x[i], middle), (x[i], tops[i])]
-        codes += [Curve.CURVE4] * 3
-        if i < len(points) - 1:
-            vertices.append((x[i], bottoms[i]))
-            codes.append(Curve.LINETO)
-    return Curve(vertices, codes)
-
-
-def _text_width(text: str) -> float:
-    font = FontProperties(size=FONT_SIZE)
-    return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
-
-
 def save(figure: Figure, path: str | os.PathLike) -> None:
     """Writes the figure as a PNG and makes the folder if need be."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
 
 
-def _panels(rows, columns, size):
+def new_panels(rows, columns, size):
     """A figure in the common style and its axes, row by row."""
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
@@ -619,7 +425,7 @@ def _draw(axes: Axes, series: Mapping[str, Line], colours):
             axes.fill_between(x, low, high, color=colours[name], alpha=0.18, lw=0)
 
 
-def _label(axes: Axes, xlabel, ylabel, title=""):
+def label_axes(axes: Axes, xlabel, ylabel, title=""):
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.set_title(title, loc="left", fontsize=FONT_SIZE)
