@@ -20,13 +20,9 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import _flags, _run_flags, _runs
-from experiments._client_flags import NUM_CLIENTS, PARTITION
+from experiments import _flags, _graphfl_flags, _run_flags, _runs
+from experiments._client_flags import NUM_CLIENTS
 from experiments._node_problem import (
-    LABELS_PER_CLASS,
-    NUM_TEST,
-    OVERLAP,
-    TASK,
     Problem,
     Setting,
     World,
@@ -41,66 +37,7 @@ from fedjax_graph.driver import plots, results, rounds, writers
 from fedjax_graph.errors import InputError
 from fedjax_graph.tasks.nodes import MODELS, NodeTask
 
-MODEL = flags.DEFINE_enum("model", "gcn", list(MODELS), "What clients train.")
-INNER_STEPS = flags.DEFINE_integer(
-    "inner_steps", None, "Gradient steps of a client in a round.", lower_bound=1
-)
-INNER_RATE = flags.DEFINE_float(
-    "inner_rate", None, "alpha, of the clients' steps.", lower_bound=0.0
-)
-LOCAL_RATE = flags.DEFINE_float(
-    "local_rate",
-    None,
-    "Of the clients' steps in methods other than GraphFL.",
-    lower_bound=0.0,
-)
-OUTER_RATE = flags.DEFINE_float(
-    "outer_rate", None, "beta, of GraphFL's server.", lower_bound=0.0
-)
-FIRST_ORDER = flags.DEFINE_bool(
-    "first_order", None, "Meta-gradients without second derivatives (FOMAML)."
-)
-CHECKPOINT_INNER = flags.DEFINE_bool(
-    "checkpoint_inner", False, "Recompute inner steps instead of keeping them."
-)
-HIDDEN_SIZE = flags.DEFINE_integer("hidden_size", 16, "Of GCN.", lower_bound=1)
-DROPOUT = flags.DEFINE_float("dropout", 0.5, "Of GCN's hidden units.", 0.0, 0.99)
-PSEUDO_LABELS = flags.DEFINE_integer(
-    "pseudo_labels", None, "Of self-training, per class and client (10).", lower_bound=0
-)
-SWEEP = flags.DEFINE_enum(
-    "sweep",
-    None,
-    ["labels_per_class", "participation", "overlap", "pseudo_labels"],
-    "Run GCN and SGC, or --model alone, over several values of that flag, whatever its "
-    "own value, and draw the curves.",
-)
-SWEEP_VALUES = flags.DEFINE_list("sweep_values", None, "By default the paper's.")
-_run_flags.refuse_nan(INNER_RATE, LOCAL_RATE, OUTER_RATE, DROPOUT)
-flags.set_default(_run_flags.PARTICIPATION, 0.2)
-flags.set_default(_run_flags.EVAL_EVERY, 5)
-
-# Name on the command line -> registered method, title.
-METHODS = {
-    "il": ("local", "IL"),
-    "fl": ("fed_avg", "FL"),
-    "graphfl": ("graphfl", "GraphFL"),
-    "fed_prox": ("fed_prox", "FedProx"),
-    "scaffold": ("scaffold", "SCAFFOLD"),
-    "ditto": ("ditto", "Ditto"),
-    "fed_per": ("fed_per", "FedPer"),
-    "lg_fed_avg": ("lg_fed_avg", "LG-FedAvg"),
-    "fed_att": ("fed_att", "FedAtt"),
-}
 KEYS = ("accuracy", "cross_entropy")
-SHORT_RUN_LABELS, SHORT_RUN_DRAWS = 40, 3
-SWEPT = {
-    "labels_per_class": (10, 20, 40, 80),
-    "participation": (0.1, 0.2, 0.4, 0.6, 0.8),
-    "overlap": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
-    "pseudo_labels": (0, 5, 10, 15, 20),
-}
-SWEPT_NEW_LABELS = (2, 6, 10)
 MOST_PROBABILITY_BYTES = 4 * 2**30
 AXIS_TITLES = {
     "labels_per_class": "labelled nodes of a class",
@@ -110,70 +47,27 @@ AXIS_TITLES = {
 }
 
 
-class Protocol(NamedTuple):
-    """Figures of a task, as the paper or the released code has them."""
-
-    num_rounds: int
-    inner_steps: int
-    inner_rate: float  # alpha
-    local_rate: float  # of other methods
-    outer_rate: float  # beta
-    outer_optimiser: str = "sgd"
-    weight_decay: float = 0.0
-
-
-# The paper prints no rates: BUILD_NOTES.md says how ours were chosen.
-PAPER = {
-    "gcn": Protocol(50, 15, 0.1, 0.1, 0.3),
-    "sgc": Protocol(50, 15, 0.3, 1.0, 1.0),
-}
-PAPER_NEW_LABELS = {
-    "gcn": Protocol(50, 15, 0.3, 1.0, 0.1),
-    "sgc": Protocol(50, 15, 0.3, 1.0, 0.1),
-}
-CODE = {
-    "gcn": Protocol(20, 10, 0.01, 0.01, 0.02, "adam", 5e-4),
-    "sgc": Protocol(20, 10, 0.1, 0.1, 0.1, "adam", 5e-4),
-}
-CODE_NEW_LABELS = Protocol(11, 50, 0.1, 0.1, 0.001, "adam", 5e-4)
-
-
-def protocol_of(model: str) -> Protocol:
-    """The protocol, with what the flags change of it."""
-    if is_code():
-        chosen = CODE_NEW_LABELS if is_new_labels() else CODE[model]
-    else:
-        chosen = (PAPER_NEW_LABELS if is_new_labels() else PAPER)[model]
-    given = {
-        "num_rounds": _run_flags.NUM_ROUNDS.value,
-        "inner_steps": INNER_STEPS.value,
-        "inner_rate": INNER_RATE.value,
-        "local_rate": LOCAL_RATE.value,
-        "outer_rate": OUTER_RATE.value,
-    }
-    return chosen._replace(**{k: v for k, v in given.items() if v is not None})
-
-
 # --- Runs ----------------------------------------------------------------------------
 
 
 def config_values(method: str, problem: Problem, workdir: pathlib.Path):
     """Values of the methods' config fields."""
-    setting, protocol = problem.setting, protocol_of(problem.setting.model)
+    setting = problem.setting
+    protocol = _graphfl_flags.protocol_of(setting.model)
     is_meta = method == "graphfl"
     rate = protocol.inner_rate if is_meta else protocol.local_rate
     task = NodeTask(
         num_features=problem.dataset.features.shape[1],
         num_classes=problem.num_classes,
         model=setting.model,
-        hidden_size=HIDDEN_SIZE.value,
-        dropout=DROPOUT.value,
+        hidden_size=_graphfl_flags.HIDDEN_SIZE.value,
+        dropout=_graphfl_flags.DROPOUT.value,
         inner_steps=protocol.inner_steps,
         inner_rate=rate,
         adapt_steps=protocol.inner_steps if is_new_labels() else 0,
-        checkpoint_inner=CHECKPOINT_INNER.value,
+        checkpoint_inner=_graphfl_flags.CHECKPOINT_INNER.value,
     )
-    first_order = FIRST_ORDER.value
+    first_order = _graphfl_flags.FIRST_ORDER.value
     return {
         "task": task,
         "participation": 1.0 if method == "il" else setting.participation,
@@ -210,7 +104,7 @@ def run_method(
     Raises:
       InputError: if its model has diverged.
     """
-    protocol = protocol_of(problem.setting.model)
+    protocol = _graphfl_flags.protocol_of(problem.setting.model)
     values = config_values(method, problem, workdir)
     cohort = clients.cohort_size(NUM_CLIENTS.value, values["participation"])
     run = _runs.run_method(
@@ -222,7 +116,7 @@ def run_method(
         num_rounds=protocol.num_rounds,
         examples_per_round=cohort * protocol.inner_steps,
         rate_name="client_steps_per_s",
-        registered_name=METHODS[method][0],
+        registered_name=_graphfl_flags.METHODS[method][0],
         is_drawn=nodes.is_drawn,
         keep_last=keep_last,
     )
@@ -304,7 +198,7 @@ def table(entries: dict[str, dict[str, Any]]) -> str:
     """Test accuracy of each method."""
     rows = [
         [
-            METHODS[method][1],
+            _graphfl_flags.METHODS[method][1],
             results.with_std(
                 entry["test"]["accuracy"], (entry["test_std"] or {}).get("accuracy")
             ),
@@ -381,7 +275,7 @@ def run_problem(
             **facts,
         }
         results.write_results(workdir, dataset.name, settings, {**before, **entries})
-        titles = {name: title for name, (_, title) in METHODS.items()}
+        titles = {name: title for name, (_, title) in _graphfl_flags.METHODS.items()}
         records = _runs.records_of(workdir, titles)
         plots.training_curves(workdir / "training_curves.png", records)
     return Outcome(entries, facts)
@@ -395,8 +289,10 @@ def sweep(
     workdir: pathlib.Path,
 ) -> None:
     """Runs the models over the values of a flag; `sweep.json` and `sweep.png`."""
-    field, rows, teachers = SWEEP.value, [], {}
-    models = [MODEL.value] if MODEL.present else list(MODELS)
+    field, rows, teachers = _graphfl_flags.SWEEP.value, [], {}
+    models = (
+        [_graphfl_flags.MODEL.value] if _graphfl_flags.MODEL.present else list(MODELS)
+    )
     for model in models:
         for value in values:
             setting = dataclasses.replace(first, model=model, **{field: value})
@@ -424,7 +320,8 @@ def sweep(
         for method in methods:
             own = [r for r in rows if (r["model"], r["method"]) == (model, method)]
             spread = [r["std"] or 0.0 for r in own]
-            series[f"{METHODS[method][1]}, {model.upper()}"] = plots.Line(
+            _, title = _graphfl_flags.METHODS[method]
+            series[f"{title}, {model.upper()}"] = plots.Line(
                 [x_of(r[field]) for r in own], [r["accuracy"] for r in own], spread
             )
     plots.curves(
@@ -438,92 +335,12 @@ def sweep(
 
 def x_of(value: float) -> float:
     """Where a swept value stands in the picture: clients, not their share."""
-    if SWEEP.value == "participation":
+    if _graphfl_flags.SWEEP.value == "participation":
         return clients.cohort_size(NUM_CLIENTS.value, value)
     return value
 
 
-# --- Flags ---------------------------------------------------------------------------
-
-
-def swept_values() -> list[Any]:
-    """The values of --sweep, as the paper has them or as given.
-
-    Raises:
-      InputError: if they cannot be read.
-    """
-    field = SWEEP.value
-    if SWEEP_VALUES.value is None:
-        if field == "labels_per_class" and is_new_labels():
-            return list(SWEPT_NEW_LABELS)
-        return list(SWEPT[field])
-    try:
-        values = [flags.FLAGS[field].parser.parse(x) for x in SWEEP_VALUES.value]
-    except ValueError as error:
-        raise InputError(f"--sweep_values: {error}") from error
-    if not values or any(np.isnan(values)) or len(set(values)) < len(values):
-        raise InputError("--sweep_values: expected different numbers")
-    return values
-
-
-def chosen_methods() -> list[str]:
-    """The methods that the flags name.
-
-    Raises:
-      InputError: if one is not known here.
-    """
-    methods = _run_flags.METHODS.value or ["il", "fl", "graphfl"]
-    if methods == ["all"]:
-        return list(METHODS)
-    for method in methods:
-        if method not in METHODS:
-            raise InputError(
-                f"--methods: unknown method {method!r}; known: all, "
-                + ", ".join(METHODS)
-            )
-    return methods
-
-
-def first_setting() -> Setting:
-    """The flags, with what the protocol says where they are silent.
-
-    Raises:
-      InputError: if two of them do not go together.
-    """
-    if is_new_labels() and (OVERLAP.value is not None or SWEEP.value == "overlap"):
-        raise InputError(
-            "--overlap is not for --task=new_labels, whose clients hold the whole graph"
-        )
-    is_swept = SWEEP.value == "pseudo_labels"
-    if (PSEUDO_LABELS.present or is_swept) and TASK.value != "self_training":
-        raise InputError("pseudo-labels need --task=self_training")
-    if is_new_labels() and NUM_TEST.present:
-        raise InputError("--num_test is not for --task=new_labels: a task scores 20")
-    if PARTITION.present and OVERLAP.value is None and SWEEP.value != "overlap":
-        raise InputError("--partition needs --overlap: else all hold the whole graph")
-    if SWEEP_VALUES.present and not SWEEP.value:
-        raise InputError("--sweep_values needs --sweep")
-    if SWEEP.value and _run_flags.EVAL_ONLY.value:
-        raise InputError("--eval_only scores a single run; name its folder")
-    labels_per_class, num_train = LABELS_PER_CLASS.value, None
-    if labels_per_class is None and SWEEP.value != "labels_per_class":
-        if is_new_labels():
-            labels_per_class = 2
-        elif is_code():
-            num_train = 300
-        else:
-            labels_per_class = SHORT_RUN_LABELS if is_short_run() else 80
-    pseudo_labels = None
-    if TASK.value == "self_training":
-        pseudo_labels = 10 if PSEUDO_LABELS.value is None else PSEUDO_LABELS.value
-    return Setting(
-        model=MODEL.value,
-        labels_per_class=labels_per_class,
-        participation=_run_flags.PARTICIPATION.value,
-        overlap=OVERLAP.value,
-        pseudo_labels=pseudo_labels,
-        num_train=num_train,
-    )
+# --- The binary ----------------------------------------------------------------------
 
 
 def follow_code(dataset: citation.NodeDataset) -> citation.NodeDataset:
@@ -537,23 +354,18 @@ def follow_code(dataset: citation.NodeDataset) -> citation.NodeDataset:
     return dataset._replace(notes=(*dataset.notes, note))
 
 
-def is_short_run() -> bool:
-    """Without --dataset: fewer labels, as GraphFL is for, and a few draws."""
-    return _flags.DATASET.value is None
-
-
 def main(argv: list[str]) -> None:
     del argv
-    if is_short_run():
-        flags.set_default(_run_flags.NUM_SEEDS, SHORT_RUN_DRAWS)
-    methods, setting = chosen_methods(), first_setting()
+    if _graphfl_flags.is_short_run():
+        flags.set_default(_run_flags.NUM_SEEDS, _graphfl_flags.SHORT_RUN_DRAWS)
+    methods, setting = _graphfl_flags.chosen_methods(), _graphfl_flags.first_setting()
     dataset = load_dataset()
     features_bytes = 4 * math.prod(dataset.features.shape)
     _run_flags.set_up_jax(copied_bytes=2 * features_bytes)  # the host has them as well
     if is_code():
         dataset = follow_code(dataset)
-    if SWEEP.value:
-        values = swept_values()
+    if _graphfl_flags.SWEEP.value:
+        values = _graphfl_flags.swept_values()
         workdir = _run_flags.make_workdir("graphfl", dataset.name)
         if (workdir / "results.json").exists():
             raise InputError(f"--workdir={workdir} holds a single run, not a sweep")

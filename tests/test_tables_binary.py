@@ -23,9 +23,9 @@ READERS = {
     "cnfgnn": ("_cnfgnn_flags.chosen_methods", "_cnfgnn_flags.swept_values"),
     "sfl": ("sfl.chosen_methods",),
     "graphfl": (
-        "graphfl.chosen_methods",
-        "graphfl.first_setting",
-        "graphfl.swept_values",
+        "_graphfl_flags.chosen_methods",
+        "_graphfl_flags.first_setting",
+        "_graphfl_flags.swept_values",
     ),
     "fl_agcns": ("_fl_agcns_flags.chosen_methods",),
 }
