@@ -117,7 +117,8 @@ EXCHANGE_BITS = flags.DEFINE_enum(
     "exchange_bits",
     "32",
     [str(bits) for bits in communication.BITS],
-    "Of each number of hidden states, embeddings and their gradients that cross.",
+    "Of each number that CNFGNN's strategies exchange for the graph network: hidden "
+    "states, embeddings and their gradients.",
 )
 TARGET_RMSE = flags.DEFINE_float(
     "target_rmse",
@@ -260,7 +261,7 @@ def config_values(method: str, num_train: int, workdir: pathlib.Path) -> dict[st
         "exchange_bits": int(EXCHANGE_BITS.value),
     }
     if method != "gru_fedavg":
-        values["sampling_decay"] = setting("sampling_decay", default_decay(num_train))
+        values["sampling_decay"] = sampling_decay(num_train)
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -305,8 +306,11 @@ def half_values(method: str) -> dict[str, Any]:
     return values
 
 
-def default_decay(num_train: int) -> float:
+def sampling_decay(num_train: int) -> float:
     """k of scheduled sampling, the same for all methods of a dataset."""
+    chosen = setting("sampling_decay")
+    if chosen is not None:
+        return chosen
     values = half_values("cnfgnn") | {"client_rounds": setting("client_rounds")}
     given = {key: value for key, value in values.items() if value is not None}
     steps = steps_per_round(algorithms.make_config("cnfgnn", given), num_train)

@@ -15,7 +15,7 @@ import itertools
 import json
 import operator
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -120,31 +120,51 @@ def table(entries: dict[str, dict[str, Any]]) -> str:
     return results.format_table(["mph", *columns, "best round"], rows)
 
 
-def rmse_by_bytes(
-    workdir: pathlib.Path, entries: dict[str, dict[str, Any]]
-) -> dict[str, tuple[list[int], list[float]]]:
-    """Bytes exchanged so far and lowest validation RMSE so far, of each method.
+class Exchange(NamedTuple):
+    """What a method had exchanged, and how good it was by then, in R rounds."""
 
-    The RMSE of a round is the mean over the seeds. Methods that exchange nothing are
-    left out.
+    sizes: np.ndarray  # [R] bytes so far
+    rmse: np.ndarray  # [R, seeds] lowest validation RMSE so far, mph
+
+    def bytes_to(self, target: float) -> list[int | None]:
+        """Bytes until each seed's RMSE is at most `target`; None where it never is."""
+        return [
+            next((int(size) for size in self.sizes[lowest <= target]), None)
+            for lowest in self.rmse.T
+        ]
+
+
+def exchanges_of(
+    workdir: pathlib.Path, entries: dict[str, dict[str, Any]], std: float
+) -> dict[str, Exchange]:
+    """By `metrics.jsonl`, of methods that exchange anything.
+
+    The RMSE is that of the validation loss: under --masked_loss of what was read.
     """
-    points = {method: ([], []) for method in entries}
-    for record in writers.read_records(workdir / "metrics.jsonl"):
-        if record["method"] in entries and "validation_rmse" in record:
-            per_round = entries[record["method"]]["communication_bytes_per_round"]
-            exchanged, lowest = points[record["method"]]
-            exchanged.append(record["round"] * sum(per_round.values()))
-            lowest.append(min([record["validation_rmse"], *lowest[-1:]]))
-    return {method: found for method, found in points.items() if any(found[0])}
+    found = {}
+    for method, entry in entries.items():
+        records = [
+            record
+            for record in writers.read_records(workdir / "metrics.jsonl")
+            if record["method"] == method and "validation_loss" in record
+        ]
+        per_round = sum(entry["communication_bytes_per_round"].values())
+        if not records or not per_round:
+            continue
+        key = "validation_loss"
+        losses = [r.get(f"{key}_by_seed", [r[key]]) for r in records]
+        found[method] = Exchange(
+            np.array([record["round"] * per_round for record in records]),
+            std * np.sqrt(np.fmin.accumulate(np.array(losses, float))),
+        )
+    return found
 
 
-def bytes_to_target(exchanged: list[int], lowest: list[float]) -> int | None:
-    """Bytes until the RMSE of --target_rmse; None where it is not reached."""
-    target = _cnfgnn_flags.TARGET_RMSE.value
-    return next(
-        (size for size, rmse in zip(exchanged, lowest, strict=True) if rmse <= target),
-        None,
-    )
+def bytes_to_target(exchange: Exchange) -> dict[str, Any]:
+    """For `results.json`, mean and by seed; the mean is None where a seed fails."""
+    by_seed = exchange.bytes_to(_cnfgnn_flags.TARGET_RMSE.value)
+    mean = None if None in by_seed else sum(by_seed) / len(by_seed)
+    return {"bytes_to_target": mean, "bytes_to_target_by_seed": by_seed}
 
 
 def draw(workdir: pathlib.Path, dataset, test_data, runs, entries) -> None:
@@ -185,6 +205,18 @@ def draw(workdir: pathlib.Path, dataset, test_data, runs, entries) -> None:
     )
 
 
+def check_readings(name: str, splits: dict[str, windows.TrafficData]) -> None:
+    """Raises `InputError` where a loss without missing readings would be of nothing."""
+    for part in ("train", "validation"):
+        first, last = (int(splits[part].starts[i]) for i in (0, -1))
+        targets = splits[part].speed[:, first + windows.INPUT_STEPS :]
+        if not np.any(targets[:, : last - first + windows.TARGET_STEPS]):
+            raise InputError(
+                f"{name}: no reading to forecast in the {part} part, of which "
+                "--masked_loss leaves nothing"
+            )
+
+
 def run_methods(
     dataset: TrafficDataset,
     is_seen: np.ndarray | None,
@@ -211,6 +243,8 @@ def run_methods(
         arrays.append(is_seen)
         chosen = f"the first {is_seen.sum()} of {num_sensors} sensors from west to east"
         notes += (f"trained on {chosen}",)
+    if _cnfgnn_flags.MASKED_LOSS.value:
+        check_readings(dataset.name, splits)
     size = f"{dataset.name}: {num_sensors} sensors, {num_steps} steps"
     _runs.announce(size, notes, workdir)
     before = results.read_methods(workdir)
@@ -227,10 +261,10 @@ def run_methods(
         return entries
     for method, run in runs.items():
         entries[method] |= device_cost(method, run.config)
-    exchanges = rmse_by_bytes(workdir, entries)
+    exchanges = exchanges_of(workdir, entries, float(splits["train"].std))
     if _cnfgnn_flags.TARGET_RMSE.value is not None:
-        for method, points in exchanges.items():
-            entries[method]["bytes_to_target"] = bytes_to_target(*points)
+        for method, exchange in exchanges.items():
+            entries[method] |= bytes_to_target(exchange)
     results.write_results(
         workdir,
         dataset.name,
@@ -244,8 +278,10 @@ def run_methods(
     )
     draw(workdir, dataset, whole["test"], runs, entries)
     lines = {
-        _cnfgnn_flags.TITLES[method]: plots.Line(np.array(exchanged) / GIB, lowest)
-        for method, (exchanged, lowest) in exchanges.items()
+        _cnfgnn_flags.TITLES[method]: plots.Line(
+            exchange.sizes / GIB, exchange.rmse.mean(1), exchange.rmse.std(1)
+        )
+        for method, exchange in exchanges.items()
     }
     if lines:
         labels = ("GiB exchanged", "lowest validation RMSE so far (mph)")
@@ -265,9 +301,12 @@ def sweep(
 ) -> None:
     """Runs all pairs of R_c and R_s; `sweep.json`, and `sweep.png` (Figure 4).
 
-    Each run's folder, R_c-R_s, is that of a run with these two flags.
+    Each run's folder, R_c-R_s, is that of a run with these two flags, and one
+    --sampling_decay for all: that of R_c and R_s as the flags have them.
     """
     rows, size = [], len(values)
+    num_train, _, _ = windows.split_sizes(len(dataset.speed))
+    flags.FLAGS["sampling_decay"].value = _cnfgnn_flags.sampling_decay(num_train)
     for pair in itertools.product(values, repeat=2):
         swept = dict(zip(("client_rounds", "server_rounds"), pair, strict=True))
         for name, value in swept.items():

@@ -6,8 +6,8 @@ python -m experiments.tables --paper=graphfl --commands
 python -m experiments.tables --paper=fl_agcns --write_flagfiles=experiments/flagfiles
 
 A run counts where its dataset is that of the paper in full. Of several runs that is the
-newest, one by the defaults before all others; what a run did otherwise, and where it
-lies, stands below the table.
+one with the fewest flags that are not the row's, and of those the newest; what a run
+did otherwise, and where it lies, stands below the table.
 """
 
 import csv
@@ -148,8 +148,8 @@ class Candidate(NamedTuple):
             for ours, paper in zip(self.ours, row.values, strict=True)
             if paper is not None
         ]
-        by_defaults = not self.deviations
-        return not self.cuts, all(known), by_defaults, self.run.time, self.run.folder
+        others = -len(self.deviations)
+        return not self.cuts, all(known), others, self.run.time, self.run.folder
 
 
 def find(

@@ -5,8 +5,8 @@ in the traced program. `bytes_per_round` walks that program and adds up the mark
 arrays, times the lengths of the loops around them. So the ledger counts what the
 simulation really exchanges, and costs nothing when it runs.
 
-Floats cross as they are, or under `bits` rounded: to bfloat16 (16), or to 8 or 4 bit
-integers, each row scaled by the largest magnitude in it, which crosses as well.
+Floats cross as they are or, under `bits`, as bfloat16 (16) or as integers of 8 or 4
+bits and a scale for each row.
 
 `split_learning_total` and `multi_task_total` are CNFGNN's formulas (Eqs. 6 to 10).
 """
@@ -44,40 +44,72 @@ def up(tree: Any, real: Fraction = Fraction(1), bits: int = 32) -> Any:
     Args:
       tree: pytree of arrays.
       real: the part of them that is not padding.
-      bits: 32, 16, 8 or 4, of each number; all but 32 for rows of floats, [..., H].
+      bits: other than 32 for rows of floats only, see `pack`.
 
     Returns:
-      The arrays, as they were for 32 bits, else rounded and of the same type. No
-      gradient passes through the rounding.
+      The arrays, rounded unless `bits` is 32.
 
     Raises:
       ValueError: for other bits.
     """
-    return jax.tree.map(lambda x: _cross(x, f"{_UP}:{real}", bits), tree)
+    return _cross(tree, f"{_UP}:{real}", bits)
 
 
 def down(tree: Any, real: Fraction = Fraction(1), bits: int = 32) -> Any:
     """Marks arrays that the server sends to the clients; see `up`."""
-    return jax.tree.map(lambda x: _cross(x, f"{_DOWN}:{real}", bits), tree)
+    return _cross(tree, f"{_DOWN}:{real}", bits)
 
 
-def rounded(tree: Any, bits: int) -> Any:
-    """What arrives where arrays cross, for an end that has it already; no bytes."""
-    return jax.tree.map(lambda x: _cross(x, "rounded", bits), tree)
+def _cross(tree: Any, name: str, bits: int) -> Any:
+    if bits != 32:
+        return unpack(_cross(pack(tree, bits), name, 32))
+    return jax.tree.map(lambda x: checkpoint_name(x, name), tree)
 
 
-def _cross(x: jax.Array, name: str, bits: int) -> jax.Array:
-    if bits == 32:
-        return checkpoint_name(x, name)
-    if bits == 16:
-        return checkpoint_name(x.astype(jnp.bfloat16), name).astype(x.dtype)
-    if bits not in _INTEGERS:
+class Packed(NamedTuple):
+    """An array on its way."""
+
+    values: jax.Array  # [..., H]
+    scale: jax.Array | None = None  # [..., 1], what a step of an integer stands for
+
+
+def pack(tree: Any, bits: int) -> Any:
+    """Each array of a pytree as the `Packed` that crosses.
+
+    Args:
+      tree: pytree of arrays [..., H]; of any shape and type for 32 bits.
+      bits: of each number: 32 as it is, 16 bfloat16, 8 or 4 an integer, the nearest
+        where the largest magnitude of a row is the largest integer.
+
+    Raises:
+      ValueError: for other bits.
+    """
+    if bits not in BITS:
         raise ValueError(f"bits: expected one of {BITS}, not {bits}")
-    most = jnp.iinfo(_INTEGERS[bits]).max
-    scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / most
-    steps = jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(_INTEGERS[bits])
-    arrived = checkpoint_name(steps, name).astype(x.dtype)
-    return arrived * checkpoint_name(scale, name)
+
+    def pack_one(x):
+        if bits == 32:
+            return Packed(x)
+        if bits == 16:  # compilers may drop a conversion there and back
+            return Packed(jax.lax.reduce_precision(x, 8, 7).astype(jnp.bfloat16))
+        most = jnp.iinfo(_INTEGERS[bits]).max
+        scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / most
+        steps = jnp.round(x / jnp.where(scale > 0, scale, 1))
+        return Packed(steps.astype(_INTEGERS[bits]), scale)
+
+    return jax.tree.map(pack_one, tree)
+
+
+def unpack(packed: Any) -> Any:
+    """What arrives, of `pack`: floats of fewer bits are float32 again."""
+
+    def unpack_one(x):
+        if x.scale is not None:
+            return x.values.astype(x.scale.dtype) * x.scale
+        is_short = x.values.dtype == jnp.bfloat16
+        return x.values.astype(jnp.float32) if is_short else x.values
+
+    return jax.tree.map(unpack_one, packed, is_leaf=lambda x: isinstance(x, Packed))
 
 
 def bytes_per_round(fn: Callable[..., Any], *args: Any) -> Bytes:

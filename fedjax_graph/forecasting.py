@@ -97,8 +97,9 @@ def epoch_batches(
     return Batch(places, mask, feed_truth)
 
 
-def for_all_devices(batches: Batch) -> Batch:
-    """Padded to minibatches of a size that the devices divide."""
+def joint_batches(*args) -> Batch:
+    """`epoch_batches`, padded to a size that the devices divide."""
+    batches = epoch_batches(*args)
     size = batches.places.shape[1]
     extra = ((0, 0), (0, devices.padded_size(size) - size))
     return batches._replace(
@@ -121,6 +122,22 @@ def target_weights(
     """
     counts = mask * (truth != 0) if skip_missing else mask * jnp.ones_like(truth)
     return counts / jnp.maximum(jnp.sum(counts), 1)
+
+
+def joint_weights(
+    data: TrafficData, batch: Batch, masked_loss: bool = False
+) -> jax.Array:
+    """Factors [K, 12, B] that make squared errors the sum of the clients' losses.
+
+    Those of padded clients are 0.
+    """
+
+    def of_client(speed):
+        truth = windows.truth(speed, data.starts[batch.places])
+        return target_weights(truth, batch.mask, masked_loss)
+
+    real = (data.client_weights > 0).astype(jnp.float32)[:, None, None]
+    return real * jax.vmap(of_client)(data.speed)
 
 
 def client_update(

@@ -35,6 +35,8 @@ def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -
         "mean": np.asarray(train.mean),
         "std": np.asarray(train.std),
     }
+    if len(train.speed) < len(dataset.sensor_ids):
+        network["num_trained"] = np.asarray(len(train.speed))
     results = path.with_name("results.json")
     if path.exists() and (results.exists() or any(path.parent.glob("*/checkpoints/*"))):
         kept = files.read_npz(path)
@@ -74,6 +76,7 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
     arrays = files.read_npz(network)
     with files.reading(network, "network of a run"):
         adjacency, mean, std = (arrays[key] for key in ("adjacency", "mean", "std"))
+        num_trained = int(arrays.get("num_trained", len(adjacency)))
     num_clients = len(adjacency)
 
     def make_data(speed, timestamps) -> windows.TrafficData:
@@ -98,6 +101,10 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
             algorithms.make_config(method, settings["config"])
         )
         data = make_data(np.zeros((windows.WINDOW_STEPS, num_clients)), stamps)
+        rows = ("speed", "client_ids", "client_weights")
+        data = data._replace(
+            **{name: getattr(data, name)[:num_trained] for name in rows}
+        )
         like = rounds.abstract_seeds(algorithm, settings["seeds"], data)
         seed_states, _ = checkpoints.restore((like, np.float64(0)))
     state = jax.tree.map(lambda x: jnp.asarray(x[0]), seed_states.best_state)

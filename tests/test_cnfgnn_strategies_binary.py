@@ -1,7 +1,10 @@
 """Strategies and baselines of `experiments.cnfgnn` as a user runs them."""
 
+import json
+
 import pytest
 
+from experiments import cnfgnn
 from tests import binary
 from tests.test_cnfgnn_binary import METHODS, Machine
 
@@ -116,9 +119,34 @@ def test_options_beyond_the_paper(machine, answers):
     sent = [found[name]["communication_bytes_per_round"] for name in names]
     assert sent[0] == {"up": size + averages, "down": size + averages}
     assert sent[1:] == [{"up": size, "down": size}, {"up": 0, "down": 0}]
+    assert found["cnfgnn"]["bytes_to_target_by_seed"] == [2 * (size + averages)]
     reached = [found[name].get("bytes_to_target") for name in names]
     assert reached == [2 * (size + averages), 2 * size, None]
     binary.assert_picture(machine.folder / "options" / "communication.png")
+
+
+def test_bytes_are_those_of_each_seed(tmp_path):
+    """Rounds without validation are passed over; a stopped seed's lowest stays."""
+    losses = [[4.0, 9.0], [5.0, 1.0], [float("nan"), 0.25]]
+    records = [
+        {"method": "sl", "round": round_, "validation_loss_by_seed": both}
+        | {"validation_loss": sum(both) / 2}
+        for round_, both in zip((1, 2, 4), losses, strict=True)
+    ]
+    records.insert(2, {"method": "sl", "round": 3, "train_loss": 0.1})
+    records.append({"method": "local", "round": 1, "validation_loss": 0.0})
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    entries = {
+        "sl": {"communication_bytes_per_round": {"up": 3, "down": 4}},
+        "local": {"communication_bytes_per_round": {"up": 0, "down": 0}},
+    }
+    found = cnfgnn.exchanges_of(tmp_path, entries, std=2.0)
+    assert list(found) == ["sl"]
+    assert found["sl"].sizes.tolist() == [7, 14, 28]
+    assert found["sl"].rmse.tolist() == [[4, 6], [4, 2], [4, 1]]
+    assert found["sl"].bytes_to(4.0) == [7, 14]
+    assert found["sl"].bytes_to(1.5) == [None, 28]
 
 
 def test_a_target_that_is_not_reached_is_none(machine, answers):

@@ -50,11 +50,12 @@ def test_what_arrives_of_fewer_bits(bits, direction):
         levels = arrived / np.where(step > 0, step, 1)
         npt.assert_allclose(levels, np.round(levels), atol=1e-4)
         assert np.abs(np.round(levels)).max() == 2 ** (bits - 1) - 1
-    npt.assert_array_equal(communication.rounded(rows, bits), arrived)
+    packed = communication.pack(rows, bits)
+    npt.assert_array_equal(communication.unpack(packed), arrived)
     size = 5 * 3 * (64 * bits // 8 + (4 if bits < 16 else 0))
     counted = bytes_per_round(lambda x: direction(x, Fraction(1), bits), rows)
     assert counted == (Bytes(up=size) if direction is up else Bytes(down=size))
-    assert bytes_per_round(lambda x: communication.rounded(x, bits), rows) == Bytes()
+    assert bytes_per_round(lambda x: up(communication.pack(x, bits)), rows).up == size
 
 
 def test_padding_is_left_out_exactly():

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from fedjax_graph import algorithms
-from fedjax_graph.data import windows
+from fedjax_graph.data import inductive, windows
 from fedjax_graph.driver import rounds
 from fedjax_graph.errors import InputError
 from fedjax_graph.serving import load_forecaster, save_network
 
+HALVES = {"hidden_size": 4, "gn_mlp_sizes": (6, 4), "gn_layers": 1}
 CONFIGS = {
-    "cnfgnn": {"hidden_size": 4, "gn_mlp_sizes": (6, 4), "gn_layers": 1},
+    "cnfgnn": HALVES,
     "gru_fedavg": {"hidden_size": 4},
 }
 SEEDS = (3, 4)
@@ -22,7 +23,7 @@ SEEDS = (3, 4)
 
 def train_method(name, splits, workdir):
     """One round of a method; its algorithm and the first seed's state."""
-    values = CONFIGS[name] | {"clients_per_chunk": 1}
+    values = CONFIGS.get(name, HALVES) | {"clients_per_chunk": 1}
     config = algorithms.make_config(name, values)
     algorithm = algorithms.get_method(name).factory(config)
     settings = {"config": dataclasses.asdict(config), "seeds": SEEDS}
@@ -142,6 +143,21 @@ def test_a_missing_or_broken_run_is_one_line(finished, tmp_path, method, damage,
     with pytest.raises(InputError, match=words) as caught:
         load_forecaster(run, method)
     assert "\n" not in str(caught.value)
+
+
+def test_a_forecaster_of_a_run_on_some_of_the_sensors(
+    tmp_path, network, quick_compilation
+):
+    """Its state has a row for each sensor trained on, its forecasts are of all."""
+    is_seen = np.array([True, False, True, True, False])
+    splits, whole = inductive.make_splits(network, is_seen)
+    save_network(tmp_path / "network.npz", network, splits["train"])
+    algorithm, state = train_method("split_learning_fedavg", splits, tmp_path)
+    expected = jax.jit(algorithm.predict)(state, whole["test"])
+    forecast = load_forecaster(tmp_path, "split_learning_fedavg")
+    speeds = forecast(*last_readings(network, int(whole["test"].starts[0])))
+    assert speeds.shape == (windows.TARGET_STEPS, 5)
+    np.testing.assert_allclose(speeds, expected[0].T, atol=1e-4)
 
 
 def test_the_network_of_a_run_is_not_written_over(tmp_path, network, splits):

@@ -149,6 +149,18 @@ def test_a_run_by_the_defaults_counts_before_a_newer_one():
     assert nothing.deviations == ()
 
 
+def test_of_cut_runs_the_one_with_the_fewest_other_flags_counts():
+    table, row = gru_fedavg("63K")
+    cut = {"num_sensors": 16, "num_steps": 34272}
+    flags = {"num_sensors": 16}
+    plain = make_run("cnfgnn", table, row, flags, time=1.0, **cut)
+    masked = make_run(
+        "cnfgnn", table, row, flags | {"masked_loss": True}, time=2.0, **cut
+    )
+    for runs in ((plain, masked), (masked, plain)):
+        assert taken("cnfgnn", table, row, *runs).run is plain
+
+
 def test_a_dataset_in_full_counts_before_all_else():
     table, row = gru_fedavg("63K")
     flags = {"participation": 0.5}

@@ -78,6 +78,13 @@ class CNFGNNState(NamedTuple):
     num_steps: jax.Array  # [] int32, optimisation steps so far
 
 
+class Hidden(NamedTuple):
+    """h_c of windows, which clients have exactly and the server as it arrived."""
+
+    at_clients: jax.Array  # [K, S, H]
+    at_server: communication.Packed
+
+
 class Models(NamedTuple):
     """The two halves: on each client, and on the server."""
 
@@ -206,8 +213,9 @@ def server_phase(config: CNFGNNConfig):
     """Step (3): split learning of the GN with the clients fixed (lines 19-30).
 
     Returns:
-      (server_params, opt_state, client_params, hidden [K, S, H], data, key, num_steps)
-      -> (server_params, opt_state, mean loss of a client, steps taken).
+      (server_params, opt_state, client_params, hidden, data, key, num_steps) ->
+      (server_params, opt_state, mean loss of a client, steps taken), where `hidden` is
+      `Hidden` of all windows.
     """
     models = make_models(config)
     optimiser = optax.adam(config.server_learning_rate)
@@ -216,12 +224,15 @@ def server_phase(config: CNFGNNConfig):
         """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
         share, bits = real_share(data, config.server_batch_size), config.exchange_bits
         h_g, pull_back = jax.vjp(
-            lambda params: models.embed(params, data, h_c), server_params
+            lambda params: models.embed(
+                params, data, communication.unpack(h_c.at_server)
+            ),
+            server_params,
         )  # line 21
 
         def loss(h_g):  # lines 24-26, ClientBackward
             outputs, targets = models.decode(
-                client_params, data, starts, h_c, h_g, feed_truth
+                client_params, data, starts, h_c.at_clients, h_g, feed_truth
             )
             return jnp.sum(weights * (outputs - targets) ** 2)
 
@@ -230,7 +241,14 @@ def server_phase(config: CNFGNNConfig):
         return value, *pull_back(communication.up(h_g_grads, share, bits))
 
     def phase(server_params, opt_state, client_params, hidden, data, key, num_steps):
-        batches = joint_batches(config, data, key, config.server_rounds, num_steps)
+        batches = forecasting.joint_batches(
+            key,
+            len(data.starts),
+            config.server_batch_size,
+            config.server_rounds,
+            num_steps,
+            config.sampling_decay,
+        )
 
         def step(carry, batch):
             server_params, opt_state = carry
@@ -240,9 +258,9 @@ def server_phase(config: CNFGNNConfig):
                 server_params,
                 client_params,
                 data,
-                hidden[:, batch.places],
+                jax.tree.map(lambda x: x[:, batch.places], hidden),
                 data.starts[batch.places],
-                joint_weights(config, data, batch),
+                forecasting.joint_weights(data, batch, config.masked_loss),
                 batch.feed_truth,
             )
             updates, opt_state = optimiser.update(grads, opt_state, server_params)
@@ -255,38 +273,6 @@ def server_phase(config: CNFGNNConfig):
         return server_params, opt_state, jnp.mean(losses) / num_clients, len(losses)
 
     return phase
-
-
-def joint_batches(
-    config: HalvesConfig, data: TrafficData, key, num_passes: int, first_step
-) -> forecasting.Batch:
-    """Minibatches of windows of all clients, of a size that the devices divide."""
-    return forecasting.for_all_devices(
-        forecasting.epoch_batches(
-            key,
-            len(data.starts),
-            config.server_batch_size,
-            num_passes,
-            first_step,
-            config.sampling_decay,
-        )
-    )
-
-
-def joint_weights(
-    config: HalvesConfig, data: TrafficData, batch: forecasting.Batch
-) -> jax.Array:
-    """Factors [K, 12, B] that make squared errors the sum of the clients' losses.
-
-    Those of padded clients are 0.
-    """
-
-    def of_client(speed):
-        truth = windows.truth(speed, data.starts[batch.places])
-        return forecasting.target_weights(truth, batch.mask, config.masked_loss)
-
-    real = (data.client_weights > 0).astype(jnp.float32)[:, None, None]
-    return real * jax.vmap(of_client)(data.speed)
 
 
 def real_share(data: TrafficData, batch_size: int) -> Fraction:
@@ -346,7 +332,8 @@ def cnfgnn(
 
         def embed(starts, data, client_params, server_params):
             h_c = models.encode(client_params, data, starts)
-            return models.embed(server_params, data, communication.rounded(h_c, bits))
+            arrived = communication.unpack(communication.pack(h_c, bits))
+            return models.embed(server_params, data, arrived)
 
         def embed_all(_):
             params = (state.client_params, state.server_params)
@@ -371,8 +358,9 @@ def cnfgnn(
             state.num_steps,
         )
         hidden = for_all_windows(encode, batch_size, size, data, client_params)
+        packed = communication.pack(hidden, bits)
         hidden = devices.replicated(
-            communication.up(hidden, real_windows(hidden, data), bits)
+            Hidden(hidden, communication.up(packed, real_windows(hidden, data)))
         )
         server_params, opt_state, server_loss, server_steps = train_server(
             state.server_params,

@@ -18,6 +18,7 @@ import optax
 
 from fedjax_graph import aggregation, forecasting
 from fedjax_graph.algorithm import FederatedAlgorithm
+from fedjax_graph.data import windows
 from fedjax_graph.data.windows import TrafficData
 from fedjax_graph.federated import federated_round
 from fedjax_graph.models import gru_seq2seq
@@ -136,6 +137,35 @@ def client_data(config: GRUConfig, data: TrafficData) -> forecasting.ClientData:
     return forecasting.ClientData(data.speed, jnp.zeros(shape, jnp.float32))
 
 
+def apply_all(
+    config: GRUConfig,
+    client_params,
+    data: TrafficData,
+    starts: jax.Array,
+    feed_truth: jax.Array,
+    clients_per_chunk: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """All clients' models on the windows at `starts` [B].
+
+    Returns:
+      Normalised outputs and targets, both [K, 12, B].
+    """
+    inputs, targets = forecasting.gather_all(data, starts)
+
+    def apply_one(params, inputs, targets):
+        embedding = jnp.zeros((inputs.shape[1], config.embedding_size))
+        outputs = make_model(config).apply(
+            {"params": params}, inputs, embedding, targets, feed_truth
+        )
+        return outputs[..., None]
+
+    chunk = forecasting.own_chunk(client_params, clients_per_chunk)
+    outputs = forecasting.apply_models(
+        apply_one, client_params, inputs, targets, clients_per_chunk=chunk
+    )
+    return outputs[..., 0], targets[..., 0]
+
+
 def scored(
     config: GRUConfig, init, round_, clients_per_chunk: int | None = None
 ) -> FederatedAlgorithm:
@@ -146,29 +176,17 @@ def scored(
       init, round_: of the method.
       clients_per_chunk: of forecasts, where clients have models of their own.
     """
-    model = make_model(config)
 
     def predict_batch(state, data: TrafficData, starts: jax.Array):
-        inputs, targets = forecasting.gather_all(data, starts)
-
-        def forecast(params, inputs, targets):
-            embedding = jnp.zeros((inputs.shape[1], config.embedding_size))
-            feed_truth = jnp.zeros(len(targets), bool)
-            outputs = model.apply(
-                {"params": params}, inputs, embedding, targets, feed_truth
-            )
-            return outputs[..., None]
-
-        outputs = forecasting.apply_models(
-            forecast,
+        outputs, _ = apply_all(
+            config,
             state.client_params,
-            inputs,
-            targets,
-            clients_per_chunk=forecasting.own_chunk(
-                state.client_params, clients_per_chunk
-            ),
+            data,
+            starts,
+            jnp.zeros(windows.TARGET_STEPS, bool),
+            clients_per_chunk,
         )
-        return jnp.swapaxes(outputs[..., 0], 1, 2) * data.std + data.mean
+        return jnp.swapaxes(outputs, 1, 2) * data.std + data.mean
 
     return FederatedAlgorithm(
         init=init,

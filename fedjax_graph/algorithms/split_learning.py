@@ -26,13 +26,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph import aggregation, communication, devices
+from fedjax_graph import aggregation, communication, devices, forecasting
 from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms.cnfgnn import (
     HalvesConfig,
     SplitConfig,
-    joint_batches,
-    joint_weights,
     make_models,
     real_share,
     scored,
@@ -158,7 +156,14 @@ def _joint_training(
         )
 
     def round_(state: SplitLearningState, data: TrafficData, key: jax.Array):
-        batches = joint_batches(config, data, key, 1, state.num_steps)
+        batches = forecasting.joint_batches(
+            key,
+            len(data.starts),
+            config.server_batch_size,
+            1,
+            state.num_steps,
+            config.sampling_decay,
+        )
 
         def step(carry, batch):
             client_params, server_params, client_state, server_state = carry
@@ -170,7 +175,7 @@ def _joint_training(
                 server_params,
                 data,
                 data.starts[batch.places],
-                joint_weights(config, data, batch),
+                forecasting.joint_weights(data, batch, config.masked_loss),
                 batch.feed_truth,
             )
             updates, client_state = client_optimiser.update(client_grads, client_state)

@@ -203,7 +203,9 @@ def gather(data: TrafficData, speed: jax.Array, starts: jax.Array) -> Windows:
       starts: [B] first steps.
     """
     steps = starts + jnp.arange(WINDOW_STEPS)[:, None]  # [24, B]
-    return _frames(data, speed[steps], steps)
+    value = (speed[steps] - data.mean) / data.std
+    windows = jnp.stack([value, data.clock[steps]], axis=-1)  # [24, B, 2]
+    return Windows(windows[:INPUT_STEPS], windows[INPUT_STEPS:])
 
 
 def truth(speed: jax.Array, starts: jax.Array) -> jax.Array:
@@ -213,34 +215,7 @@ def truth(speed: jax.Array, starts: jax.Array) -> jax.Array:
       speed: [T] readings of one client.
       starts: [B] first steps.
     """
-    return speed[_target_steps(starts)]
-
-
-def truth_of_pairs(data: TrafficData, clients: jax.Array, starts: jax.Array):
-    """`truth` of windows each of a client of its own, [12, B]; see `gather_pairs`."""
-    return data.speed[clients, _target_steps(starts)]
-
-
-def gather_pairs(data: TrafficData, clients: jax.Array, starts: jax.Array) -> Windows:
-    """Gathers a batch of windows, each of a client of its own.
-
-    Args:
-      data: readings, clock, mean and standard deviation.
-      clients: [B] places of clients.
-      starts: [B] first steps.
-    """
-    steps = starts + jnp.arange(WINDOW_STEPS)[:, None]  # [24, B]
-    return _frames(data, data.speed[clients, steps], steps)
-
-
-def _target_steps(starts: jax.Array) -> jax.Array:
-    return starts + INPUT_STEPS + jnp.arange(TARGET_STEPS)[:, None]
-
-
-def _frames(data: TrafficData, speed: jax.Array, steps: jax.Array) -> Windows:
-    value = (speed - data.mean) / data.std
-    windows = jnp.stack([value, data.clock[steps]], axis=-1)  # [24, B, 2]
-    return Windows(windows[:INPUT_STEPS], windows[INPUT_STEPS:])
+    return speed[starts + INPUT_STEPS + jnp.arange(TARGET_STEPS)[:, None]]
 
 
 def batches(starts: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:

@@ -65,6 +65,7 @@ def method_entry(
         std = jax.tree.map(lambda x: float(np.std(x, dtype=np.float64, ddof=1)), kept)
     best_round = float(np.mean(result.best_round))
     exchanged = result.communication
+    up_to_best = [sum(exchanged.times(best)) for best in result.best_round]
     entry = {
         "test": mean,
         "test_std": std,
@@ -72,7 +73,11 @@ def method_entry(
         "best_round": round(best_round),
         "best_round_by_seed": result.best_round,
         "num_rounds": result.num_rounds,
-        "communication_bytes": exchanged.times(round(best_round))._asdict(),
+        "communication_bytes": {
+            direction: round(size * best_round)
+            for direction, size in exchanged._asdict().items()
+        },
+        "communication_bytes_by_seed": up_to_best if num_seeds > 1 else None,
         "communication_bytes_per_round": exchanged._asdict(),
         "communication_bytes_in_all": exchanged.times(result.num_rounds)._asdict(),
         "seconds": result.seconds,

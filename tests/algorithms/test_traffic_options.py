@@ -46,6 +46,16 @@ def masked_error(forecast, data, clients):
     return np.mean(error[truth != 0] ** 2)
 
 
+def without_server(state, data):
+    """Forecasts [S, K, 12] of the clients' halves alone."""
+    models = cnfgnn.make_models(algorithms.make_config("cnfgnn", SMALL))
+    h_c = models.encode(state.client_params, data, data.starts)
+    outputs, _ = models.decode(
+        state.client_params, data, data.starts, h_c, 0 * h_c, jnp.zeros(12, bool)
+    )
+    return jnp.transpose(outputs, (2, 0, 1)) * data.std + data.mean
+
+
 @pytest.mark.parametrize("method", OF_HALVES + OF_GRUS)
 def test_a_masked_loss_runs_over_what_was_read(method, splits, quick_jit):
     data = splits["train"]
@@ -56,10 +66,13 @@ def test_a_masked_loss_runs_over_what_was_read(method, splits, quick_jit):
     by_client = [masked_error(forecast, data, [i]) for i in range(5)]
     together = masked_error(forecast, data, range(5))
     assert abs(np.mean(by_client) / together - 1) > 1e-4  # clients miss unequally
-    is_pooled = method == "gru_centralized"
-    expected = together if is_pooled else np.mean(by_client)
-    loss = metrics.get("server_loss", metrics["train_loss"])
-    npt.assert_allclose(loss, expected, rtol=1e-4)
+    expected = np.mean(by_client)
+    if method in ("cnfgnn", "at_without_fedavg"):  # its clients begin with h_G = 0
+        npt.assert_allclose(metrics["server_loss"], expected, rtol=1e-4)
+        expected = np.mean(
+            [masked_error(without_server(state, data), data, [i]) for i in range(5)]
+        )
+    npt.assert_allclose(metrics["train_loss"], expected, rtol=1e-4)
     scores = quick_jit(algorithm.evaluate)(state, data)
     npt.assert_allclose(scores["loss"], together, rtol=1e-4)
     unmasked = quick_jit(make(method).evaluate)(state, data)
@@ -137,8 +150,21 @@ def test_fewer_bits_change_little(method, splits, quick_jit):
         return np.asarray(quick_jit(algorithm.predict)(state, data))
 
     exact = forecast(32)
-    errors = [np.sqrt(np.mean((forecast(bits) - exact) ** 2)) for bits in (4, 8)]
-    assert 1e-6 < errors[1] < errors[0] < 0.1 * exact.std()
+    errors = [np.sqrt(np.mean((forecast(bits) - exact) ** 2)) for bits in (4, 8, 16)]
+    assert errors[2] > 1e-6 and errors[1] < errors[0] < 0.1 * exact.std()
+
+
+@pytest.mark.parametrize("bits", [32, 8, 4])
+@pytest.mark.parametrize("method", ["cnfgnn", "split_learning"])
+def test_training_meets_what_forecasts_do(method, bits, splits, quick_jit):
+    """The clients have their own h_c as it was; without a step the losses agree."""
+    data, key = splits["train"], jax.random.key(2)
+    algorithm = make(method, exchange_bits=bits, **STILL)
+    state = algorithm.init(key, data)
+    _, metrics = quick_jit(algorithm.round)(state, data, key)
+    loss = metrics.get("server_loss", metrics["train_loss"])
+    scores = quick_jit(algorithm.evaluate)(state, data)
+    npt.assert_allclose(loss, scores["loss"], rtol=2e-6)
 
 
 @pytest.mark.parametrize("method", ["cnfgnn", "split_learning"])

@@ -195,16 +195,13 @@ def test_clients_are_gathered_side_by_side_under_vmap(splits):
         npt.assert_array_equal(inputs[sensor], alone)
 
 
-def test_pairs_are_gathered_each_from_its_own_client(splits):
+def test_truth_is_what_follows_the_inputs(splits):
     data = splits["train"]
-    clients, starts = np.array([3, 0, 3, 2]), data.starts[np.array([5, 0, 1, 25])]
-    inputs, targets = windows.gather_pairs(data, clients, starts)
-    assert inputs.shape == targets.shape == (12, 4, 2)
-    for place, client in enumerate(clients):
-        one = starts[place : place + 1]
-        alone = windows.gather(data, data.speed[client], one)
-        npt.assert_array_equal(inputs[:, place], alone.inputs[:, 0])
-        npt.assert_array_equal(targets[:, place], alone.targets[:, 0])
+    starts = data.starts[np.array([5, 0, 1, 25])]
+    found = windows.truth(data.speed[3], starts)
+    assert found.shape == (12, 4)
+    for place, start in enumerate(starts):
+        npt.assert_array_equal(found[:, place], data.speed[3, start + 12 : start + 24])
 
 
 def test_splits_share_all_but_their_starts(network, splits):

@@ -48,6 +48,7 @@ def test_one_seed_has_no_deviation():
     assert entry["test_std"] is None
     assert (entry["best_round"], entry["seconds"]) == (3, 2.5)
     assert entry["communication_bytes"] == {"up": 30, "down": 21}
+    assert entry["communication_bytes_by_seed"] is None
     assert entry["communication_bytes_in_all"] == {"up": 90, "down": 63}
     assert entry["rmse_by_horizon"] == list(range(12))
 
@@ -62,6 +63,9 @@ def test_leaves_are_means_over_seeds_and_deviations_the_same_tree():
     assert isinstance(entry["best_round"], int)
     assert entry["best_round"] == 5
     assert entry["best_round_by_seed"] == [3, 8, 5]
+    mean = (3 + 8 + 5) / 3  # not of a whole round
+    assert entry["communication_bytes"] == {"up": round(10 * mean), "down": 37}
+    assert entry["communication_bytes_by_seed"] == [17 * 3, 17 * 8, 17 * 5]
 
 
 def test_the_file_is_strict_json_with_hardware_and_versions(tmp_path):
