@@ -95,8 +95,19 @@ def run_method(
         settings,
         resume=_run_flags.RESUME.value,
         eval_only=_run_flags.EVAL_ONLY.value,
+        defaults={"config": defaults_of(registered.config_type)},
     )
     return Run(algorithm, result, settings["config"])
+
+
+def defaults_of(config_type: type) -> dict[str, Any]:
+    """Values of a config's fields where none is given, of those that have one."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config_type)}
+    return {
+        name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+        for name, value in defaults.items()
+        if value is not dataclasses.MISSING
+    }
 
 
 def entries_of(runs: dict[str, Run], keys: tuple[str, ...]) -> dict[str, Any]:

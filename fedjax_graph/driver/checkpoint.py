@@ -17,7 +17,8 @@ class Checkpoints:
 
     Orbax writes into a temporary folder and renames it, so a kill leaves the latest
     complete checkpoint in place. `settings` travel with every checkpoint; resuming
-    with others is refused, but for those `ignored`.
+    with others is refused, but for those `ignored`. What the stored ones lack, because
+    they are older than a setting, is taken from `defaults`.
     """
 
     def __init__(
@@ -25,8 +26,10 @@ class Checkpoints:
         folder: pathlib.Path,
         settings: dict[str, Any] | None = None,
         ignored: tuple[str, ...] = (),
+        defaults: dict[str, Any] | None = None,
     ):
         self._settings, self._ignored = to_jsonable(settings), ignored
+        self._defaults = _flatten(to_jsonable(defaults or {}))
         self._manager = ocp.CheckpointManager(
             folder.absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -66,9 +69,9 @@ class Checkpoints:
             read.
         """
         if self._settings is not None:
-            _check_settings(
-                self.settings(), self._settings, self._ignored, self._manager.directory
-            )
+            stored = self._defaults | _flatten(self.settings())
+            wanted, folder = _flatten(self._settings), self._manager.directory
+            _check_settings(stored, wanted, self._ignored, folder)
         like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
         restored = self._restore(state=ocp.args.StandardRestore(like))["state"]
         for x, wanted in zip(*map(jax.tree.leaves, (restored, like)), strict=True):
@@ -101,7 +104,6 @@ class Checkpoints:
 
 
 def _check_settings(stored: dict, wanted: dict, ignored, folder: Any) -> None:
-    stored, wanted = _flatten(stored), _flatten(wanted)
     differences = [
         f"{key}={stored.get(key)}, not {wanted.get(key)}"
         for key in sorted((stored.keys() | wanted.keys()) - set(ignored))

@@ -223,6 +223,7 @@ def run(
     settings: dict[str, Any] | None = None,
     resume: bool = False,
     eval_only: bool = False,
+    defaults: dict[str, Any] | None = None,
 ) -> RunResult:
     """Trains a method, keeps the best state by validation loss, and tests it.
 
@@ -236,6 +237,7 @@ def run(
       settings: JSON-able; stored with each checkpoint and compared on `resume`.
       resume: whether to go on from the latest checkpoint, if there is one.
       eval_only: whether to score the latest checkpoint as it is.
+      defaults: of settings that a checkpoint may be too old to have.
 
     Raises:
       InputError: if the loss is no longer finite, or the checkpoint does not fit, is
@@ -244,7 +246,7 @@ def run(
     checkpoints = None
     if workdir is not None and config.num_rounds:
         folder = workdir / name / "checkpoints"
-        checkpoints = _open_checkpoints(folder, settings, resume, eval_only)
+        checkpoints = _open_checkpoints(folder, settings, resume, eval_only, defaults)
     with contextlib.closing(checkpoints) if checkpoints else contextlib.nullcontext():
         splits = devices.put_replicated(splits)
         seed_state, seconds = _start(algorithm, config, splits["train"], checkpoints)
@@ -264,11 +266,11 @@ def run(
     )
 
 
-def _open_checkpoints(folder, settings, resume, eval_only) -> Checkpoints:
+def _open_checkpoints(folder, settings, resume, eval_only, defaults) -> Checkpoints:
     if eval_only and not folder.is_dir():
         raise InputError(f"{folder}: no finished round of a run to score")
     ignored = TRAINING_SETTINGS if eval_only else ()
-    checkpoints = Checkpoints(folder, settings, ignored)
+    checkpoints = Checkpoints(folder, settings, ignored, defaults)
     if not (resume or eval_only) and checkpoints.latest_round() is not None:
         checkpoints.close()
         raise InputError(f"{folder}: holds another run; resume it or name a new folder")

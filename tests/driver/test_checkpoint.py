@@ -105,6 +105,23 @@ def test_other_settings_are_refused(tmp_path, other, words):
         assert "\n" not in str(caught.value)
 
 
+def test_a_setting_that_is_younger_than_the_checkpoint_has_its_default(tmp_path):
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(1, make_tree())
+    defaults = {"config": {"dropout": 0.5, "rate": 0.3}}
+    for dropout, refused in ((0.5, False), (0.0, True)):
+        config = SETTINGS["config"] | {"dropout": dropout}
+        checkpoints = Checkpoints(
+            tmp_path, SETTINGS | {"config": config}, defaults=defaults
+        )
+        with contextlib.closing(checkpoints):
+            if not refused:
+                checkpoints.restore(make_tree())
+                continue
+            with pytest.raises(InputError, match=r"config.dropout=0.5, not 0.0;"):
+                checkpoints.restore(make_tree())
+
+
 def test_no_checkpoint_is_one_line(tmp_path):
     assert_unreadable(tmp_path, make_tree(), "no finished round")
 
