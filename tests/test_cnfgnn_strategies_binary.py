@@ -5,6 +5,7 @@ import json
 import pytest
 
 from experiments import cnfgnn
+from fedjax_graph.errors import InputError
 from tests import binary
 from tests.test_cnfgnn_binary import METHODS, Machine
 
@@ -147,6 +148,15 @@ def test_bytes_are_those_of_each_seed(tmp_path):
     assert found["sl"].rmse.tolist() == [[4, 6], [4, 2], [4, 1]]
     assert found["sl"].bytes_to(4.0) == [7, 14]
     assert found["sl"].bytes_to(1.5) == [None, 28]
+
+
+def test_a_masked_loss_needs_readings(splits):
+    cnfgnn.check_readings("tiny", splits)
+    first = int(splits["validation"].starts[0]) + 12  # 4 windows, so 15 steps
+    silent = splits["train"].speed.at[:, first : first + 15].set(0)
+    splits = {part: data._replace(speed=silent) for part, data in splits.items()}
+    with pytest.raises(InputError, match="no reading to forecast in the validation"):
+        cnfgnn.check_readings("tiny", splits)
 
 
 def test_a_target_that_is_not_reached_is_none(machine, answers):
