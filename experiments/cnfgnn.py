@@ -141,11 +141,11 @@ def exchanges_of(
 
     The RMSE is that of the validation loss: under --masked_loss of what was read.
     """
-    found = {}
+    found, written = {}, writers.read_records(workdir / "metrics.jsonl")
     for method, entry in entries.items():
         records = [
             record
-            for record in writers.read_records(workdir / "metrics.jsonl")
+            for record in written
             if record["method"] == method and "validation_loss" in record
         ]
         per_round = sum(entry["communication_bytes_per_round"].values())

@@ -148,8 +148,8 @@ class Candidate(NamedTuple):
             for ours, paper in zip(self.ours, row.values, strict=True)
             if paper is not None
         ]
-        others = -len(self.deviations)
-        return not self.cuts, all(known), others, self.run.time, self.run.folder
+        in_full, as_asked = not self.cuts, -len(self.deviations)
+        return in_full, all(known), as_asked, self.run.time, self.run.folder
 
 
 def find(

@@ -47,7 +47,7 @@ def up(tree: Any, real: Fraction = Fraction(1), bits: int = 32) -> Any:
       bits: other than 32 for rows of floats only, see `pack`.
 
     Returns:
-      The arrays, rounded unless `bits` is 32.
+      The arrays, for fewer bits than 32 rounded, which passes no useful gradient.
 
     Raises:
       ValueError: for other bits.
