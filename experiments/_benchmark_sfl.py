@@ -17,7 +17,7 @@ from experiments._measure import (
     seconds,
 )
 from fedjax_graph import aggregation, algorithms, clients, graphs, structure_learning
-from fedjax_graph.data.images import ImageData
+from fedjax_graph.data.partition import ImageData
 from fedjax_graph.tasks.images import ImageTask
 
 ALL_PARTS = ["graph_convolution", "weighted_mean", "distances", "images"]

@@ -18,7 +18,13 @@ from absl import flags
 from experiments import _flags, _run_flags, _runs, _traffic_flags
 from experiments._client_flags import NUM_CLIENTS
 from fedjax_graph import algorithms, clients, graphs
-from fedjax_graph.data import images, synthetic_images, traffic, windows
+from fedjax_graph.data import (
+    images,
+    partition,
+    synthetic_images,
+    traffic,
+    windows,
+)
 from fedjax_graph.driver import plots, results
 from fedjax_graph.errors import InputError
 from fedjax_graph.models import resnet
@@ -264,7 +270,7 @@ def image_problem() -> Problem:
         )
     dataset = images.cut(dataset, NUM_IMAGES.value, NUM_TEST_IMAGES.value)
     num_clients = setting("num_clients")
-    splits = images.make_splits(
+    splits = partition.make_splits(
         dataset, num_clients, SHARDS.value, _run_flags.SEED.value
     )
     train = splits["train"]

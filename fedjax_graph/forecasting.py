@@ -4,6 +4,7 @@ Every traffic method supplies `predict_batch(state, data, starts) -> [K, B, 12]`
 and gets `evaluate` and `predict` from here.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph import aggregation, clients, devices
+from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.data import windows
 from fedjax_graph.data.windows import TARGET_STEPS, TrafficData, Windows
 from fedjax_graph.local import local_update
@@ -375,3 +377,27 @@ def predict_forecasts(predict_batch: PredictBatch, batch_size: int):
         return forecasts.reshape(-1, *forecasts.shape[2:])[: len(data.starts)]
 
     return predict
+
+
+def forecaster(
+    init,
+    round_,
+    predict_batch: PredictBatch,
+    batch_size: int,
+    masked_loss: bool = False,
+) -> FederatedAlgorithm:
+    """A method from how its states start, train and forecast.
+
+    Args:
+      init, round_: see `FederatedAlgorithm`.
+      predict_batch: (state, data, starts [B]) -> [K, B, 12] in mph.
+      batch_size: of an evaluation.
+      masked_loss: see `error_metrics`.
+    """
+    metrics = functools.partial(error_metrics, masked_loss=masked_loss)
+    return FederatedAlgorithm(
+        init=init,
+        round=round_,
+        evaluate=evaluate_forecasts(predict_batch, batch_size, metrics),
+        predict=predict_forecasts(predict_batch, batch_size),
+    )

@@ -22,8 +22,7 @@ server.
 
 import dataclasses
 from fractions import Fraction
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +50,7 @@ class HalvesConfig:
     clients_per_chunk: int | None = None
     masked_loss: bool = False  # leaves missing readings out
     server_dtype: Literal["float32", "bfloat16"] = "float32"  # of the graph network
+    exchange_bits: ClassVar[int] = 32  # nothing is rounded where nothing is sent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ def make_models(config: HalvesConfig) -> Models:
         graph_network.GraphNetwork(size, size, config.gn_mlp_sizes, config.gn_layers),
         config.clients_per_chunk,
         config.server_dtype,
-        config.exchange_bits if isinstance(config, SplitConfig) else 32,
+        config.exchange_bits,
     )
 
 
@@ -390,15 +390,8 @@ def scored(config: HalvesConfig, init, round_) -> FederatedAlgorithm:
     def predict_batch(state, data: TrafficData, starts: jax.Array):
         return models.forecast(state.client_params, state.server_params, data, starts)
 
-    return FederatedAlgorithm(
-        init=init,
-        round=round_,
-        evaluate=forecasting.evaluate_forecasts(
-            predict_batch,
-            config.server_batch_size,
-            partial(forecasting.error_metrics, masked_loss=config.masked_loss),
-        ),
-        predict=forecasting.predict_forecasts(predict_batch, config.server_batch_size),
+    return forecasting.forecaster(
+        init, round_, predict_batch, config.server_batch_size, config.masked_loss
     )
 
 

@@ -9,7 +9,6 @@ scheduled sampling after the first steps.
 """
 
 import dataclasses
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -188,13 +187,6 @@ def scored(
         )
         return jnp.swapaxes(outputs, 1, 2) * data.std + data.mean
 
-    return FederatedAlgorithm(
-        init=init,
-        round=round_,
-        evaluate=forecasting.evaluate_forecasts(
-            predict_batch,
-            config.eval_batch_size,
-            partial(forecasting.error_metrics, masked_loss=config.masked_loss),
-        ),
-        predict=forecasting.predict_forecasts(predict_batch, config.eval_batch_size),
+    return forecasting.forecaster(
+        init, round_, predict_batch, config.eval_batch_size, config.masked_loss
     )

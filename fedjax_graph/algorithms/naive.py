@@ -30,11 +30,8 @@ def _no_round(state, data, key):
 
 
 def _untrained(init, predict_batch, config: NaiveConfig) -> FederatedAlgorithm:
-    return FederatedAlgorithm(
-        init=init,
-        round=_no_round,
-        evaluate=forecasting.evaluate_forecasts(predict_batch, config.eval_batch_size),
-        predict=forecasting.predict_forecasts(predict_batch, config.eval_batch_size),
+    return forecasting.forecaster(
+        init, _no_round, predict_batch, config.eval_batch_size
     )
 
 

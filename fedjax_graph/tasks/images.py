@@ -16,7 +16,7 @@ import optax
 
 from fedjax_graph import augmentation, clients, forecasting
 from fedjax_graph.data import windows
-from fedjax_graph.data.images import ImageData
+from fedjax_graph.data.partition import ImageData
 from fedjax_graph.local import Model, local_steps
 from fedjax_graph.models.resnet import ResNet9, init_model
 from fedjax_graph.tasks import Task, in_head

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedjax_graph.data import images, synthetic_images
+from fedjax_graph.data import partition, synthetic_images
 from fedjax_graph.errors import InputError
 
 
@@ -93,7 +93,7 @@ def test_without_noise_the_class_is_what_is_seen(monkeypatch):
 
 
 def test_it_can_be_dealt_to_clients(dataset):
-    splits = images.make_splits(dataset, num_clients=10, shards=2)
+    splits = partition.make_splits(dataset, num_clients=10, shards=2)
     assert splits["train"].places.shape == (10, 54)
     assert splits["test"].places.shape == (10, 30)
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from fedjax_graph import augmentation, graphs
-from fedjax_graph.data.images import ImageData
+from fedjax_graph.data.partition import ImageData
 from fedjax_graph.models import resnet
 from fedjax_graph.tasks import images as task_images
 from fedjax_graph.tasks.images import ImageTask
