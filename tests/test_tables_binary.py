@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import tables
+from experiments import _table_runs, tables
 from fedjax_graph.communication import Bytes
 from fedjax_graph.driver import results
 from fedjax_graph.driver.rounds import RunResult
@@ -64,11 +64,11 @@ def make_run(name, table, row, flags=None, time=0.0, folder="run", **settings):
             put(entry, path, 1.0)
     sizes = PAPERS[name].datasets[row.dataset].sizes
     settings = entry.pop("settings", {}) | {"flags": flags or {}} | sizes | settings
-    return tables.Run(folder, time, row.dataset, settings, {row.method: entry})
+    return _table_runs.Run(folder, time, row.dataset, settings, {row.method: entry})
 
 
 def taken(name, table, row, *runs, defaults=None):
-    return tables.find(row, table, PAPERS[name], runs, defaults or {})
+    return _table_runs.find(row, table, PAPERS[name], runs, defaults or {})
 
 
 # --- The data ------------------------------------------------------------------------
@@ -448,9 +448,9 @@ def test_bad_input_is_one_line_and_status_2(answers, name, words):
 READ = """
 import importlib, json, sys
 from absl import flags
-from experiments import tables
+from experiments import _table_runs
 name, *readers = sys.argv[1:]
-defaults = tables.default_flags(name)
+defaults = _table_runs.default_flags(name)
 for path in json.load(sys.stdin):
     flags.FLAGS.unparse_flags()
     flags.FLAGS([name, f"--flagfile={path}"])
