@@ -1,17 +1,12 @@
 """A tiny graph in five parts, for all tests that need subgraphs of clients."""
 
-import contextlib
-
 import jax
 import numpy as np
-import pytest
 
-from fedjax_graph import architecture
 from fedjax_graph.data import client_graphs
 from fedjax_graph.data.citation import NodeDataset
 from fedjax_graph.data.client_graphs import NodeSplit, SubgraphData
 from fedjax_graph.data.subgraphs import Parts
-from fedjax_graph.models import supernet
 
 NUM_FEATURES, NUM_CLASSES, NUM_CLIENTS = 6, 3, 5
 SIZES = (8, 3, 5, 4, 6)  # nodes of each client
@@ -88,16 +83,3 @@ def padded(data: SubgraphData, num_nodes: int = 4, num_edges: int = 9) -> Subgra
         **{name: extend(name, none) for name in NODE_FIELDS[1:]},
     )
     return jax.device_put(longer)
-
-
-@contextlib.contextmanager
-def few_convolutions():
-    """A search space of three convolutions, which compiles in a fourth of the time.
-
-    With attention, with batch statistics and without weights; the tests of the SuperNet
-    have all twelve.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (architecture, supernet):
-            patch.setattr(module, "OPS", ("GATConv", "GINConv", "APPNP"))
-        yield

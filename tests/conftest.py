@@ -7,8 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_graph import architecture
 from fedjax_graph.data import windows
 from fedjax_graph.data.traffic import TrafficDataset
+from fedjax_graph.models import supernet
 
 NUM_SENSORS, NUM_STEPS = 5, 60  # 37 windows: 26 to train, 4 to validate, 7 to test
 
@@ -123,4 +125,17 @@ def rolled_scans(quick_compiles):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.lax, "scan", rolled)
+        yield
+
+
+@pytest.fixture(scope="module")
+def few_convolutions():
+    """A search space of three convolutions, which compiles in a fourth of the time.
+
+    With attention, with batch statistics and without weights; the tests of the SuperNet
+    have all twelve.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (architecture, supernet):
+            patch.setattr(module, "OPS", ("GATConv", "GINConv", "APPNP"))
         yield

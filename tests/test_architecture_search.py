@@ -41,12 +41,6 @@ ERROR = 2e-8  # of an encrypted sum, see `encryption.CKKS`
 
 
 @pytest.fixture(scope="module")
-def few_convolutions():
-    with client_graphs.few_convolutions():
-        yield
-
-
-@pytest.fixture(scope="module")
 def splits():
     return client_graphs.make_splits()
 

@@ -171,12 +171,6 @@ class System:
 
 
 @pytest.fixture(scope="module")
-def few_convolutions():
-    with client_graphs.few_convolutions():
-        yield
-
-
-@pytest.fixture(scope="module")
 def problems(train):
     return {Traffic: Traffic(train), Nodes: Nodes(), Subgraphs: Subgraphs()}
 

@@ -50,12 +50,6 @@ methods = pytest.mark.parametrize("name", METHODS)
 
 
 @pytest.fixture(scope="module")
-def few_convolutions():
-    with client_graphs.few_convolutions():
-        yield
-
-
-@pytest.fixture(scope="module")
 def splits():
     return client_graphs.make_splits()
 

@@ -44,12 +44,6 @@ CODES = [(3, 2, 4, 5), (2, 0, 3, 4)]  # GIN and GAT of it; APPNP
 
 
 @pytest.fixture(scope="module")
-def few_convolutions():
-    with client_graphs.few_convolutions():
-        yield
-
-
-@pytest.fixture(scope="module")
 def train():
     return client_graphs.make_splits()["train"]
 
