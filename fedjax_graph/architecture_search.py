@@ -68,7 +68,7 @@ class SearchConfig:
 
 
 class Weights(NamedTuple):
-    """A SuperNet in training. Leaves are stacked, [5 or L (L + 1) / 2, ...]."""
+    """A SuperNet in training. Leaves are stacked, [1 or L (L + 1) / 2, ...]."""
 
     model: Model
     opt_state: Any
@@ -144,12 +144,12 @@ def codes_loss(config: SearchConfig):
     def loss(params, stats, own: SubgraphData, key, codes):
         graph = subgraphs.as_graph(own)
         input_key, output_key = jax.random.split(key)
-        products = net.input_products(params, own.features, input_key)
+        product = net.input_product(params, own.features, input_key)
 
         def one(stats, step):
             code, key = step
             model = {"params": params, "batch_stats": stats}
-            outputs, stats = net.apply(model, graph, code, own.is_real, products, key)
+            outputs, stats = net.apply(model, graph, code, own.is_real, product, key)
             value = subgraphs.cross_entropy(outputs, own.labels, own.is_trained)
             return stats, value
 
@@ -246,25 +246,25 @@ def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Score
     net = config.supernet
 
     def multiply(own, params):
-        return net.input_products(params, own.features)
+        return net.input_product(params, own.features)
 
     products = clients.map_clients(multiply, config.clients_per_chunk)(
         data, shared=(model["params"],)
     )
 
-    def score(own, products, codes, model):
+    def score(own, product, codes, model):
         graph = subgraphs.as_graph(own)
 
         def one(code):
-            outputs, _ = net.apply(model, graph, code, products=products)
+            outputs, _ = net.apply(model, graph, code, product=product)
             share_right, entropy = subgraphs.scores(outputs, own)
             value = -entropy if config.fitness == "loss" else 100 * share_right
             return jnp.where(jnp.isfinite(entropy), value, WORST)
 
         return jax.lax.map(one, codes)
 
-    def score_shared(own, products, model, codes):
-        return score(own, products, codes, model)
+    def score_shared(own, product, model, codes):
+        return score(own, product, codes, model)
 
     # A model crosses with the gradients; only codes and scores do here.
     def federated(codes):

@@ -1,12 +1,13 @@
 """A SuperNet: all graph networks of a search space, their weights shared.
 
 FL-AGCNS, arXiv 2104.04141, Section 3.2; codes are those of `architecture`. Every layer
-has weights of its own for each pair of what it reads and op, and both stages for each
-activation; a code selects a path through them. A layer whose predecessor is absent
-takes the weights for the input stage, so codes of the same network share all weights.
+has weights of its own for each pair of what it reads and op; a code selects a path
+through them. A layer whose predecessor is absent takes the weights for the input stage,
+so codes of the same network share all weights.
 
-The paper leaves open whether a stage's options share weights; its released code has but
-one input stage, always ReLU.
+The paper leaves open whether the five activations of a stage share its linear map. Here
+they do: maps of their own, each of which a fifth of the codes trains, took half as many
+steps again until shared weights told codes apart at all.
 """
 
 import dataclasses
@@ -102,7 +103,7 @@ class Network(nn.Module):
 class SuperNet:
     """Pure functions of {"params", "batch_stats"}, whose leaves are stacked:
 
-    - params["input"] and ["output"]: [5, ...], by activation.
+    - params["input"] and ["output"]: [1, ...], of all activations.
     - params["layers"][op] and batch_stats[op]: [L (L + 1) / 2, ...], by layer and what
       it reads. Ops without any are left out.
     """
@@ -119,7 +120,7 @@ class SuperNet:
         *stage_keys, layers_key = jax.random.split(key, 3)
         sizes = ((self.num_features, self.width), (self.width, self.num_classes))
         stages = [
-            draw_stacked(Linear(*size), len(ACTIVATIONS), key, jnp.zeros((1, size[0])))
+            draw_stacked(Linear(*size), 1, key, jnp.zeros((1, size[0])))
             for key, size in zip(stage_keys, sizes, strict=True)
         ]
         graph = empty_graph(self.width)
@@ -144,7 +145,7 @@ class SuperNet:
         graph: jraph.GraphsTuple,
         code: jax.Array,
         mask: jax.Array | None = None,
-        products: jax.Array | None = None,
+        product: jax.Array | None = None,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         """Classifies nodes by the network of a code.
@@ -160,10 +161,10 @@ class SuperNet:
           code: [L + 2], valid.
           mask: [N] in training, 0 for padding; None to normalise by the running
             statistics.
-          products: [5, N, width], what `input_products` gives: for who applies many
-            codes to one graph. None: of the code's own input stage alone.
-          key: of dropout, in training; None: there is none. Given `products` have their
-            own behind them.
+          product: [N, width], what `input_product` gives: for who applies many codes
+            to one graph. None: computed.
+          key: of dropout, in training; None: there is none. A given `product` has its
+            own behind it.
 
         Returns:
           Outputs [N, classes] of the code's output stage, and the running statistics,
@@ -174,7 +175,6 @@ class SuperNet:
             weights.
         """
         path = self.path(model, code)
-        product = None if products is None else products[decode(code).input_stage]
         outputs, stats = self.apply_path(path, graph, code, mask, product, key)
         model = self.with_path(model, code, {"batch_stats": stats})
         return outputs, model["batch_stats"]
@@ -183,8 +183,8 @@ class SuperNet:
         """What the network of a code may read of a model's weights and statistics.
 
         Returns:
-          {"params", "batch_stats"}: of both stages the weights of the code's
-          activation, [...]; of each op a stack [L, ...] for the layers, by what they
+          {"params", "batch_stats"}: of both stages the weights, [...]; of each op a
+          stack [L, ...] for the layers, by what they
           read, also where the code has another op there.
 
         Raises:
@@ -219,8 +219,7 @@ class SuperNet:
         """`apply`, of the `path` of the code alone.
 
         Args:
-          path, graph, code, mask, key: see there.
-          product: [N, width], of the nodes with the code's input stage; None: computed.
+          path, graph, code, mask, product, key: see there.
 
         Returns:
           Outputs [N, classes], and the path's running statistics.
@@ -238,8 +237,9 @@ class SuperNet:
 
         input_key, output_key = self.dropout_keys(key)
         if product is None:
-            nodes = self.drop(graph.nodes, input_key)
-            product = fully_connected(params["input"], nodes)
+            product = fully_connected(
+                params["input"], self.drop(graph.nodes, input_key)
+            )
         x = activate_stage(architecture.input_stage, product)
         outputs = jnp.zeros((self.num_layers + 1, *x.shape), x.dtype).at[0].set(x)
         places = jnp.arange(1, self.num_layers + 1)
@@ -304,8 +304,8 @@ class SuperNet:
                 output += summand
             return outputs.at[place].add(output), stats
 
-        products = self.input_products(params, graph.nodes, key)
-        x = mix_stage(probabilities["input"], products)
+        product = self.input_product(params, graph.nodes, key)
+        x = mix_stage(probabilities["input"], product)
         outputs = jnp.zeros((self.num_layers + 1, *x.shape), x.dtype).at[0].set(x)
         layers, sources = np.tril_indices(self.num_layers)
         steps = (layers + 1, sources, shares, params["layers"], model["batch_stats"])
@@ -313,22 +313,18 @@ class SuperNet:
         weights = fusion_shares(probabilities["layers"], self.fusion)
         _, output_key = self.dropout_keys(key)
         x = self.drop(jnp.tensordot(weights, outputs, axes=1), output_key)
-        products = jax.vmap(fully_connected, (0, None))(params["output"], x)
-        return mix_stage(probabilities["output"], products), stats
+        product = fully_connected(take(params["output"], 0), x)
+        return mix_stage(probabilities["output"], product), stats
 
-    def input_products(
+    def input_product(
         self, params: Params, nodes: jax.Array, key: jax.Array | None = None
     ) -> jax.Array:
-        """All five input stages before their activation: [N, F] -> [5, N, width].
+        """The input stage before its activation: [N, F] -> [N, width].
 
         With a key, of the dropout that `apply` would do.
         """
         input_key, _ = self.dropout_keys(key)
-        nodes = self.drop(nodes, input_key)
-        kernel, bias = params["input"]["kernel"], params["input"]["bias"]
-        side_by_side = jnp.moveaxis(kernel, 0, 1).reshape(self.num_features, -1)
-        products = matmul(nodes, side_by_side).reshape(len(nodes), *bias.shape)
-        return jnp.moveaxis(products + bias, 1, 0)
+        return fully_connected(take(params["input"], 0), self.drop(nodes, input_key))
 
     def dropout_keys(
         self, key: jax.Array | None
@@ -347,22 +343,21 @@ class SuperNet:
         """Which weights and running statistics some of the codes [C, L + 2] use.
 
         Returns:
-          Like the model, bool leaves [5 or L (L + 1) / 2, 1, ...], to broadcast.
+          Like the model, bool leaves [1 or L (L + 1) / 2, 1, ...], to broadcast.
         """
 
         def mark(code):
             architecture = decode(code)
             slots = self._slots(architecture)
-            stages = jnp.arange(len(ACTIVATIONS))
 
             def mark_op(op):
                 is_taken = architecture.is_present & (architecture.op == OPS.index(op))
                 return jnp.zeros(self._num_slots, bool).at[slots].set(is_taken)
 
             params = {
-                "input": stages == architecture.input_stage,
+                "input": jnp.ones(1, bool),
                 "layers": {op: mark_op(op) for op in model["params"]["layers"]},
-                "output": stages == architecture.output_stage,
+                "output": jnp.ones(1, bool),
             }
             stats = {op: mark_op(op) for op in model["batch_stats"]}
             return {"params": params, "batch_stats": stats}
@@ -430,15 +425,12 @@ class SuperNet:
 
     def _places(self, model: Model, code: jax.Array) -> Model:
         """Where in its stack each leaf of a model, or of a part, has a code's path."""
-        architecture = decode(code)
-        slots = self._slots(architecture)
+        slots = self._slots(decode(code))
 
         def place(path, leaf):
             del leaf
-            stage = path[1].key if path[0].key == "params" else None
-            if stage == "input":
-                return architecture.input_stage
-            return architecture.output_stage if stage == "output" else slots
+            is_stage = path[0].key == "params" and path[1].key != "layers"
+            return jnp.int32(0) if is_stage else slots
 
         return jax.tree_util.tree_map_with_path(place, model)
 
@@ -509,10 +501,10 @@ def fusion_shares(probabilities: jax.Array, fusion: Fusion) -> jax.Array:
     return chances / jnp.sum(chances)
 
 
-def mix_stage(probabilities: jax.Array, products: jax.Array) -> jax.Array:
-    """The mean of the five activations, each of its own product [5, N, features]."""
-    stages = zip(probabilities, ACTIVATIONS.values(), products, strict=True)
-    return sum(share * activation(x) for share, activation, x in stages)
+def mix_stage(probabilities: jax.Array, product: jax.Array) -> jax.Array:
+    """The mean of the five activations of a product [N, features]."""
+    stages = zip(probabilities, ACTIVATIONS.values(), strict=True)
+    return sum(share * activation(product) for share, activation in stages)
 
 
 def absent_layer(weights: Params, stats: Any, x: jax.Array, structure: Structure):

@@ -100,7 +100,7 @@ def compose(convolve, model, graph, code, mask, fusion="leaves"):
     """The network of a code, layer by layer, and the statistics that it changed."""
 
     def stage(name, choice, x):
-        own = at(choice - 1, model["params"][name])
+        own = at(0, model["params"][name])
         activation = list(ACTIVATIONS.values())[choice - 1]
         return activation(x @ own["kernel"] + own["bias"])
 
@@ -190,7 +190,7 @@ def test_dropout_of_both_stages_inputs(model, quick_jit):
         return net.apply(model, graph, jnp.array(LINEAR), key=key)[0]
 
     found = np.asarray(quick_jit(jax.vmap(outputs))(keys), np.float64)
-    first, last = (at(4, model["params"][name]) for name in ("input", "output"))
+    first, last = (at(0, model["params"][name]) for name in ("input", "output"))
     odds, nodes = RATE / (1 - RATE), np.asarray(graph.nodes)
     hidden = nodes @ first["kernel"] + first["bias"]
     covariance = np.einsum(
@@ -212,8 +212,8 @@ def test_dropout_by_any_path_is_the_same(code, model, quick_jit):
     key, genes = jax.random.key(2), jnp.array(code)
     run = quick_jit(net.apply)
     expected, _ = run(model, graph, genes, mask, key=key)
-    products = net.input_products(model["params"], graph.nodes, key)
-    outputs, _ = run(model, graph, genes, mask, products, key)
+    product = net.input_product(model["params"], graph.nodes, key)
+    outputs, _ = run(model, graph, genes, mask, product, key)
     npt.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
     outputs, _ = quick_jit(net.relaxed)(model, graph, certain(code), mask, key)
     npt.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
@@ -221,18 +221,17 @@ def test_dropout_by_any_path_is_the_same(code, model, quick_jit):
     assert np.abs(plain - expected).max() > 0.01
 
 
-def test_products_are_those_of_the_input_stages(model, quick_jit):
-    """All five before their activation; with them the nodes no more count."""
+@pytest.mark.parametrize("code", CODES[:5])
+def test_the_product_is_that_of_every_input_stage(code, model, quick_jit):
+    """Before its activation; with it the nodes no more count."""
     graph, _ = make_graph(0)
-    products = NET.input_products(model["params"], graph.nodes)
-    assert products.shape == (5, NUM_NODES, 4)
-    for choice, own in enumerate(products):
-        stage = at(choice, model["params"]["input"])
-        expected = np.asarray(graph.nodes) @ stage["kernel"] + stage["bias"]
-        npt.assert_allclose(own, expected, rtol=1e-5, atol=1e-5)
-    run, genes = quick_jit(NET.apply), jnp.array(CODES[0])
+    product = NET.input_product(model["params"], graph.nodes)
+    stage = at(0, model["params"]["input"])
+    expected = np.asarray(graph.nodes) @ stage["kernel"] + stage["bias"]
+    npt.assert_allclose(product, expected, rtol=1e-5, atol=1e-5)
+    run, genes = quick_jit(NET.apply), jnp.array(code)
     blank = graph._replace(nodes=0 * graph.nodes)
-    found, _ = run(model, blank, genes, products=products)
+    found, _ = run(model, blank, genes, product=product)
     npt.assert_allclose(found, run(model, graph, genes)[0], rtol=1e-5, atol=1e-5)
 
 
@@ -346,7 +345,7 @@ def test_training_a_code_moves_only_its_weights(code, model, gradient):
         assert np.isfinite(gradient).all(), path
 
     jax.tree_util.tree_map_with_path(assert_inside, grads, touched["params"])
-    expected = {("input", code[0] - 1), ("output", code[-1] - 1)}
+    expected = {("input", 0), ("output", 0)}
     for layer, (op, source) in plain_path(code).items():
         if op in model["params"]["layers"]:
             expected.add((op, SLOTS.index((layer - 1, source))))
@@ -488,7 +487,7 @@ def test_a_mixture_of_two_ops_and_of_stages(quick_jit, convolve, draw_params):
     model, (graph, mask) = draw_params(net.init, 1), make_graph(2)
 
     def stage(name, choice, x):
-        own = at(choice, model["params"][name])
+        own = at(0, model["params"][name])
         return list(ACTIVATIONS.values())[choice](x @ own["kernel"] + own["bias"])
 
     probabilities = {
