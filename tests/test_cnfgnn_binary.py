@@ -156,7 +156,7 @@ def test_a_run_killed_again_and_again_ends_as_if_never_stopped(machine, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [3, 5, 7, 9])
+@pytest.mark.parametrize("seconds", [4, 7])
 def test_a_kill_by_the_clock_changes_nothing(machine, whole, seconds):
     del whole
     workdir = f"clock{seconds}"
