@@ -127,8 +127,8 @@ def benchmark_fl_agcns() -> dict[str, Any]:
         }
     )
     return figures | {
-        "codes_scored_per_s": num_scores / figures["scoring_s"],
-        "loop_codes_scored_per_s": num_scores / figures["loop_s"],
+        "scores_per_s": num_scores / figures["scoring_s"],
+        "loop_scores_per_s": num_scores / figures["loop_s"],
         "speed_over_loop": figures["loop_s"] / figures["scoring_s"],
         "peak_memory_bytes": peak_memory_bytes(),
     }

@@ -169,8 +169,9 @@ def chosen_methods() -> list[str]:
         if CODE.value:
             return ["code"]
         return SHORT_RUN_METHODS if _flags.DATASET.value is None else ["fl_agcns"]
-    if methods == ["all"]:
-        methods = [*SEARCHES, *FIXED]
+    if "all" in methods:
+        others = [method for method in methods if method != "all"]
+        methods = list(dict.fromkeys([*SEARCHES, *FIXED, *others]))
     for method in methods:
         if method not in TITLES:
             raise InputError(

@@ -12,27 +12,20 @@ A search ends with one architecture code. It, like each fixed network, is traine
 round: the table has means and deviations.
 """
 
-import contextlib
 import pathlib
-import shutil
 import statistics
-import time
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from absl import flags
 
-from experiments import _fl_agcns_flags, _flags, _run_flags, _runs
+from experiments import _fl_agcns_choice, _fl_agcns_flags, _flags, _run_flags, _runs
 from experiments._client_flags import NUM_CLIENTS, PARTITION
 from experiments._measure import compiled, seconds
-from fedjax_graph import algorithms, architecture, encryption, evolution
-from fedjax_graph.algorithms.fl_random import make_trial
-from fedjax_graph.architecture_search import make_scorer
+from fedjax_graph import algorithms, architecture, encryption
 from fedjax_graph.data import citation, client_graphs, subgraphs, synthetic_graphs
 from fedjax_graph.data.client_graphs import SubgraphData
 from fedjax_graph.driver import diagrams, plots, results, writers
-from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.models.supernet import WIDTH
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 
@@ -45,7 +38,6 @@ PAPER_CLIENTS = {
     "cora_full": 16,
     "coauthor_physics": 18,
 }
-ALIASES = {"physics": "coauthor_physics"}
 
 
 class Problem(NamedTuple):
@@ -69,7 +61,7 @@ def load_dataset() -> citation.NodeDataset:
     name = _flags.DATASET.value or "synthetic"
     if name in ("synthetic", "synthetic_graph"):
         return synthetic_graphs.node_graph()
-    return citation.load(ALIASES.get(name, name), _flags.DATA_DIR.value)
+    return citation.load(name, _flags.DATA_DIR.value)
 
 
 def make_problem(dataset: citation.NodeDataset) -> Problem:
@@ -159,75 +151,13 @@ def train(
     )
 
 
-class Finalists(NamedTuple):
-    """Codes that were trained once from scratch."""
-
-    codes: np.ndarray  # [C, L + 2], best first by shared weights
-    scores: np.ndarray  # [C] federated validation scores after that training
-    seconds: float  # of all, compilation included
-
-    @property
-    def best(self) -> tuple[int, ...]:
-        return tuple(self.codes[np.argmax(self.scores)].tolist())
-
-
-def judge_finalists(
-    method: str, problem: Problem, state: Any, workdir: pathlib.Path
-) -> Finalists:
-    """Trains the different networks of the last population that shared weights prefer.
-
-    Args:
-      method: an evolutionary search.
-      problem: the clients' data.
-      state: of the search after its last round.
-      workdir: of the search.
-    """
-    values = _fl_agcns_flags.search_values(method, problem.sizes, workdir)
-    config, data = algorithms.make_config("fl_random", values), problem.splits["train"]
-    codes = np.concatenate([state.code[None], state.memory.controller])
-    codes = codes[~np.asarray(evolution.is_repeated(codes))]
-    start = time.perf_counter()
-
-    @jax.jit
-    def by_shared_weights(model, data, codes):
-        scores, _, _ = make_scorer(config, model, data).federated(codes)
-        return scores
-
-    @jax.jit
-    def from_scratch(data, codes, keys):
-        trial = make_trial(config)
-        return jax.lax.map(lambda args: trial(data, *args).score, (codes, keys))
-
-    scores = np.asarray(by_shared_weights(state.weights.model, data, codes))
-    codes = codes[np.argsort(-scores, stable=True)][
-        : _fl_agcns_flags.NUM_FINALISTS.value
-    ]
-    keys = jax.random.split(jax.random.key(_run_flags.SEED.value), len(codes))
-    scores = np.asarray(from_scratch(data, codes, keys))
-    return Finalists(codes, scores, time.perf_counter() - start)
-
-
-def forget_other_network(folder: pathlib.Path, code: tuple[int, ...]) -> None:
-    """Removes the training of a network that a search left behind when it went on."""
-    if not (folder / "checkpoints").is_dir():
-        return
-    with contextlib.closing(Checkpoints(folder / "checkpoints")) as checkpoints:
-        if checkpoints.latest_round() is None:
-            return
-        trained = checkpoints.settings()["config"]["task"]["code"]
-    if tuple(trained) != code:
-        text = architecture.to_text(trained)
-        print(f"note: the search went on from {text}, whose training is removed")
-        shutil.rmtree(folder)
-
-
 class Outcome(NamedTuple):
     """Of a method."""
 
     training: _runs.Run
     search: _runs.Run | None
     code: tuple[int, ...]  # () for a fixed network
-    finalists: Finalists | None = None
+    finalists: _fl_agcns_choice.Finalists | None = None
 
 
 def run_method(method: str, problem: Problem, workdir: pathlib.Path) -> Outcome:
@@ -238,18 +168,14 @@ def run_method(method: str, problem: Problem, workdir: pathlib.Path) -> Outcome:
         code = tuple(architecture.parse(_fl_agcns_flags.CODE.value).tolist())
         return Outcome(train(method, problem, workdir, code), None, code)
     found = search(method, problem, workdir)
-    state = jax.tree.map(lambda x: np.asarray(x[0]), found.result.best_state)
-    code, finalists = tuple(state.code.tolist()), None
-    if (
-        _fl_agcns_flags.NUM_FINALISTS.value > 1
-        and method in _fl_agcns_flags.EVOLUTIONARY
-    ):
-        finalists = judge_finalists(method, problem, state, workdir)
-        code = finalists.best
-    print(f"{method}: {architecture.to_text(code)}", flush=True)
-    if not _run_flags.EVAL_ONLY.value:
-        forget_other_network(workdir / method, code)
-    return Outcome(train(method, problem, workdir, code), found, code, finalists)
+    values = _fl_agcns_flags.search_values(method, problem.sizes, workdir)
+    state = jax.device_get(jax.tree.map(lambda x: x[0], found.result.best_state))
+    choice = _fl_agcns_choice.choose(
+        method, state, values, problem.splits["train"], workdir
+    )
+    print(f"{method}: {architecture.to_text(choice.code)}", flush=True)
+    code = tuple(choice.code)
+    return Outcome(train(method, problem, workdir, code), found, code, choice.finalists)
 
 
 # --- Output --------------------------------------------------------------------------
@@ -309,6 +235,11 @@ def entry_of(
     return writers.to_jsonable(entry)
 
 
+def search_seconds(found: dict[str, Any]) -> float:
+    """Of a search and its finalists."""
+    return found["seconds"] + found.get("finalists", {}).get("seconds", 0)
+
+
 def table(entries: dict[str, dict[str, Any]]) -> str:
     """Accuracy and cost of each network, and the code of a found one."""
     rows = []
@@ -321,7 +252,7 @@ def table(entries: dict[str, dict[str, Any]]) -> str:
                 results.with_std(entry["test"]["accuracy"], spread),
                 f"{entry['params_millions']:.3f}",
                 f"{entry['inference_seconds']:.4f}",
-                f"{found['seconds']:.0f}" if found else "",
+                f"{search_seconds(found):.0f}" if found else "",
                 architecture.to_text(code) if code else "",
             ]
         )

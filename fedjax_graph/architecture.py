@@ -237,7 +237,12 @@ def check(code: Sequence[int], num_layers: int | None = None) -> np.ndarray:
       InputError: if it is no row of integers, or has another number of them, or one is
         out of its range.
     """
-    genes = np.asarray(code)
+    try:
+        genes = np.asarray(code)
+    except ValueError as error:
+        raise InputError(
+            "architecture code of rows of unequal length: expected a row of integers"
+        ) from error
     if genes.ndim != 1 or not np.issubdtype(genes.dtype, np.integer):
         raise InputError(
             f"architecture code of shape {genes.shape} and type {genes.dtype}: "

@@ -275,9 +275,11 @@ def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Score
         values = communication.up(values)
         counts = jnp.sum(data.is_scored, axis=1)
         everybody = Cohort(jnp.arange(len(counts)), counts)
-        (mean,), metrics = encryption.mean(config.encryption)(values, everybody)
-        is_worst = jnp.any((values == WORST) & (counts > 0)[:, None], axis=0)
-        return jnp.where(is_worst, WORST, mean), values, metrics
+        is_worst = (values == WORST).astype(jnp.float32)
+        average = encryption.mean(config.encryption)
+        merged, metrics = average((values, is_worst), everybody)
+        mean, share_worst = (x[0] for x in merged)
+        return jnp.where(share_worst > ROUNDING, WORST, mean), values, metrics
 
     def own(codes):
         # One client after another: a switch on codes of several at once would run all
@@ -288,6 +290,7 @@ def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Score
 
 
 WORST = -1e4  # below any loss of a usable network, and small enough to be encrypted
+ROUNDING = 1e-6  # of a mean that is 0, as encryption leaves it
 
 
 def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:

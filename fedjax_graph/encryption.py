@@ -36,12 +36,20 @@ def check(kind: str) -> None:
     """Says what is missing before a run starts.
 
     Raises:
-      InputError: if the kind is unknown, or its package cannot be imported.
+      InputError: if the kind is unknown, or its package cannot be imported or is not
+        TenSEAL as we know it.
     """
     if kind not in get_args(Kind):
         raise InputError(f"--encryption={kind}: expected {' or '.join(get_args(Kind))}")
     if kind == "ckks":
         _tenseal()
+        try:
+            process_ckks()
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"--encryption=ckks: the tenseal found makes no keys ({error}); run "
+                "`pip install --force-reinstall 'fedjax-graph[ckks]'`"
+            ) from error
 
 
 def mean(kind: Kind) -> Mean:
@@ -173,7 +181,7 @@ def process_ckks() -> CKKS:
 def _tenseal() -> types.ModuleType:
     try:
         import tenseal
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise InputError(
             "--encryption=ckks needs the package tenseal; run "
             "`pip install 'fedjax-graph[ckks]'`"

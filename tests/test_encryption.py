@@ -1,6 +1,7 @@
 """Encrypted means against means in the clear; what is sent, and who can read it."""
 
 import sys
+import types
 
 import hypothesis
 import hypothesis.extra.numpy as arrays
@@ -43,7 +44,7 @@ def sums(ckks, monkeypatch):
 
 def stacked_params():
     rng = np.random.default_rng(0)
-    shapes = {"input": (5, 3, 2), "layers": {"bias": (21, 4)}, "scale": ()}
+    shapes = {"input": (1, 3, 2), "layers": {"bias": (21, 4)}, "scale": ()}
     return jax.tree.map(
         lambda shape: rng.normal(size=(len(WEIGHTS), *shape)).astype(np.float32),
         shapes,
@@ -55,8 +56,11 @@ def marks():
     """Rows of the leaves, as `SuperNet.touched` gives them: [rows, 1, ...]."""
     layers = np.zeros((21, 1), bool)
     layers[[0, 4, 20]] = True
-    stages = np.array([0, 1, 0, 0, 1], bool).reshape(5, 1, 1)
-    return {"input": stages, "layers": {"bias": layers}, "scale": np.array(True)}
+    return {
+        "input": np.ones((1, 1, 1), bool),
+        "layers": {"bias": layers},
+        "scale": np.array(True),
+    }
 
 
 def cohort_of(weights=WEIGHTS):
@@ -192,13 +196,13 @@ def test_each_real_client_sends_its_share_and_padding_sends_nothing(sums, quick_
 def test_only_what_is_marked_is_sent(sums, quick_jit, has_client_axis):
     stacked, sent = stacked_params(), marks()
     expected = jax.tree.map(lambda x, kept: x * kept, numpy_mean(stacked), sent)
-    stacked["input"][:, 0] = np.nan  # not sent
+    stacked["layers"]["bias"][:, 1] = np.nan  # not sent
     if has_client_axis:
         sent = jax.tree.map(lambda kept: kept[None], sent)
     merged, _ = quick_jit(encryption.mean("ckks"))(stacked, cohort_of(), sent)
     assert_trees_close(merged, expected, ROUNDING)
     (vectors,) = sums
-    assert vectors.shape == (3, 2 * 3 * 2 + 3 * 4 + 1)
+    assert vectors.shape == (3, 3 * 2 + 3 * 4 + 1)
 
 
 def test_nothing_to_send_costs_nothing(ckks):
@@ -279,6 +283,15 @@ def test_without_tenseal_only_ckks_is_refused(monkeypatch):
             "--encryption=ckks needs the package tenseal; run "
             "`pip install 'fedjax-graph[ckks]'`"
         )
+
+
+def test_a_tenseal_of_another_kind_is_refused(monkeypatch):
+    encryption.process_ckks.cache_clear()
+    monkeypatch.setitem(sys.modules, "tenseal", types.ModuleType("tenseal"))
+    with pytest.raises(
+        InputError, match="the tenseal found makes no keys .*; run `pip"
+    ):
+        encryption.check("ckks")
 
 
 def test_several_devices_are_refused(ckks, monkeypatch):

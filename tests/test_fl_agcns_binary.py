@@ -6,12 +6,13 @@ time; given codes have all twelve.
 
 import importlib.util
 import json
+import shutil
 import signal
 
 import numpy as np
 import pytest
 
-from experiments import _fl_agcns_flags, fl_agcns
+from experiments import _fl_agcns_choice, _fl_agcns_flags
 from fedjax_graph import architecture
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.models import supernet
@@ -478,6 +479,9 @@ def answers(searching, searches, killed):
     def again(*flags, methods=METHODS, workdir="whole"):
         return searching.command_line(workdir, *flags, methods=methods)
 
+    def finalists(*flags):
+        return again(*flags, "--dropout=0.3", methods=METHODS[:1], workdir="finalists")
+
     lines = {
         "resumed": killed,
         "added": again("--resume", methods=("sgc",), workdir="killed"),
@@ -489,7 +493,19 @@ def answers(searching, searches, killed):
         "other population": again("--resume", "--population_size=5"),
         "other data": again("--resume", "--partition=random"),
         "not yet run": again("--eval_only", methods=("sage",)),
+        "finalists scored": finalists("--num_finalists=3", "--eval_only"),
+        "other finalists": finalists("--resume"),
+        "no network yet": again("--eval_only", methods=METHODS[:1], workdir="searched"),
+        "finalists resumed": finalists("--num_finalists=3", "--resume"),
     }
+    (searching.folder / "searched").mkdir()
+    shutil.copytree(
+        searching.folder / "whole" / "fl_agcns_search",
+        searching.folder / "searched" / "fl_agcns_search",
+        ignore=shutil.ignore_patterns("choice.json"),
+    )
+    for name in ("metrics.jsonl", "results.json"):
+        shutil.copy(searching.folder / "whole" / name, searching.folder / "searched")
     whole = searching.folder / "whole"
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     found = searching.run_many(lines)
@@ -516,17 +532,31 @@ def untimed(entry):
     return entry | {"search": binary.without_timings(entry["search"] or {})}
 
 
+def test_finalists_are_judged_once(searching, searches, answers):
+    """Seconds are a clock's: had they been judged again, they would differ."""
+    rows = [
+        binary.table_of(out)["FL-AGCNS"][:2]
+        for out in (searches["finalists"], output(answers, "finalists scored"))
+    ]
+    assert rows[0] == rows[1]
+    output(answers, "finalists resumed")
+    made = _fl_agcns_choice.read(searching.folder / "finalists" / "fl_agcns_search")
+    entry = searching.entry("finalists", "fl_agcns")
+    assert made.finalists._asdict() == entry["search"]["finalists"]
+    assert made.finalists.best == made.code == entry["code"]
+
+
 def test_a_search_that_goes_on_forgets_its_old_network(tmp_path, capsys):
     """Not the network that it ends with again."""
     folder = tmp_path / "fl_agcns"
-    fl_agcns.forget_other_network(folder, (3, 4, 5))
+    _fl_agcns_choice.forget_other_network(folder, (3, 4, 5))
     settings = {"config": {"task": {"code": (3, 4, 5)}}}
     checkpoints = Checkpoints(folder / "checkpoints", settings)
     checkpoints.save(1, {"x": np.zeros(1)})
     checkpoints.close()
-    fl_agcns.forget_other_network(folder, (3, 4, 5))
+    _fl_agcns_choice.forget_other_network(folder, (3, 4, 5))
     assert folder.exists() and not capsys.readouterr().out
-    fl_agcns.forget_other_network(folder, (3, 5, 5))
+    _fl_agcns_choice.forget_other_network(folder, (3, 5, 5))
     assert not folder.exists()
     assert "went on from 3,4,5" in capsys.readouterr().out
 
@@ -580,6 +610,8 @@ def test_another_code_is_not_resumed(trainings):
         ("other population", ["population_size", "5"]),
         ("other data", ["results.json", "other data"]),
         ("not yet run", ["sage", "no finished round"]),
+        ("other finalists", ["chosen among 3 finalists", "--num_finalists=3"]),
+        ("no network yet", ["not ended with a network", "--resume"]),
     ],
 )
 def test_a_run_goes_on_only_as_it_was(answers, name, words):

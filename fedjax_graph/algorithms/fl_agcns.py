@@ -11,11 +11,11 @@ P_i. A round is a generation:
     population  P = the best (1 - d) share of P' and the best of the P_i, d decaying
 
 The code with the best federated score of P and its children is what the search ends
-with (the last codes that clients send are not scored again); its training anew is
-`fed_sgd`. What the
-paper leaves open is the released code's: 20 codes a step, no evolution in the first 50
-generations, the rates of `evolution`, d = 0.5 x 0.99^generation. The ledger counts the
-whole SuperNet's gradient, though only touched weights have one.
+with; the paper scores P once more, with the last codes that clients sent. Its training
+anew is `fed_sgd`. What the paper leaves open is the released code's: 20 codes a step,
+no evolution in the first 50 generations, the rates of `evolution`, d = 0.5 x
+0.99^generation. The ledger counts the whole SuperNet's gradient, though only touched
+weights have one.
 
 `controller_eo` (d = 0) and `client_eo` (d = 1) are the ablations of Table 5.
 """
@@ -31,6 +31,7 @@ from fedjax_graph import clients, communication, encryption, evolution
 from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.architecture import random_codes
 from fedjax_graph.architecture_search import (
+    WORST,
     SearchConfig,
     SearchState,
     init_weights,
@@ -162,7 +163,7 @@ def _evolutionary(config, with_controller=True, with_clients=True):
         metrics = {
             "train_loss": loss,
             "best_score": fitness[0],
-            "mean_score": jnp.mean(fitness, where=jnp.isfinite(fitness)),
+            "mean_score": jnp.mean(fitness, where=fitness > WORST),
             "score_spread": jnp.std(best_by_client, where=is_scored),
         }
         return state, metrics | encryption.total(training_cost, scoring_cost)

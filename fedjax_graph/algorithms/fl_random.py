@@ -18,6 +18,7 @@ from fedjax_graph import encryption
 from fedjax_graph.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.architecture import random_codes
 from fedjax_graph.architecture_search import (
+    WORST,
     SearchConfig,
     SearchState,
     Weights,
@@ -115,7 +116,7 @@ def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
     metrics = {
         "train_loss": jnp.mean(losses),
         "best_score": best_score,
-        "mean_score": jnp.mean(scores),
+        "mean_score": jnp.mean(scores, where=scores > WORST),
         "score_spread": jnp.std(by_client[jnp.argmax(scores)], where=is_scored),
     }
     state = SearchState(weights, code, state.num_rounds + 1, (best_score, learnt))

@@ -262,7 +262,8 @@ def statistics(
 
     Returns:
       Numbers, and lists of a number for each client. `edges` are the undirected ones
-      of the dataset, `edges_cut` those between whose ends no client holds both.
+      of the dataset, `edges_cut` those between nodes of different clients, also where
+      these hold copies.
     """
     shared = splits["train"]
     cut = subgraphs.statistics(citation.adjacency(dataset), parts)

@@ -101,7 +101,8 @@ class Network(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class SuperNet:
-    """Pure functions of {"params", "batch_stats"}, whose leaves are stacked:
+    """Pure functions of {"params", "batch_stats"}, whose leaves are stacked, so that an
+    optimiser can step those sets of weights alone that a code touches:
 
     - params["input"] and ["output"]: [1, ...], of all activations.
     - params["layers"][op] and batch_stats[op]: [L (L + 1) / 2, ...], by layer and what

@@ -145,7 +145,7 @@ class Subgraphs(Problem):
         super().__init__(train, (NUM_CLIENTS, num_outputs, client_graphs.NUM_CLASSES))
 
     def is_of_clients(self, path, leaf):
-        """A SuperNet has stacks of five, one for each activation: the name decides."""
+        """Stacks of weights may have as many rows as there are clients."""
         del leaf
         return any(getattr(key, "name", None) == "clients" for key in path)
 
