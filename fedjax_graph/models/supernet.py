@@ -185,8 +185,8 @@ class SuperNet:
 
         Returns:
           {"params", "batch_stats"}: of both stages the weights, [...]; of each op a
-          stack [L, ...] for the layers, by what they
-          read, also where the code has another op there.
+          stack [L, ...] for the layers, by what they read, also where the code has
+          another op there.
 
         Raises:
           InputError: if the code has another number of genes.
