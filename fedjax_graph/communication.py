@@ -11,6 +11,7 @@ bits and a scale for each row.
 `split_learning_total` and `multi_task_total` are CNFGNN's formulas (Eqs. 6 to 10).
 """
 
+import operator
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ class Bytes(NamedTuple):
         return Bytes(self.up + other.up, self.down + other.down)
 
     def times(self, factor: int) -> "Bytes":
+        factor = operator.index(factor)  # a NumPy integer would overflow
         return Bytes(self.up * factor, self.down * factor)
 
 

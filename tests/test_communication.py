@@ -249,3 +249,8 @@ def test_tables_3_to_6(dataset, rounds, model, server_rounds, printed):
         rounds, NODES[dataset], HIDDEN[dataset], model, server_rounds
     )
     assert total / GIB == pytest.approx(printed, rel=5e-4)
+
+
+def test_bytes_of_many_rounds_do_not_overflow():
+    per_round = communication.Bytes(2**31 + 7, 2**30)
+    assert per_round.times(np.int32(3)) == (3 * (2**31 + 7), 3 * 2**30)
