@@ -286,7 +286,7 @@ def test_without_tenseal_only_ckks_is_refused(monkeypatch):
 
 
 def test_a_tenseal_of_another_kind_is_refused(monkeypatch):
-    encryption.process_ckks.cache_clear()
+    monkeypatch.setattr(encryption, "process_ckks", encryption.CKKS)  # no keys yet
     monkeypatch.setitem(sys.modules, "tenseal", types.ModuleType("tenseal"))
     with pytest.raises(
         InputError, match="the tenseal found makes no keys .*; run `pip"
