@@ -27,7 +27,13 @@ from fedjax_graph import clients
 from fedjax_graph.algorithms.fl_agcns import FLAGCNSConfig, fl_agcns
 from fedjax_graph.architecture import random_codes
 from fedjax_graph.architecture_search import make_scorer, train_step
-from fedjax_graph.data import citation, client_graphs, subgraphs, synthetic_graphs
+from fedjax_graph.data import (
+    citation,
+    client_graphs,
+    node_graphs,
+    subgraphs,
+    synthetic_graphs,
+)
 from fedjax_graph.tasks import subgraphs as subgraph_task
 
 SEARCH_POPULATION = flags.DEFINE_integer(
@@ -49,7 +55,7 @@ def training_data() -> tuple[client_graphs.SubgraphData, int]:
     else:
         dataset = citation.load(name, _flags.DATA_DIR.value)
     parts = subgraphs.parts(
-        citation.adjacency(dataset), NUM_CLIENTS.value or 3, partition="metis"
+        node_graphs.adjacency(dataset), NUM_CLIENTS.value or 3, partition="metis"
     )
     splits = client_graphs.make_splits(
         dataset, parts, client_graphs.make_split(dataset)

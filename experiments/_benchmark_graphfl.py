@@ -26,7 +26,14 @@ from experiments._measure import (
     seconds,
 )
 from fedjax_graph import algorithms, clients, devices
-from fedjax_graph.data import citation, label_splits, nodes, subgraphs, synthetic_graphs
+from fedjax_graph.data import (
+    citation,
+    label_splits,
+    node_graphs,
+    nodes,
+    subgraphs,
+    synthetic_graphs,
+)
 from fedjax_graph.meta_learning import meta_gradient
 from fedjax_graph.tasks.nodes import NodeTask
 
@@ -63,26 +70,26 @@ CORA_SIZE = {
 RATE = 0.3  # of inner and outer steps
 
 
-def load_graph() -> citation.NodeDataset:
+def load_graph() -> node_graphs.NodeDataset:
     if _flags.DATASET.value is None:
         return synthetic_graphs.node_graph(**CORA_SIZE)
     dataset = citation.load(_flags.DATASET.value, _flags.DATA_DIR.value)
-    return citation.largest_component(dataset)
+    return node_graphs.largest_component(dataset)
 
 
-def training_data(dataset: citation.NodeDataset, num_clients: int) -> nodes.NodeData:
+def training_data(dataset: node_graphs.NodeDataset, num_clients: int) -> nodes.NodeData:
     """Of clients that hold the whole graph; labelled nodes as the paper deals them."""
     draw = label_splits.non_iid(
         dataset.labels, num_classes=len(dataset.class_names), num_clients=num_clients
     )
-    propagation = subgraphs.normalise(citation.adjacency(dataset))
+    propagation = subgraphs.normalise(node_graphs.adjacency(dataset))
     train = {"train": draw["train"]}
     splits = nodes.make_splits(propagation, dataset.features, train, num_clients)
     return splits["train"]
 
 
 def make_method(
-    name: str, dataset: citation.NodeDataset, chunk: int | None, task=None, **values
+    name: str, dataset: node_graphs.NodeDataset, chunk: int | None, task=None, **values
 ):
     """A method that trains a GCN, where everybody takes part."""
     config = algorithms.make_config(
@@ -164,7 +171,7 @@ def largest_difference(ours: Any, theirs: Any) -> float:
     return float(max(jax.tree.leaves(gaps)))
 
 
-def round_figures(dataset: citation.NodeDataset) -> dict[str, Any]:
+def round_figures(dataset: node_graphs.NodeDataset) -> dict[str, Any]:
     """GraphFL's first stage, in several forms, and Python loops over its clients.
 
     The loops run the round's own program of one client, and one whose steps are not
@@ -207,7 +214,7 @@ def round_figures(dataset: citation.NodeDataset) -> dict[str, Any]:
     return figures
 
 
-def memory_figures(dataset: citation.NodeDataset) -> dict[str, int]:
+def memory_figures(dataset: node_graphs.NodeDataset) -> dict[str, int]:
     """Bytes on one device that the round's program takes besides what it is given."""
     data = training_data(dataset, NUM_CLIENTS.value or 50)
     start = start_of(make_graphfl(dataset, 1)[0], data, jax.random.key(0))
@@ -223,7 +230,7 @@ def memory_figures(dataset: citation.NodeDataset) -> dict[str, int]:
     return figures
 
 
-def fed_avg_figures(dataset: citation.NodeDataset) -> dict[str, float]:
+def fed_avg_figures(dataset: node_graphs.NodeDataset) -> dict[str, float]:
     """A round of FedAvg: clients' steps on their support sets, and the mean."""
     data = training_data(dataset, FED_AVG_CLIENTS)
     measures = {}
@@ -240,7 +247,7 @@ def fed_avg_figures(dataset: citation.NodeDataset) -> dict[str, float]:
 # --- First layers --------------------------------------------------------------------
 
 
-def first_layer_figures(dataset: citation.NodeDataset) -> dict[str, float]:
+def first_layer_figures(dataset: node_graphs.NodeDataset) -> dict[str, float]:
     """Rows of S X times a weight, and the gradient in it, for each client in turn.
 
     The rows are those that a client's support set reads. Sparse, they are gathered

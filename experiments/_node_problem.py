@@ -12,6 +12,7 @@ from experiments._client_flags import NUM_CLIENTS, PARTITION
 from fedjax_graph.data import (
     citation,
     label_splits,
+    node_graphs,
     nodes,
     subgraphs,
     synthetic_graphs,
@@ -94,7 +95,7 @@ class World(NamedTuple):
     statistics: dict[str, Any]
 
 
-def load_dataset() -> citation.NodeDataset:
+def load_dataset() -> node_graphs.NodeDataset:
     """The dataset, prepared by the protocol."""
     name = _flags.DATASET.value or "synthetic"
     if name in ("synthetic", "synthetic_graph"):
@@ -103,17 +104,17 @@ def load_dataset() -> citation.NodeDataset:
         return synthetic_graphs.large_node_graph()
     dataset = citation.load(name, _flags.DATA_DIR.value)
     if name.startswith("coauthor"):
-        dataset = citation.binarised(dataset)
+        dataset = node_graphs.binarised(dataset)
     if name in LARGEST_COMPONENT and not is_code():
-        dataset = citation.largest_component(dataset)
+        dataset = node_graphs.largest_component(dataset)
     if name == "amazon2m":  # some of its classes have a handful of nodes
-        dataset = citation.without_small_classes(dataset, SMALL_CLASS)
+        dataset = node_graphs.without_small_classes(dataset, SMALL_CLASS)
     return dataset
 
 
-def make_world(dataset: citation.NodeDataset, overlap: float | None) -> World:
+def make_world(dataset: node_graphs.NodeDataset, overlap: float | None) -> World:
     """The whole graph for everybody, or the clients' subgraphs side by side."""
-    adjacency = citation.adjacency(dataset)
+    adjacency = node_graphs.adjacency(dataset)
     if overlap is None:
         everything = np.ones((1, len(dataset.labels)), bool)
         labels = dataset.labels
@@ -178,7 +179,7 @@ def num_new_classes(num_classes: int) -> int:
 class Problem(NamedTuple):
     """What the methods of one setting are run on."""
 
-    dataset: citation.NodeDataset
+    dataset: node_graphs.NodeDataset
     world: World
     draws: list[label_splits.Draw]
     setting: Setting
@@ -201,7 +202,7 @@ class Problem(NamedTuple):
         )
 
 
-def make_problem(dataset: citation.NodeDataset, setting: Setting) -> Problem:
+def make_problem(dataset: node_graphs.NodeDataset, setting: Setting) -> Problem:
     world = make_world(dataset, setting.overlap)
     num_classes = len(dataset.class_names)
     draws = [

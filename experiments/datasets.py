@@ -17,8 +17,10 @@ from absl import flags
 from experiments import _flags
 from fedjax_graph.data import (
     citation,
+    citation_formats,
     download,
     images,
+    node_graphs,
     synthetic,
     synthetic_graphs,
     synthetic_images,
@@ -50,7 +52,7 @@ def _images(description: str) -> Entry:
 
 
 def _nodes(description: str) -> Entry:
-    return Entry(description, citation.load, citation.statistics, citation.locate)
+    return Entry(description, citation.load, node_graphs.statistics, citation.locate)
 
 
 def _made(description: str, make: Callable[[], Any], statistics: Callable) -> Entry:
@@ -74,7 +76,7 @@ DATASETS["synthetic"] = _made(
 DATASETS["synthetic_large"] = _made(
     "the same at Amazon2M's size, dense features; needs 6 GiB",
     synthetic_graphs.large_node_graph,
-    citation.statistics,
+    node_graphs.statistics,
 )
 DATASETS[images.CIFAR10] = _images(
     "CIFAR-10: 60000 photographs of 32 x 32 pixels, 10 classes"
@@ -91,7 +93,7 @@ DATASETS |= {
 DATASETS["synthetic_graph"] = _made(
     "stochastic block model with hubs and bags of words, 3000 nodes, 6 classes",
     synthetic_graphs.node_graph,
-    citation.statistics,
+    node_graphs.statistics,
 )
 
 
@@ -114,7 +116,7 @@ def _entry(name: str) -> Entry:
 def _npz_kind(path: str) -> Callable[[str], Entry]:
     if images.is_image_file(path):
         return _images
-    return _nodes if citation.is_node_file(path) else _traffic
+    return _nodes if citation_formats.is_node_file(path) else _traffic
 
 
 def _listing(data_dir: str | None) -> list[dict]:

@@ -23,7 +23,13 @@ from experiments import _fl_agcns_choice, _fl_agcns_flags, _flags, _run_flags, _
 from experiments._client_flags import NUM_CLIENTS, PARTITION
 from experiments._measure import compiled, seconds
 from fedjax_graph import algorithms, architecture, encryption
-from fedjax_graph.data import citation, client_graphs, subgraphs, synthetic_graphs
+from fedjax_graph.data import (
+    citation,
+    client_graphs,
+    node_graphs,
+    subgraphs,
+    synthetic_graphs,
+)
 from fedjax_graph.data.client_graphs import SubgraphData
 from fedjax_graph.driver import diagrams, plots, results, writers
 from fedjax_graph.models.supernet import WIDTH
@@ -43,7 +49,7 @@ PAPER_CLIENTS = {
 class Problem(NamedTuple):
     """The graph as the clients hold it."""
 
-    dataset: citation.NodeDataset
+    dataset: node_graphs.NodeDataset
     splits: dict[str, SubgraphData]
     statistics: dict[str, Any]
     checksum: int
@@ -57,19 +63,19 @@ class Problem(NamedTuple):
         }
 
 
-def load_dataset() -> citation.NodeDataset:
+def load_dataset() -> node_graphs.NodeDataset:
     name = _flags.DATASET.value or "synthetic"
     if name in ("synthetic", "synthetic_graph"):
         return synthetic_graphs.node_graph()
     return citation.load(name, _flags.DATA_DIR.value)
 
 
-def make_problem(dataset: citation.NodeDataset) -> Problem:
+def make_problem(dataset: node_graphs.NodeDataset) -> Problem:
     """Cuts the graph and pads the clients' parts."""
     num_clients = NUM_CLIENTS.value or PAPER_CLIENTS.get(dataset.name, 3)
     seed = _run_flags.SEED.value
     parts = subgraphs.parts(
-        citation.adjacency(dataset), num_clients, 0.0, PARTITION.value, seed
+        node_graphs.adjacency(dataset), num_clients, 0.0, PARTITION.value, seed
     )
     split = client_graphs.make_split(
         dataset, published=_fl_agcns_flags.LABELS.value == "published", seed=seed

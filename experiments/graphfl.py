@@ -32,7 +32,7 @@ from experiments._node_problem import (
     make_problem,
 )
 from fedjax_graph import clients
-from fedjax_graph.data import citation, label_splits, nodes
+from fedjax_graph.data import label_splits, node_graphs, nodes
 from fedjax_graph.driver import plots, results, rounds, writers
 from fedjax_graph.errors import InputError
 from fedjax_graph.tasks.nodes import MODELS, NodeTask
@@ -282,7 +282,7 @@ def run_problem(
 
 
 def sweep(
-    dataset: citation.NodeDataset,
+    dataset: node_graphs.NodeDataset,
     first: Setting,
     values: list[Any],
     methods: list[str],
@@ -343,7 +343,7 @@ def x_of(value: float) -> float:
 # --- The binary ----------------------------------------------------------------------
 
 
-def follow_code(dataset: citation.NodeDataset) -> citation.NodeDataset:
+def follow_code(dataset: node_graphs.NodeDataset) -> node_graphs.NodeDataset:
     """Scores every round on the test nodes and never stops, and says so."""
     flags.set_default(_run_flags.EVAL_EVERY, 1)
     flags.set_default(_run_flags.PATIENCE, 10**6)

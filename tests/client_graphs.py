@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 from fedjax_graph.data import client_graphs
-from fedjax_graph.data.citation import NodeDataset
 from fedjax_graph.data.client_graphs import NodeSplit, SubgraphData
+from fedjax_graph.data.node_graphs import NodeDataset
 from fedjax_graph.data.subgraphs import Parts
 
 NUM_FEATURES, NUM_CLASSES, NUM_CLIENTS = 6, 3, 5

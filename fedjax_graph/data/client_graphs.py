@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from fedjax_graph.data import citation, label_splits, subgraphs, windows
-from fedjax_graph.data.citation import NodeDataset
+from fedjax_graph.data import label_splits, node_graphs, subgraphs, windows
 from fedjax_graph.data.citation_formats import check_nodes
+from fedjax_graph.data.node_graphs import NodeDataset
 from fedjax_graph.errors import InputError
 
 
@@ -149,7 +149,7 @@ def make_splits(
       InputError: if parts or split do not fit the dataset.
     """
     _check_fit(dataset, parts, split)
-    adjacency = citation.adjacency(dataset)
+    adjacency = node_graphs.adjacency(dataset)
     subs = [_subgraph(adjacency, own, outside_neighbours) for own in parts.nodes]
     held, senders, receivers = zip(*subs, strict=True)
     nodes, is_real = _padded(held)
@@ -266,7 +266,7 @@ def statistics(
       these hold copies.
     """
     shared = splits["train"]
-    cut = subgraphs.statistics(citation.adjacency(dataset), parts)
+    cut = subgraphs.statistics(node_graphs.adjacency(dataset), parts)
     num_edges, cut_share = len(dataset.edges), 1 - cut["edges_kept"]
     num_copies = [
         int(total) - len(own)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse
 
-from fedjax_graph.data.citation import NodeDataset, distinct
+from fedjax_graph.data.node_graphs import NodeDataset, distinct
 from fedjax_graph.errors import InputError
 
 WORD_SPREAD = 0.7  # of log-probabilities of words between classes

@@ -4,12 +4,10 @@ import pickle
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.sparse import csgraph
 
-from fedjax_graph.data import citation
+from fedjax_graph.data import citation, citation_formats, node_graphs
 from fedjax_graph.errors import InputError
+from tests.data.toy_graph import EDGES, FEATURES, LABELS, dense
 
 # Nodes, edges, features and classes as published: Yang et al. (2016) for the first
 # two, Shchur et al. (2018) for the others, there without self edges.
@@ -25,24 +23,12 @@ SIZES = {
 
 @pytest.mark.parametrize("name", sorted(SIZES))
 def test_published_counts(data_dir, name):
-    statistics = citation.statistics(citation.load(name, data_dir))
+    statistics = node_graphs.statistics(citation.load(name, data_dir))
     keys = ("num_nodes", "num_edges", "num_features", "num_classes")
     assert tuple(statistics[key] for key in keys) == SIZES[name]
     assert sum(statistics["class_sizes"]) == SIZES[name][0] - (
         15 if name == "citeseer" else 0
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "nodes", "edges"), [("cora", 2485, 5069), ("citeseer", 2110, 3668)]
-)
-def test_published_largest_components(data_dir, name, nodes, edges):
-    largest = citation.largest_component(citation.load(name, data_dir))
-    assert (len(largest.labels), len(largest.edges)) == (nodes, edges)
-    parts = csgraph.connected_components(citation.adjacency(largest))[0]
-    assert parts == 1
-    assert (largest.labels >= 0).all()
-    assert f"{nodes} of" in largest.notes[-1]
 
 
 def test_the_missing_nodes_of_citeseer_are_empty_and_noted(data_dir):
@@ -54,7 +40,7 @@ def test_the_missing_nodes_of_citeseer_are_empty_and_noted(data_dir):
     assert dataset.notes == (
         "nodes absent from the source, without features or label: 15",
     )
-    assert citation.statistics(dataset)["isolated_nodes"] == 48
+    assert node_graphs.statistics(dataset)["isolated_nodes"] == 48
 
 
 @pytest.mark.parametrize("name", ["cora", "citeseer"])
@@ -77,20 +63,6 @@ def assert_same(first, second):
     assert first.splits.keys() == second.splits.keys()
     for split, nodes in first.splits.items():
         np.testing.assert_array_equal(nodes, second.splits[split])
-
-
-def dense(dataset):
-    features = dataset.features
-    return features.toarray() if scipy.sparse.issparse(features) else features
-
-
-# A toy graph: node 4 is isolated, 5 and 6 are a component of their own.
-EDGES = [(0, 1), (0, 3), (1, 2), (2, 3), (5, 6)]
-LABELS = [0, 0, 1, 2, 1, 2, 0]
-FEATURES = np.array(
-    [[1, 0, 2], [0, 0, 1], [0, 3, 0], [0, 0, 0], [1, 1, 0], [0, 0, 1], [2, 0, 0]],
-    np.float32,
-)
 
 
 def csr_parts(prefix, matrix):
@@ -358,12 +330,14 @@ def test_other_files(tmp_path, save):
 
 
 def test_kinds_of_npz_files_are_told_apart(tmp_path, save):
-    assert citation.is_node_file(save(compact()))
-    assert citation.is_node_file(save(benchmark()))
-    assert not citation.is_node_file(save({"speed": FEATURES, "adjacency": FEATURES}))
-    assert not citation.is_node_file(save({"train_images": FEATURES}))
-    assert not citation.is_node_file(tmp_path / "absent.npz")
-    assert not citation.is_node_file(tmp_path)
+    assert citation_formats.is_node_file(save(compact()))
+    assert citation_formats.is_node_file(save(benchmark()))
+    assert not citation_formats.is_node_file(
+        save({"speed": FEATURES, "adjacency": FEATURES})
+    )
+    assert not citation_formats.is_node_file(save({"train_images": FEATURES}))
+    assert not citation_formats.is_node_file(tmp_path / "absent.npz")
+    assert not citation_formats.is_node_file(tmp_path)
 
 
 def test_a_published_name_with_another_size(tmp_path, cache):
@@ -451,143 +425,3 @@ def test_a_raw_file_is_missing_or_cut_off(tmp_path, small_products):
     assert_fails([str(path), "not a readable"], "amazon2m", tmp_path)
     path.unlink()
     assert_fails([str(path), "no such file"], "amazon2m", tmp_path)
-
-
-def test_adjacency(toy):
-    matrix = citation.adjacency(toy)
-    expected = np.zeros((7, 7), np.float32)
-    for first, second in EDGES:
-        expected[first, second] = expected[second, first] = 1
-    np.testing.assert_array_equal(matrix.toarray(), expected)
-    assert matrix.dtype == np.float32 and matrix.has_sorted_indices
-
-
-def test_largest_component_and_statistics(toy):
-    largest = citation.largest_component(toy)
-    assert largest.edges.tolist() == [[0, 1], [0, 3], [1, 2], [2, 3]]
-    np.testing.assert_array_equal(dense(largest), FEATURES[:4])
-    assert {name: nodes.tolist() for name, nodes in largest.splits.items()} == {
-        "train": [0, 2],
-        "validation": [3],
-        "test": [],
-    }
-    assert largest.notes == ("largest of 3 components: 4 of 7 nodes",)
-    assert citation.largest_component(largest) is largest
-    assert citation.statistics(toy) == {
-        "name": "toy",
-        "num_nodes": 7,
-        "num_edges": 5,
-        "num_features": 3,
-        "num_nonzero_features": 8,
-        "num_classes": 3,
-        "class_names": ["art", "law", "war"],
-        "class_sizes": [3, 2, 2],
-        "unlabelled_nodes": 0,
-        "isolated_nodes": 1,
-        "largest_degree": 2,
-        "num_components": 3,
-        "largest_component_nodes": 4,
-        "largest_component_edges": 4,
-        "train_nodes": 2,
-        "validation_nodes": 1,
-        "test_nodes": 2,
-        "notes": [],
-    }
-
-
-def test_absent_nodes_are_in_no_component(save):
-    # node 3 has no features; without a label it is absent, and links 0 and 2 no more
-    edges = np.array([(0, 3), (2, 3), (1, 2), (4, 5)])
-    arrays = compact(edges=edges, unlabeled=np.array([3]), val_idx=None)
-    dataset = citation.load(save(arrays))
-    largest = citation.largest_component(dataset)
-    np.testing.assert_array_equal(dense(largest), FEATURES[[1, 2]])
-    assert citation.statistics(dataset)["num_components"] == 4
-    assert citation.statistics(dataset)["largest_component_edges"] == 1
-    arrays |= {"unlabeled": np.array([1])}  # which has features: it stays
-    assert len(citation.largest_component(citation.load(save(arrays))).labels) == 4
-
-
-@pytest.mark.parametrize("is_sparse", [True, False])
-def test_binarised(toy, is_sparse):
-    features = -FEATURES
-    features[0, 2] = 2
-    kept = scipy.sparse.csr_array(features) if is_sparse else features
-    result = citation.binarised(toy._replace(features=kept))
-    expected = np.zeros((7, 3))
-    expected[0, 2] = 1
-    np.testing.assert_array_equal(dense(result), expected)
-    assert result.features.dtype == np.float32
-    assert "binarised" in result.notes[-1]
-
-
-def test_small_classes_lose_their_labels(toy):
-    labels = np.array([0, 1, 1, 2, 2, 2, -1], np.int32)
-    dataset = toy._replace(labels=labels, class_names=("a", "b", "c"))
-    result = citation.without_small_classes(dataset, 2)
-    assert result.labels.tolist() == [-1, 0, 0, 1, 1, 1, -1]
-    assert result.labels.dtype == np.int32
-    assert result.class_names == ("b", "c")
-    assert result.notes[-1].endswith("count as unlabelled: a")
-    assert citation.without_small_classes(dataset, 1) is dataset
-
-
-@pytest.mark.parametrize(
-    ("nodes", "words"), [([0, 7], "the node 7"), ([1, 1], "node twice")]
-)
-def test_a_subset_that_cannot_be(toy, nodes, words):
-    with pytest.raises(InputError, match=words):
-        citation.subset(toy, nodes)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.data())
-def test_a_subset_is_the_induced_subgraph(data):
-    number = data.draw(st.integers(1, 12))
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    dataset = _random(rng, number)
-    nodes = rng.permutation(number)[: data.draw(st.integers(0, number))]
-    part = citation.subset(dataset, nodes)
-    whole = citation.adjacency(dataset).toarray()
-    np.testing.assert_array_equal(
-        citation.adjacency(part).toarray(), whole[np.ix_(nodes, nodes)]
-    )
-    assert part.edges.tolist() == sorted(part.edges.tolist())
-    assert (part.edges[:, 0] < part.edges[:, 1]).all()
-    np.testing.assert_array_equal(part.labels, dataset.labels[nodes])
-    np.testing.assert_array_equal(part.features, dataset.features[nodes])
-    kept = set(dataset.splits["train"].tolist()) & set(nodes.tolist())
-    assert set(nodes[part.splits["train"]].tolist()) == kept
-
-
-def _random(rng, number):
-    upper = np.triu(rng.random((number, number)) < 0.3, 1)
-    return citation.NodeDataset(
-        "random",
-        rng.random((number, 2)).astype(np.float32),
-        np.argwhere(upper).astype(np.int32),
-        rng.integers(0, 2, number).astype(np.int32),
-        ("a", "b"),
-        {"train": np.flatnonzero(rng.random(number) < 0.5).astype(np.int32)},
-    )
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 15), st.integers(0, 2**32 - 1))
-def test_the_largest_component_is_what_a_search_finds(number, seed):
-    dataset = _random(np.random.default_rng(seed), number)
-    neighbours = citation.adjacency(dataset).toarray() > 0
-    components = []
-    for node in range(number):
-        if any(node in component for component in components):
-            continue
-        found, frontier = {node}, [node]
-        while frontier:
-            new = set(np.flatnonzero(neighbours[frontier.pop()])) - found
-            found |= new
-            frontier += new
-        components.append(sorted(found))
-    best = max(components, key=len)
-    largest = citation.largest_component(dataset)
-    np.testing.assert_array_equal(largest.features, dataset.features[best])
-    assert citation.statistics(dataset)["num_components"] == len(components)

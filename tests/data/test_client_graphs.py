@@ -8,14 +8,20 @@ import numpy.testing as npt
 import pytest
 import scipy.sparse
 
-from fedjax_graph.data import citation, client_graphs, subgraphs, synthetic_graphs
-from fedjax_graph.data.citation import NodeDataset
+from fedjax_graph.data import (
+    citation,
+    client_graphs,
+    node_graphs,
+    subgraphs,
+    synthetic_graphs,
+)
 from fedjax_graph.data.client_graphs import (
     NodeSplit,
     make_split,
     make_splits,
     planetoid_split,
 )
+from fedjax_graph.data.node_graphs import NodeDataset
 from fedjax_graph.errors import InputError
 
 SEEDS = st.integers(0, 2**32)
@@ -53,7 +59,7 @@ def drawn(num_nodes, seed, share=0.3):
 
 
 def cut(dataset, num_clients, overlap=0.0, seed=0):
-    adjacency = citation.adjacency(dataset)
+    adjacency = node_graphs.adjacency(dataset)
     return subgraphs.parts(adjacency, num_clients, overlap, seed=seed)
 
 
@@ -369,7 +375,7 @@ def test_a_synthetic_graph_has_a_drawn_split():
 def test_random_parts_know_nothing_of_labels(seed):
     """One seed draws classes, training nodes and who holds what."""
     dataset = synthetic_graphs.node_graph(seed=seed)
-    adjacency, num_clients = citation.adjacency(dataset), 4
+    adjacency, num_clients = node_graphs.adjacency(dataset), 4
     cut = subgraphs.parts(adjacency, num_clients, 0.0, "random", seed)
     edges = cut.owners[dataset.edges]
     assert np.mean(edges[:, 0] != edges[:, 1]) == pytest.approx(3 / 4, abs=0.02)
@@ -386,7 +392,7 @@ def test_random_parts_know_nothing_of_labels(seed):
 def test_cora_in_three_parts(data_dir):
     pytest.importorskip("pymetis")
     dataset = citation.load("cora", data_dir)
-    parts = subgraphs.parts(citation.adjacency(dataset), 3, partition="metis")
+    parts = subgraphs.parts(node_graphs.adjacency(dataset), 3, partition="metis")
     splits = make_splits(dataset, parts, make_split(dataset))
     statistics = client_graphs.statistics(dataset, parts, splits)
     totals = [sum(statistics[f"{name}_nodes"]) for name in splits]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedjax_graph.data import citation, synthetic_graphs
+from fedjax_graph.data import node_graphs, synthetic_graphs
 from fedjax_graph.errors import InputError
 
 
@@ -29,7 +29,7 @@ def test_the_standard_graph():
     words = np.diff(dataset.features.indptr)
     assert words.min() >= 1 and words.max() <= 12 and words.mean() > 9
     assert dataset.name == "synthetic" and dataset.splits == {}
-    assert len(citation.largest_component(dataset).labels) > 2600
+    assert len(node_graphs.largest_component(dataset).labels) > 2600
 
 
 @pytest.mark.parametrize("homophily", [0.0, 0.3, 1.0])
@@ -62,7 +62,7 @@ def test_features_tell_the_class_in_part():
     dataset = synthetic_graphs.node_graph()
     bags = dataset.features.toarray()
     own = nearest_by_words(bags, dataset.labels)
-    adjacency = citation.adjacency(dataset)
+    adjacency = node_graphs.adjacency(dataset)
     smooth = adjacency @ (adjacency @ bags) + 2 * (adjacency @ bags) + bags
     smoothed = nearest_by_words(smooth, dataset.labels)
     assert 0.45 < own < 0.75
