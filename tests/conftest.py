@@ -10,7 +10,7 @@ import pytest
 from fedjax_graph import architecture
 from fedjax_graph.data import windows
 from fedjax_graph.data.traffic import TrafficDataset
-from fedjax_graph.models import supernet
+from fedjax_graph.models import relaxation, supernet
 
 NUM_SENSORS, NUM_STEPS = 5, 60  # 37 windows: 26 to train, 4 to validate, 7 to test
 
@@ -136,6 +136,6 @@ def few_convolutions():
     have all twelve.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module in (architecture, supernet):
+        for module in (architecture, relaxation, supernet):
             patch.setattr(module, "OPS", ("GATConv", "GINConv", "APPNP"))
         yield

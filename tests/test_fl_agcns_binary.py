@@ -15,7 +15,7 @@ import pytest
 from experiments import _fl_agcns_choice, _fl_agcns_flags
 from fedjax_graph import architecture
 from fedjax_graph.driver.checkpoint import Checkpoints
-from fedjax_graph.models import supernet
+from fedjax_graph.models import relaxation, supernet
 from tests import binary
 
 NUM_NODES, NUM_CLASSES, NUM_FEATURES, NUM_CLIENTS = 60, 3, 6, 2
@@ -42,8 +42,8 @@ CKKS = "--encryption=ckks"
 OPS = ("GINConv", "APPNP")  # with batch statistics, and without weights
 FEW_CONVOLUTIONS = f"""
 from fedjax_graph import architecture
-from fedjax_graph.models import supernet
-architecture.OPS = supernet.OPS = {OPS}
+from fedjax_graph.models import relaxation, supernet
+architecture.OPS = relaxation.OPS = supernet.OPS = {OPS}
 """
 
 
@@ -91,7 +91,7 @@ def searching(folder):
 @pytest.fixture
 def few_convolutions(monkeypatch):
     """The search space of that machine."""
-    for module in (architecture, supernet):
+    for module in (architecture, relaxation, supernet):
         monkeypatch.setattr(module, "OPS", OPS)
 
 

@@ -3,7 +3,7 @@
 The baseline of FL-AGCNS (Wang et al., arXiv 2104.04141, Section 4.1): DARTS (Liu,
 Simonyan, Yang, "DARTS: Differentiable Architecture Search", ICLR 2019) with federated
 gradients, on the space of codes. With p = softmax(alpha) of each gene's options and
-the network of `SuperNet.relaxed`, a round takes `num_steps` times
+the network of `relaxation.relaxed`, a round takes `num_steps` times
 
     w     <- Adam, sum_i (N_i / N) grad_w L_i(w, p), L_i of the training nodes
     alpha <- Adam, sum_i (V_i / V) grad_alpha L'_i(w, p), L'_i of the scored nodes
@@ -33,6 +33,7 @@ from fedjax_graph.architecture_search import (
     searched,
     touched_step,
 )
+from fedjax_graph.models.relaxation import relaxed
 from fedjax_graph.tasks import subgraphs
 
 FIRST_DEVIATION = 1e-3  # DARTS's, of the first alphas
@@ -130,7 +131,7 @@ def derive(alphas: jax.Array, stages: Stages = ANY_STAGES) -> jax.Array:
 def probabilities(
     alphas: jax.Array, stages: Stages = ANY_STAGES
 ) -> dict[str, jax.Array]:
-    """Softmax over each gene's options, as `SuperNet.relaxed` takes it."""
+    """Softmax over each gene's options, as `relaxed` takes them."""
     rows = jax.nn.softmax(masked(alphas, stages))
     first, last = rows[:, 1:6][jnp.array([0, -1])]
     return {"input": first, "layers": rows[1:-1], "output": last}
@@ -204,7 +205,8 @@ def relaxed_loss(config: FLGradientConfig, params, stats, own, alphas, mask, key
     key is that of dropout, None without.
     """
     model = {"params": params, "batch_stats": stats}
-    outputs, stats = config.supernet.relaxed(
+    outputs, stats = relaxed(
+        config.supernet,
         model,
         subgraphs.as_graph(own),
         probabilities(alphas, config.stages),

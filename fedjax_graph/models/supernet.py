@@ -11,7 +11,6 @@ steps again until shared weights told codes apart at all.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +22,6 @@ import numpy as np
 
 from fedjax_graph.architecture import (
     ACTIVATIONS,
-    INPUT,
     NUM_LAYERS,
     OPS,
     Architecture,
@@ -39,7 +37,6 @@ from fedjax_graph.models.convolutions import CONVOLUTIONS, Structure, make_struc
 from fedjax_graph.models.linear import Linear, matmul
 
 WIDTH = 64
-PRESENCE_FLOOR = 1e-12  # of a layer's probability where it divides
 
 
 def activate(op: str, x: jax.Array) -> jax.Array:
@@ -254,69 +251,6 @@ class SuperNet:
         x = fully_connected(params["output"], x)
         return activate_stage(architecture.output_stage, x), stats
 
-    def relaxed(
-        self,
-        model: Model,
-        graph: jraph.GraphsTuple,
-        probabilities: dict[str, jax.Array],
-        mask: jax.Array | None = None,
-        key: jax.Array | None = None,
-    ) -> tuple[jax.Array, Any]:
-        """Classifies nodes by all codes at once, their genes drawn independently.
-
-        The relaxation of Liu, Simonyan, Yang, "DARTS: Differentiable Architecture
-        Search", ICLR 2019, Section 2.2: a choice is the mean of its options' outputs.
-        The mean output of a layer is that given that it is present. It is read with the
-        probability that it is, else its reader takes the input stage and the weights
-        for it; fused in proportion to the probability that `apply` would, as is the
-        input stage to that of no layers. So probabilities of 0 and 1 are `apply`.
-
-        A gradient computes each op again: what it keeps is the input of each of the
-        L (L + 1) / 2 pairs of a layer and what it reads.
-
-        Args:
-          model, graph, mask, key: as for `apply`.
-          probabilities: of options, which sum to 1. "input" and "output": [5], by
-            activation. "layers": [L, 1 + 12 L], by gene; 0 beyond a layer's largest.
-
-        Returns:
-          Outputs [N, classes], and the running statistics, of which those of ops with
-          a positive share are new.
-
-        Raises:
-          InputError: if there are probabilities of another number of genes, or the
-            edges are no weights.
-        """
-        expected = (self.num_layers, 1 + len(OPS) * self.num_layers)
-        if probabilities["layers"].shape != expected:
-            raise InputError(
-                f"probabilities of shape {probabilities['layers'].shape}: expected "
-                f"{expected}, options of {self.num_layers} layers"
-            )
-        params, shares = model["params"], layer_shares(probabilities["layers"])
-        structure = make_structure(graph, mask)
-        ops = [mixed_layer(op, self.width) for op in OPS]
-
-        def slot(outputs, step):
-            place, source, shares, weights, stats = step
-            x, output = outputs[source], 0
-            for share, op in zip(shares, ops, strict=True):
-                summand, stats = op(share, weights, stats, x, structure)
-                output += summand
-            return outputs.at[place].add(output), stats
-
-        product = self.input_product(params, graph.nodes, key)
-        x = mix_stage(probabilities["input"], product)
-        outputs = jnp.zeros((self.num_layers + 1, *x.shape), x.dtype).at[0].set(x)
-        layers, sources = np.tril_indices(self.num_layers)
-        steps = (layers + 1, sources, shares, params["layers"], model["batch_stats"])
-        outputs, stats = jax.lax.scan(slot, outputs, steps)
-        weights = fusion_shares(probabilities["layers"], self.fusion)
-        _, output_key = self.dropout_keys(key)
-        x = self.drop(jnp.tensordot(weights, outputs, axes=1), output_key)
-        product = fully_connected(take(params["output"], 0), x)
-        return mix_stage(probabilities["output"], product), stats
-
     def input_product(
         self, params: Params, nodes: jax.Array, key: jax.Array | None = None
     ) -> jax.Array:
@@ -459,55 +393,6 @@ def activate_stage(choice: jax.Array, x: jax.Array) -> jax.Array:
     return jax.lax.switch(choice, list(ACTIVATIONS.values()), x)
 
 
-def by_source(probabilities: jax.Array) -> jax.Array:
-    """[L, 1 + 12 L] of genes but 0 -> [L, L, 12], by layer, what it reads, and op."""
-    num_layers = len(probabilities)
-    return probabilities[:, 1:].reshape(num_layers, num_layers, len(OPS))
-
-
-def layer_shares(probabilities: jax.Array) -> jax.Array:
-    """How probable a layer's options are, given that it is present.
-
-    Args:
-      probabilities: [L, 1 + 12 L], of genes that are drawn independently.
-
-    Returns:
-      [L (L + 1) / 2, 12], by layer and what it really reads, and op: the sum for a
-      layer is 1, or 0 if it is certainly absent.
-    """
-    genes, is_absent = by_source(probabilities), probabilities[:, 0]
-    is_present = jnp.sum(genes, axis=(1, 2))
-    can_be_read = jnp.append(1, is_present[:-1])
-    read_instead = jnp.einsum("lso,s->lo", genes[:, 1:], is_absent[:-1])
-    shares = (can_be_read[:, None] * genes).at[:, INPUT].add(read_instead)
-    shares /= jnp.maximum(is_present, PRESENCE_FLOOR)[:, None, None]
-    return shares[np.tril_indices(len(probabilities))]
-
-
-def fusion_shares(probabilities: jax.Array, fusion: Fusion) -> jax.Array:
-    """[L + 1], how probable it is that `apply` fuses an output, divided by the sum.
-
-    The sum is at least 1, as every code fuses something.
-
-    Args:
-      probabilities: [L, 1 + 12 L], of genes that are drawn independently.
-      fusion: see `Architecture.is_fused`.
-    """
-    is_read = jnp.sum(by_source(probabilities), axis=2)  # [L, L], by its reader
-    is_present = jnp.sum(is_read, axis=1)
-    is_leaf = is_present * jnp.append(jnp.prod(1 - is_read[:, 1:], axis=0), 1)
-    layers = Architecture(None, is_present, None, None, is_leaf, None)
-    is_empty = jnp.prod(probabilities[:, 0])
-    chances = jnp.append(is_empty, layers.is_fused(fusion))
-    return chances / jnp.sum(chances)
-
-
-def mix_stage(probabilities: jax.Array, product: jax.Array) -> jax.Array:
-    """The mean of the five activations of a product [N, features]."""
-    stages = zip(probabilities, ACTIVATIONS.values(), strict=True)
-    return sum(share * activation(product) for share, activation in stages)
-
-
 def absent_layer(weights: Params, stats: Any, x: jax.Array, structure: Structure):
     """A layer that is left out: zeros, which nobody reads."""
     del weights, structure
@@ -521,23 +406,6 @@ def present_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
     236 MB instead of 40 for three clients of a third of Cora.
     """
     return jax.checkpoint(plain_layer(op, width), prevent_cse=False)
-
-
-def mixed_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
-    """`plain_layer` with a share in a sum.
-
-    Returns:
-      (share [], what `plain_layer` takes) -> (share x [N, width], statistics, new if
-      the share is positive). A gradient computes it again.
-    """
-    layer = plain_layer(op, width)
-
-    def run(share, weights, stats, x, structure):
-        x, new = layer(weights, stats, x, structure)
-        keep = functools.partial(jnp.where, share > 0)
-        return share * x, jax.tree.map(keep, new, stats)
-
-    return jax.checkpoint(run, prevent_cse=False)
 
 
 def plain_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:

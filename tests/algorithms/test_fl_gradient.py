@@ -14,6 +14,7 @@ from fedjax_graph.algorithms.fl_gradient import FLGradientConfig, Learnt
 from fedjax_graph.architecture import OPS, check
 from fedjax_graph.architecture_search import init_weights
 from fedjax_graph.clients import take
+from fedjax_graph.models.relaxation import relaxed
 from fedjax_graph.tasks import subgraphs
 from tests import client_graphs
 
@@ -79,7 +80,8 @@ def test_given_stages_are_certain():
 
 def loss(params, alphas, stats, own, mask):
     """ONE client's mean over marked nodes, and statistics."""
-    outputs, stats = CONFIG.supernet.relaxed(
+    outputs, stats = relaxed(
+        CONFIG.supernet,
         {"params": params, "batch_stats": stats},
         subgraphs.as_graph(own),
         fl_gradient.probabilities(alphas),
