@@ -102,13 +102,16 @@ def make_problem(dataset: node_graphs.NodeDataset) -> Problem:
 # --- Runs ----------------------------------------------------------------------------
 
 
-def search(method: str, problem: Problem, workdir: pathlib.Path) -> _runs.Run:
-    """Runs or scores a search; its state has the best code."""
-    name = _fl_agcns_flags.search_name(method)
-    values = _fl_agcns_flags.search_values(method, problem.sizes, workdir)
+def search(
+    method: str, values: dict[str, Any], problem: Problem, workdir: pathlib.Path
+) -> _runs.Run:
+    """Runs or scores a search with the values of its config.
+
+    Its state has the best code.
+    """
     config = algorithms.make_config(method, values)
     return _runs.run_method(
-        name,
+        _fl_agcns_flags.search_name(method),
         values,
         problem.splits,
         workdir,
@@ -173,8 +176,8 @@ def run_method(method: str, problem: Problem, workdir: pathlib.Path) -> Outcome:
     if method == "code":
         code = tuple(architecture.parse(_fl_agcns_flags.CODE.value).tolist())
         return Outcome(train(method, problem, workdir, code), None, code)
-    found = search(method, problem, workdir)
     values = _fl_agcns_flags.search_values(method, problem.sizes, workdir)
+    found = search(method, values, problem, workdir)
     state = jax.device_get(jax.tree.map(lambda x: x[0], found.result.best_state))
     choice = _fl_agcns_choice.choose(
         method, state, values, problem.splits["train"], workdir

@@ -145,8 +145,8 @@ def quotas(num: jax.Array | int, weights: jax.Array) -> jax.Array:
 
 
 def merge(
-    controller: tuple[jax.Array, jax.Array],
-    clients: tuple[jax.Array, jax.Array],
+    controller: jax.Array,
+    clients: jax.Array,
     weights: jax.Array,
     share: jax.Array | float,
 ) -> jax.Array:
@@ -155,19 +155,17 @@ def merge(
     A code of several of them occurs as often.
 
     Args:
-      controller: codes [P, L + 2] and fitness [P].
-      clients: codes [K, P, L + 2] and fitness [K, P], each by its client's own score.
+      controller: [P, L + 2], best first.
+      clients: [K, P, L + 2], likewise, by each client's own score.
       weights: [K], by which the clients send codes; 0 for padding.
       share: of the population that comes from the clients, 0 to 1.
 
     Returns:
       [P, L + 2].
     """
-    size = len(controller[0])
-    ranked, _ = survivors(*controller, size)
-    client_ranked, _ = jax.vmap(lambda *own: survivors(*own, size))(*clients)
+    size, num_genes = controller.shape
     num_sent = jnp.round(share * size).astype(jnp.int32)
     counts = jnp.append(size - num_sent, quotas(num_sent, weights))
     is_taken = jnp.arange(size) < counts[:, None]
-    codes = jnp.concatenate([ranked[None], client_ranked]).reshape(-1, ranked.shape[1])
+    codes = jnp.concatenate([controller[None], clients]).reshape(-1, num_genes)
     return codes[jnp.argsort(~is_taken.reshape(-1), stable=True)[:size]]

@@ -254,47 +254,29 @@ def test_share_of_the_clients():
     weights=st.tuples(*[st.integers(0, 5)] * NUM_CLIENTS).filter(any),
 )
 def test_the_new_population(seed, share, weights):
-    rng = np.random.default_rng(seed)
     codes = np.stack([draw(seed + i) for i in range(NUM_CLIENTS + 1)])
-    fitness = rng.normal(size=codes.shape[:2]).astype(np.float32)
     weights = np.array(weights, np.float32)
-    merged = merge(
-        (codes[0], fitness[0]), (codes[1:], fitness[1:]), weights, np.float32(share)
-    )
+    merged = merge(codes[0], codes[1:], weights, np.float32(share))
     assert merged.shape == (SIZE, NUM_LAYERS + 2)
     num_sent = round(share * SIZE)
     counts = [SIZE - num_sent, *np.asarray(quotas(num_sent, weights))]
     expected = []
-    for own, own_fitness, count in zip(codes, fitness, counts, strict=True):
-        best, _ = survivors(own, own_fitness, SIZE)
-        expected += rows(best[:count])
+    for own, count in zip(codes, counts, strict=True):
+        expected += rows(own[:count])
     assert rows(merged) == expected
 
 
 def test_the_order_of_clients_does_not_matter():
     codes = np.stack([draw(i) for i in range(NUM_CLIENTS + 1)])
-    fitness = np.random.default_rng(0).normal(size=codes.shape[:2])
     weights, order = jnp.array([5.0, 3.0, 2.0]), np.array([2, 0, 1])
-    merged, permuted = (
-        merge((codes[0], fitness[0]), (own[1:], own_fitness[1:]), own_weights, 1.0)
-        for own, own_fitness, own_weights in (
-            (codes, fitness, weights),
-            (codes[[0, *(order + 1)]], fitness[[0, *(order + 1)]], weights[order]),
-        )
-    )
+    merged = merge(codes[0], codes[1:], weights, 1.0)
+    permuted = merge(codes[0], codes[1:][order], weights[order], 1.0)
     assert rows(permuted) != rows(merged)
     assert sorted(rows(permuted)) == sorted(rows(merged))
 
 
 def test_padded_clients_send_nothing():
     codes = np.stack([draw(i) for i in range(3)])
-    fitness = np.arange(3 * SIZE, dtype=np.float32).reshape(3, SIZE)
-    controller = (codes[0], fitness[0])
-    alone = merge(controller, (codes[1:2], fitness[1:2]), jnp.ones(1), 0.5)
-    padded = merge(
-        controller,
-        (codes[1:], np.stack([fitness[1], np.full(SIZE, np.nan)])),
-        jnp.array([1.0, 0.0]),
-        0.5,
-    )
+    alone = merge(codes[0], codes[1:2], jnp.ones(1), 0.5)
+    padded = merge(codes[0], codes[1:], jnp.array([1.0, 0.0]), 0.5)
     npt.assert_array_equal(padded, alone)

@@ -28,10 +28,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph import clients, communication, encryption, evolution
-from fedjax_graph.algorithm import FederatedAlgorithm
+from fedjax_graph.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.architecture import random_codes
 from fedjax_graph.architecture_search import (
     WORST,
+    Scorer,
     SearchConfig,
     SearchState,
     init_weights,
@@ -59,113 +60,161 @@ class Populations(NamedTuple):
     clients: jax.Array  # P_i [K, P, L + 2] int32
 
 
+class Ranked(NamedTuple):
+    """P', best first."""
+
+    codes: jax.Array  # [P, L + 2] int32
+    fitness: jax.Array  # [P] federated scores
+    best_by_client: jax.Array  # [K], each client's score of the best code
+    cost: Metrics  # of the encryption
+
+
 def fl_agcns(config: FLAGCNSConfig) -> FederatedAlgorithm:
     """Evolution at the controller and at the clients."""
-    return _evolutionary(config)
+    return evolutionary(config)
 
 
 def controller_eo(config: FLAGCNSConfig) -> FederatedAlgorithm:
     """ControllerEO: the new population is the controller's."""
-    return _evolutionary(config, with_clients=False)
+    return evolutionary(config, with_clients=False)
 
 
 def client_eo(config: FLAGCNSConfig) -> FederatedAlgorithm:
     """ClientEO: the new population is the clients', and scored for the best code."""
-    return _evolutionary(config, with_controller=False)
+    return evolutionary(config, with_controller=False)
 
 
-def _evolutionary(config, with_controller=True, with_clients=True):
-    train, size = train_step(config), config.population_size
+def evolutionary(
+    config: FLAGCNSConfig, with_controller: bool = True, with_clients: bool = True
+) -> FederatedAlgorithm:
+    """The search with evolution at the controller, at the clients, or at both."""
+    train = weights_trainer(config)
 
     def init(key, data):
         weights_key, population_key = jax.random.split(key)
         codes = random_codes(
-            population_key, size, config.num_layers, stages=config.stages
+            population_key,
+            config.population_size,
+            config.num_layers,
+            stages=config.stages,
         )
         everybody = jnp.broadcast_to(codes, (len(data.client_ids), *codes.shape))
         populations = Populations(codes, everybody)
         weights = init_weights(config, weights_key)
         return SearchState(weights, codes[0], jnp.int32(0), populations)
 
-    def train_weights(state, data, key):
-        def step(weights, key):
-            select_key, step_key = jax.random.split(key)
-            codes = evolution.select(
-                select_key, state.memory.controller, config.codes_per_step
-            )
-            weights, loss, cost = train(weights, data, step_key, codes)
-            return weights, (loss, cost)
-
-        keys = jax.random.split(key, config.num_steps)
-        weights, (losses, costs) = jax.lax.scan(step, state.weights, keys)
-        return weights, jnp.mean(losses), costs
-
-    def with_children(key, population, crossover_rate):
-        children = evolution.offspring(
-            key, population, crossover_rate, config.mutation_rate, config.stages
+    def client_share(generation):
+        if not with_controller:
+            return 1.0
+        return evolution.client_share(
+            generation, config.client_share, config.client_share_decay
         )
-        return jnp.concatenate([population, children])
-
-    def rank(scorer, codes):
-        """(P', its scores, each client's score of its best code, cost)."""
-        fitness, by_client, cost = scorer.federated(codes)
-        best = by_client[:, jnp.argmax(fitness)]
-        return *evolution.survivors(codes, fitness, size), best, cost
-
-    def evolve_clients(scorer, populations, data, key):
-        """(P_i, their own clients' scores)."""
-
-        def breed(population, key):
-            return with_children(key, population, config.client_crossover_rate)
-
-        keys = clients.client_keys(key, data.client_ids)
-        codes = jax.vmap(breed)(populations, keys)
-        fitness = scorer.own(codes)
-        return jax.vmap(lambda *own: evolution.survivors(*own, size))(codes, fitness)
-
-    def merge(controller, own, data, generation):
-        num_clients = len(data.client_ids)
-        order = jnp.argsort(data.client_ids)  # whatever the order of their data
-        codes, fitness = clients.take(own, order)
-        share = 1.0
-        if with_controller:
-            share = evolution.client_share(
-                generation, config.client_share, config.client_share_decay
-            )
-        codes = communication.up(codes, Fraction(1, num_clients))
-        weights = data.client_weights[order]
-        return evolution.merge(controller, (codes, fitness), weights, share)
 
     def round_(state, data, key):
         train_key, controller_key, clients_key = jax.random.split(key, 3)
-        weights, loss, training_cost = train_weights(state, data, train_key)
+        weights, loss, training_cost = train(
+            state.weights, state.memory.controller, data, train_key
+        )
         scorer = make_scorer(config, weights.model, data)
         generation = state.num_rounds
 
         def stay(before):
-            return before, rank(scorer, before.controller)
+            return before, rank(config, scorer, before.controller)
 
         def evolve(before):
             codes = before.controller
             if with_controller:
-                codes = with_children(controller_key, codes, config.crossover_rate)
-            ranked = rank(scorer, codes)
+                codes = with_children(
+                    config, controller_key, codes, config.crossover_rate
+                )
+            ranked = rank(config, scorer, codes)
             if not with_clients:
-                return before._replace(controller=ranked[0]), ranked
-            own = evolve_clients(scorer, before.clients, data, clients_key)
-            return Populations(merge(ranked[:2], own, data, generation), own[0]), ranked
+                return before._replace(controller=ranked.codes), ranked
+            own = evolve_clients(config, scorer, before.clients, data, clients_key)
+            merged = merge(ranked.codes, own, data, client_share(generation))
+            return Populations(merged, own), ranked
 
-        populations, (codes, fitness, best_by_client, scoring_cost) = jax.lax.cond(
+        populations, ranked = jax.lax.cond(
             generation < config.num_warm_up, stay, evolve, state.memory
         )
-        state = SearchState(weights, codes[0], generation + 1, populations)
+        state = SearchState(weights, ranked.codes[0], generation + 1, populations)
         is_scored = jnp.any(data.is_scored > 0, axis=1)
         metrics = {
             "train_loss": loss,
-            "best_score": fitness[0],
-            "mean_score": jnp.mean(fitness, where=fitness > WORST),
-            "score_spread": jnp.std(best_by_client, where=is_scored),
+            "best_score": ranked.fitness[0],
+            "mean_score": jnp.mean(ranked.fitness, where=ranked.fitness > WORST),
+            "score_spread": jnp.std(ranked.best_by_client, where=is_scored),
         }
-        return state, metrics | encryption.total(training_cost, scoring_cost)
+        return state, metrics | encryption.total(training_cost, ranked.cost)
 
     return searched(config, init, round_)
+
+
+# --- A generation --------------------------------------------------------------------
+
+
+def weights_trainer(config: FLAGCNSConfig):
+    """Factory of the weights' steps of a generation.
+
+    Returns:
+      (weights, population [P, L + 2], data, key) -> (weights, mean loss, metrics of the
+      encryption of each step).
+    """
+    train = train_step(config)
+
+    def run(weights, population, data, key):
+        def step(weights, key):
+            select_key, step_key = jax.random.split(key)
+            codes = evolution.select(select_key, population, config.codes_per_step)
+            weights, loss, cost = train(weights, data, step_key, codes)
+            return weights, (loss, cost)
+
+        keys = jax.random.split(key, config.num_steps)
+        weights, (losses, costs) = jax.lax.scan(step, weights, keys)
+        return weights, jnp.mean(losses), costs
+
+    return run
+
+
+def with_children(
+    config: FLAGCNSConfig, key: jax.Array, codes: jax.Array, crossover_rate: float
+) -> jax.Array:
+    """A population [P, L + 2] and its children: [P + P // 2, L + 2]."""
+    children = evolution.offspring(
+        key, codes, crossover_rate, config.mutation_rate, config.stages
+    )
+    return jnp.concatenate([codes, children])
+
+
+def rank(config: FLAGCNSConfig, scorer: Scorer, codes: jax.Array) -> Ranked:
+    """The best of codes [C, L + 2] by the federated score (1)."""
+    fitness, by_client, cost = scorer.federated(codes)
+    best = by_client[:, jnp.argmax(fitness)]
+    kept = evolution.survivors(codes, fitness, config.population_size)
+    return Ranked(*kept, best, cost)
+
+
+def evolve_clients(
+    config: FLAGCNSConfig, scorer: Scorer, populations: jax.Array, data, key: jax.Array
+) -> jax.Array:
+    """Each client's population [K, P, L + 2] after a generation, best first."""
+
+    def breed(key, codes):
+        return with_children(config, key, codes, config.client_crossover_rate)
+
+    keys = clients.client_keys(key, data.client_ids)
+    codes = jax.vmap(breed)(keys, populations)
+
+    def survive(codes, fitness):
+        return evolution.survivors(codes, fitness, config.population_size)[0]
+
+    return jax.vmap(survive)(codes, scorer.own(codes))
+
+
+def merge(
+    controller: jax.Array, own: jax.Array, data, client_share: jax.Array | float
+) -> jax.Array:
+    """The new population, for which the clients send their best codes."""
+    order = jnp.argsort(data.client_ids)  # whatever the order of their data
+    sent = communication.up(clients.take(own, order), Fraction(1, len(order)))
+    return evolution.merge(controller, sent, data.client_weights[order], client_share)
