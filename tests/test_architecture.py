@@ -233,6 +233,8 @@ def test_a_code_of_another_length():
 
 
 def test_a_code_is_a_row_of_integers():
+    with pytest.raises(InputError, match="rows of unequal length: expected a row of i"):
+        architecture.check([[1, 2, 3], [4]])
     with pytest.raises(InputError, match=r"shape \(1, 3\) and type int32"):
         architecture.check(np.array([[3, 6, 5]], np.int32))
     with pytest.raises(InputError, match=r"shape \(3,\) and type float64"):

@@ -365,12 +365,17 @@ def test_a_clients_own_scores_are_its_share_of_the_federated(
         npt.assert_allclose(own[client], by_client[client, chosen], rtol=1e-5)
 
 
-def test_what_is_not_finite_is_the_worst(model, train, scorer):
-    """NaN in the second layer's GAT, which one code has, or in a client's features."""
+def diverged_in_one_layer(model):
+    """NaN in the second layer's GAT, which the last code has."""
     broken = model["params"]["layers"]["GATConv"]
     broken = jax.tree.map(lambda x: x.at[1].set(jnp.nan), broken)
     layers = model["params"]["layers"] | {"GATConv": broken}
-    diverged = model | {"params": model["params"] | {"layers": layers}}
+    return model | {"params": model["params"] | {"layers": layers}}
+
+
+def test_what_is_not_finite_is_the_worst(model, train, scorer):
+    """Of one code, or in a client's features."""
+    diverged = diverged_in_one_layer(model)
     for fitness in ("loss", "accuracy"):
         run = scorer(fitness=fitness)
         federated, _, _ = run(diverged, train, CODES)
@@ -442,6 +447,15 @@ def test_encrypted_scores_are_those_in_the_clear(ckks, model, train, scorer):
     npt.assert_allclose(federated, plain, atol=1e-6)
     npt.assert_allclose(by_client, plain_by_client, rtol=1e-6)
     assert 0 < metrics["encryption_error"] < ERROR
+
+
+def test_what_is_not_finite_is_the_worst_under_encryption(ckks, model, train, scorer):
+    diverged = diverged_in_one_layer(model)
+    plain, _, _ = scorer(fitness="loss")(diverged, train, CODES)
+    federated, by_client, _ = scorer(encryption="ckks")(diverged, train, CODES)
+    assert np.all(by_client[:, -1] == WORST)
+    npt.assert_array_equal(federated == WORST, [False, False, True])
+    npt.assert_allclose(federated, plain, atol=1e-6)
 
 
 # --- The best code as a model --------------------------------------------------------
