@@ -97,12 +97,23 @@ def choose(
 
 
 def read(folder: pathlib.Path) -> Choice | None:
-    """The choice in a search's folder, if one was made."""
+    """The choice in a search's folder, if one was made.
+
+    Raises:
+      InputError: if it cannot be read.
+    """
     path = folder / "choice.json"
     if not path.exists():
         return None
-    made = Choice(**json.loads(path.read_text()))
-    return made._replace(finalists=made.finalists and Finalists(**made.finalists))
+    try:
+        made = Choice(**json.loads(path.read_text()))
+        architecture.check(made.code)
+        return made._replace(finalists=made.finalists and Finalists(**made.finalists))
+    except (InputError, ValueError, TypeError) as error:
+        raise InputError(
+            f"{path}: expected the network that the search ended with, cannot read it; "
+            "delete it, and it is chosen anew"
+        ) from error
 
 
 def judge(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+import jax
 from absl import app, flags, logging
 
 from fedjax_graph.errors import InputError
@@ -22,7 +23,10 @@ DATA_DIR = flags.DEFINE_string(
 
 
 def run(main: Callable[[list[str]], None]) -> None:
-    """Runs a binary; a bad flag or an `InputError` becomes one line and status 2."""
+    """Runs a binary; a bad flag or an `InputError` becomes one line and status 2.
+
+    So does running out of memory.
+    """
 
     def parse(argv: list[str]) -> list[str]:
         try:
@@ -41,6 +45,14 @@ def run(main: Callable[[list[str]], None]) -> None:
             main(argv)
         except InputError as error:
             _fail(error)
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0].rstrip(".") or "of the host"
+            _fail(
+                f"out of memory: {reason}; take fewer clients at a time with "
+                "--clients_per_chunk, or smaller sizes"
+            )
 
     _hush_event_loops()
     _show_in_help()
@@ -69,6 +81,11 @@ def _hush_event_loops() -> None:
     sys.unraisablehook = hook
 
 
-def _fail(error: Exception) -> NoReturn:
+def is_out_of_memory(error: Exception) -> bool:
+    """Of the host, or of a device."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+
+def _fail(error: Exception | str) -> NoReturn:
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(2)

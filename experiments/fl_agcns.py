@@ -77,9 +77,13 @@ def make_problem(dataset: node_graphs.NodeDataset) -> Problem:
     parts = subgraphs.parts(
         node_graphs.adjacency(dataset), num_clients, 0.0, PARTITION.value, seed
     )
-    split = client_graphs.make_split(
-        dataset, published=_fl_agcns_flags.LABELS.value == "published", seed=seed
-    )
+    published = _fl_agcns_flags.LABELS.value == "published"
+    if published and not client_graphs.has_published_split(dataset):
+        dataset = node_graphs.noted(
+            dataset,
+            "no published training, validation and test nodes; drawn by --seed",
+        )
+    split = client_graphs.make_split(dataset, published=published, seed=seed)
     splits = client_graphs.make_splits(
         dataset,
         parts,
@@ -324,9 +328,9 @@ def main(argv: list[str]) -> None:
         architecture.parse(_fl_agcns_flags.CODE.value)
     _fl_agcns_flags.given_stages()
     encryption.check(_fl_agcns_flags.ENCRYPTION.value)
-    dataset = load_dataset()
     _run_flags.set_up_jax()
-    problem = make_problem(dataset)
+    problem = make_problem(load_dataset())
+    dataset = problem.dataset
     if not _run_flags.EVAL_ONLY.value:
         _fl_agcns_flags.note_of_no_evolution(methods)
     workdir = _run_flags.make_workdir("fl_agcns", dataset.name)

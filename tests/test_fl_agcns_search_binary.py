@@ -14,6 +14,7 @@ import pytest
 from experiments import _fl_agcns_choice, _fl_agcns_flags
 from fedjax_graph import architecture
 from fedjax_graph.driver.checkpoint import Checkpoints
+from fedjax_graph.errors import InputError
 from fedjax_graph.models import relaxation, supernet
 from tests import binary
 from tests.fl_agcns_machine import (
@@ -359,6 +360,21 @@ def test_finalists_are_judged_once(searching, searches, answers):
     entry = searching.entry("finalists", "fl_agcns")
     assert made.finalists._asdict() == entry["search"]["finalists"]
     assert made.finalists.best == made.code == entry["code"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"a": 1}',
+        "[]",
+        '{"round": 1, "num_finalists": 1, "code": [9], "finalists": 0}',
+    ],
+)
+def test_a_damaged_choice_is_one_clear_line(tmp_path, text):
+    (tmp_path / "choice.json").write_text(text)
+    with pytest.raises(InputError, match="choice.json: expected the network that"):
+        _fl_agcns_choice.read(tmp_path)
 
 
 def test_a_search_that_goes_on_forgets_its_old_network(tmp_path, capsys):

@@ -95,6 +95,11 @@ def planetoid_split(
     return split
 
 
+def has_published_split(dataset: NodeDataset) -> bool:
+    """Whether a dataset says which nodes train, validate and test."""
+    return all(name in dataset.splits for name in NodeSplit._fields)
+
+
 def make_split(
     dataset: NodeDataset, *, published: bool = True, seed: int = 0, **sizes: int
 ) -> NodeSplit:
@@ -109,7 +114,7 @@ def make_split(
     Raises:
       InputError: if there are too few nodes to draw from.
     """
-    if published and all(name in dataset.splits for name in NodeSplit._fields):
+    if published and has_published_split(dataset):
         return NodeSplit(*(dataset.splits[name] for name in NodeSplit._fields))
     num_classes = len(dataset.class_names)
     return planetoid_split(dataset.labels, num_classes=num_classes, seed=seed, **sizes)

@@ -107,7 +107,9 @@ def read_methods(
     try:
         found = json.loads(path.read_text())
         methods, before = found["methods"], found.get("settings", {}).get("data")
-    except (ValueError, KeyError, TypeError) as error:
+        for entry in methods.values():
+            entry["test"].keys()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: expected the results of an earlier run, cannot read them; delete "
             "it or name another --workdir"

@@ -20,7 +20,7 @@ import numpy as np
 from fedjax_graph import aggregation, clients, communication, devices
 from fedjax_graph.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.driver.checkpoint import Checkpoints
-from fedjax_graph.driver.writers import MetricsWriter, Progress
+from fedjax_graph.driver.writers import MetricsWriter, Progress, note_missing_rounds
 from fedjax_graph.errors import InputError
 from fedjax_graph.federated import nothing
 
@@ -318,6 +318,8 @@ class _Loop:
         config, round_ = self._config, int(np.max(seed_state.round))
         if not config.num_rounds:
             return seed_state, seconds
+        if self._workdir and round_:
+            note_missing_rounds(self._workdir, self._name, round_)
         self.bytes_per_round = communication.bytes_per_round(
             self._algorithm.round,
             jax.tree.map(lambda x: x[0], seed_state.state),

@@ -11,6 +11,8 @@ import numpy as np
 import tensorboardX
 import tqdm
 
+from fedjax_graph.errors import InputError
+
 Record = dict[str, Any]  # one line: method, round, and figures
 
 
@@ -38,16 +40,40 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
 
 
 def read_records(path: pathlib.Path) -> list[Record]:
-    """All complete lines of a `metrics.jsonl`; a torn last line is left out."""
+    """All complete lines of a `metrics.jsonl`; a torn last line is left out.
+
+    Raises:
+      InputError: if another line is no record of a round.
+    """
     if not path.exists():
         return []
-    records = []
-    for line in path.read_text().splitlines():
+    records, lines = [], path.read_text(errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
+            record = json.loads(line)
+            record["method"], record["round"]
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):
+                break
+            raise InputError(
+                f"{path}: line {number} is no record of a round; take it out or name "
+                "another --workdir"
+            ) from error
+        records.append(record)
     return records
+
+
+def note_missing_rounds(workdir: pathlib.Path, method: str, restored_round: int):
+    """Says so where a method's lines do not reach the round of its checkpoint."""
+    path = workdir / "metrics.jsonl"
+    last = max(
+        (r["round"] for r in read_records(path) if r["method"] == method), default=0
+    )
+    if last < restored_round:
+        print(
+            f"note: {path} has lost lines of {method}: its checkpoint is of round "
+            f"{restored_round}, its last line of round {last}"
+        )
 
 
 class MetricsWriter:
@@ -64,7 +90,8 @@ class MetricsWriter:
             r for r in records if r["method"] != method or self._old(r, restored_round)
         ]
         lines = "".join(json.dumps(record) + "\n" for record in kept)
-        if not self._path.exists() or self._path.read_text() != lines:
+        before = self._path.read_text(errors="replace") if records else None
+        if before != lines:
             write_atomically(self._path, lines)
         self._tensorboard = tensorboardX.SummaryWriter(
             str(workdir / "tensorboard" / method),

@@ -8,6 +8,7 @@ import pytest
 from fedjax_graph.communication import Bytes
 from fedjax_graph.driver import results
 from fedjax_graph.driver.rounds import RunResult
+from fedjax_graph.errors import InputError
 
 KEEP = ("rmse", "mae", "masked")
 
@@ -98,3 +99,12 @@ def test_the_table_is_aligned():
         "CNFGNN       12.000 ± 0.250",
     ]
     assert results.with_std(12.0, None) == "12.000"
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"methods": [1]}', '{"methods": {"gcn": 1}}', "\0"]
+)
+def test_results_of_another_shape_are_one_clear_line(tmp_path, text):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(InputError, match="results.json: expected the results of an"):
+        results.read_methods(tmp_path)

@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_graph.driver import writers
 from fedjax_graph.driver.writers import MetricsWriter, Progress, read_records
+from fedjax_graph.errors import InputError
 
 
 def make_record(round_, method="cnfgnn", **figures):
@@ -67,6 +68,28 @@ def test_torn_lines_are_left_out_and_mended(tmp_path, torn):
     write_rounds(tmp_path, [3], restored_round=2)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("foreign", [b'{"x": 1}', b"[1]", b"\xff\xfe", b"3"])
+def test_a_foreign_line_is_one_clear_line(tmp_path, foreign):
+    write_rounds(tmp_path, [1, 2])
+    path = tmp_path / "metrics.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + foreign + b"\n" + second)
+    with pytest.raises(InputError, match="metrics.jsonl: line 2 is no record"):
+        read_records(path)
+
+
+def test_lost_lines_are_noted(tmp_path, capsys):
+    write_rounds(tmp_path, [1, 2])
+    write_rounds(tmp_path, [1], method="gru_fedavg")
+    writers.note_missing_rounds(tmp_path, "cnfgnn", 2)
+    assert not capsys.readouterr().out
+    for method, last in (("cnfgnn", 2), ("gru_fedavg", 1), ("fed_avg", 0)):
+        writers.note_missing_rounds(tmp_path, method, 3)
+        out = capsys.readouterr().out
+        assert out.startswith("note: ") and f"lines of {method}" in out
+        assert out.endswith(f"round 3, its last line of round {last}\n")
 
 
 def test_lines_beyond_the_restored_round_are_dropped(tmp_path):

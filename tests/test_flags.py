@@ -1,0 +1,36 @@
+"""What every binary does with an error of its main function."""
+
+import subprocess
+import sys
+
+import pytest
+
+MAIN = """
+import jax.numpy as jnp
+from experiments import _flags
+
+def main(argv):
+    {body}
+
+_flags.run(main)
+"""
+
+
+def run(body):
+    command = [sys.executable, "-W", "error", "-c", MAIN.format(body=body)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "body", ["jnp.zeros((10**7, 10**7)).block_until_ready()", "raise MemoryError"]
+)
+def test_running_out_of_memory_is_one_line_that_says_what_to_do(body):
+    process = run(body)
+    assert process.returncode == 2
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("error: out of memory: ") and "--clients_per_chunk" in line
+
+
+def test_an_error_of_our_own_is_not_hidden():
+    process = run("raise RuntimeError('a bug')")
+    assert process.returncode == 1 and "RuntimeError: a bug" in process.stderr
