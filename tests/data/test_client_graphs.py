@@ -17,6 +17,7 @@ from fedjax_graph.data import (
 )
 from fedjax_graph.data.client_graphs import (
     NodeSplit,
+    has_published_split,
     make_split,
     make_splits,
     planetoid_split,
@@ -355,6 +356,7 @@ def test_the_published_split_or_a_drawn_one():
             npt.assert_array_equal(nodes, wanted)
     for nodes, wanted in zip(make_split(with_split), split, strict=True):
         npt.assert_array_equal(nodes, wanted)
+    assert has_published_split(with_split) and not has_published_split(partial)
 
 
 def test_a_synthetic_graph_has_a_drawn_split():
