@@ -129,4 +129,5 @@ def announce(text: str, notes: tuple[str, ...], workdir: pathlib.Path) -> None:
     for note in notes:
         print(f"note: {note}")
     print(text)
-    print(f"on {jax.devices()[0].device_kind}; writing to {workdir}", flush=True)
+    verb = "scoring" if _run_flags.EVAL_ONLY.value else "writing to"
+    print(f"on {jax.devices()[0].device_kind}; {verb} {workdir}", flush=True)

@@ -114,6 +114,7 @@ def _histories(records, xlabel, panels):
         }
         _draw(axes, series, _colours(methods))
         label_axes(axes, xlabel, label)
+        axes.xaxis.get_major_locator().set_params(integer=True)
     _legend(figure, all_axes[0])
     return figure
 

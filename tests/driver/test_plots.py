@@ -266,6 +266,7 @@ def test_search_curves_have_a_band_around_the_best():
     assert mean.get_ylabel() == "mean federated score"
     npt.assert_array_equal(plot(best, "a").get_xydata(), [[1, -0.4], [2, -0.2]])
     npt.assert_array_equal(plot(best, "b").get_xydata(), [[1, -0.5]])
+    assert all(tick.is_integer() for tick in best.get_xticks())
     npt.assert_array_equal(plot(mean, "a").get_xydata(), [[2, -0.6]])
     npt.assert_array_equal(plot(mean, "b").get_xydata(), [[1, -0.9]])
     (band,) = best.collections
