@@ -63,7 +63,9 @@ def read_records(path: pathlib.Path) -> list[Record]:
     return records
 
 
-def note_missing_rounds(workdir: pathlib.Path, method: str, restored_round: int):
+def note_missing_rounds(
+    workdir: pathlib.Path, method: str, restored_round: int
+) -> None:
     """Says so where a method's lines do not reach the round of its checkpoint."""
     path = workdir / "metrics.jsonl"
     last = max(
