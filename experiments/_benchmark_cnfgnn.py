@@ -19,11 +19,11 @@ from experiments._measure import (
     peak_memory_bytes,
     seconds,
 )
-from fedjax_graph import aggregation, clients, graphs
-from fedjax_graph.algorithms import cnfgnn
-from fedjax_graph.data import windows
-from fedjax_graph.errors import InputError
-from fedjax_graph.models import graph_network, gru_seq2seq
+from fedjax_graph.algorithms.cnfgnn import cnfgnn
+from fedjax_graph.core import aggregation, clients, graphs
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.traffic import windows
+from fedjax_graph.models import graph_network, seq2seq
 
 SHAPE = flags.DEFINE_enum(
     "shape", "metr_la", ["metr_la", "pems_bay"], "Of CNFGNN's data."
@@ -73,7 +73,7 @@ def client_window_flops(hidden: int) -> int:
     """FLOPs of training on one window: forward and twice that backward."""
 
     def gru(size):
-        return 3 * size * (gru_seq2seq.NUM_FEATURES + size)
+        return 3 * size * (seq2seq.NUM_FEATURES + size)
 
     macs = windows.INPUT_STEPS * gru(hidden)
     macs += windows.TARGET_STEPS * (gru(2 * hidden) + 2 * hidden)
@@ -108,7 +108,7 @@ def client_measures(data, config) -> tuple[dict[str, Measure], dict[str, float]]
     """Step (1) of a round in three forms: chosen mapping, one vmap, Python loop."""
     num_clients, num_windows = len(data.client_ids), len(data.starts)
     models = cnfgnn.make_models(config)
-    params = gru_seq2seq.init_params(models.client, jax.random.key(0))
+    params = seq2seq.init_params(models.client, jax.random.key(0))
     params = jax.tree.map(lambda x: x[None], params)
     embeddings = jnp.zeros((num_clients, num_windows, config.hidden_size))
     args = (params, embeddings, data, jax.random.key(1), jnp.int32(0))
@@ -155,7 +155,7 @@ def client_measures(data, config) -> tuple[dict[str, Measure], dict[str, float]]
 def server_measure(data, config) -> tuple[Measure, dict[str, float]]:
     """Step (3) of a round."""
     models = cnfgnn.make_models(config)
-    client_params = gru_seq2seq.init_params(models.client, jax.random.key(0))
+    client_params = seq2seq.init_params(models.client, jax.random.key(0))
     server_params = graph_network.init_params(models.server, jax.random.key(1))
     hidden = jax.random.normal(
         jax.random.key(2),

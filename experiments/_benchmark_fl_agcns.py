@@ -23,17 +23,15 @@ from experiments._measure import (
     peak_memory_bytes,
     seconds,
 )
-from fedjax_graph import clients
-from fedjax_graph.algorithms.fl_agcns import FLAGCNSConfig, fl_agcns
-from fedjax_graph.architecture import random_codes
-from fedjax_graph.architecture_search import make_scorer, train_step
-from fedjax_graph.data import (
-    citation,
-    client_graphs,
-    node_graphs,
-    subgraphs,
-    synthetic_graphs,
-)
+from fedjax_graph.algorithms.fl_agcns.fl_agcns import FLAGCNSConfig, fl_agcns
+from fedjax_graph.algorithms.fl_agcns.search import make_scorer, train_step
+from fedjax_graph.core import clients, trees
+from fedjax_graph.data.graphs import client_subgraphs as client_graphs
+from fedjax_graph.data.graphs import datasets as citation
+from fedjax_graph.data.graphs import node_dataset as node_graphs
+from fedjax_graph.data.graphs import subgraphs
+from fedjax_graph.data.graphs import synthetic as synthetic_graphs
+from fedjax_graph.models.architecture import random_codes
 from fedjax_graph.tasks import subgraphs as subgraph_task
 
 SEARCH_POPULATION = flags.DEFINE_integer(
@@ -100,7 +98,7 @@ def benchmark_fl_agcns() -> dict[str, Any]:
         outputs, _ = net.apply(model, subgraph_task.as_graph(own), code)
         return subgraph_task.scores(outputs, own)[1]
 
-    each = [clients.take(data, place) for place in range(num_clients)]
+    each = [trees.take(data, place) for place in range(num_clients)]
     one, _ = compiled(score_one, model, each[0], codes[0])
 
     def loop():

@@ -25,16 +25,14 @@ from experiments._measure import (
     peak_memory_bytes,
     seconds,
 )
-from fedjax_graph import algorithms, clients, devices
-from fedjax_graph.data import (
-    citation,
-    label_splits,
-    node_graphs,
-    nodes,
-    subgraphs,
-    synthetic_graphs,
-)
-from fedjax_graph.meta_learning import meta_gradient
+from fedjax_graph import algorithms
+from fedjax_graph.core import clients, mesh
+from fedjax_graph.core.meta_learning import meta_gradient
+from fedjax_graph.data.graphs import datasets as citation
+from fedjax_graph.data.graphs import label_splits, subgraphs
+from fedjax_graph.data.graphs import node_dataset as node_graphs
+from fedjax_graph.data.graphs import receptive_fields as nodes
+from fedjax_graph.data.graphs import synthetic as synthetic_graphs
 from fedjax_graph.tasks.nodes import NodeTask
 
 ALL_PARTS = ["round", "memory", "fed_avg", "first_layer"]
@@ -113,8 +111,8 @@ make_graphfl = partial(make_method, "graphfl", outer_rate=RATE, fine_tune=False)
 
 def start_of(method, data: nodes.NodeData, key: jax.Array):
     """Replicated arguments of a method's first round."""
-    data, key = devices.put_replicated((data, key))
-    return devices.put_replicated(jax.jit(method.init)(key, data)), data, key
+    data, key = mesh.put_replicated((data, key))
+    return mesh.put_replicated(jax.jit(method.init)(key, data)), data, key
 
 
 def timed(name: str, fn, *args) -> Measure:

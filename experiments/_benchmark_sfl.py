@@ -16,8 +16,10 @@ from experiments._measure import (
     peak_memory_bytes,
     seconds,
 )
-from fedjax_graph import aggregation, algorithms, clients, graphs, structure_learning
-from fedjax_graph.data.partition import ImageData
+from fedjax_graph import algorithms
+from fedjax_graph.algorithms.sfl import structure_learning
+from fedjax_graph.core import aggregation, clients, graphs
+from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.tasks.images import ImageTask
 
 ALL_PARTS = ["graph_convolution", "weighted_mean", "distances", "images"]

@@ -6,10 +6,11 @@ from typing import Any
 from absl import flags
 
 from experiments import _run_flags, _traffic_flags
-from fedjax_graph import algorithms, communication, forecasting
-from fedjax_graph.algorithms.cnfgnn import CNFGNNConfig
-from fedjax_graph.algorithms.gru_fmtl import REGULARISERS
-from fedjax_graph.errors import InputError
+from fedjax_graph import algorithms
+from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig
+from fedjax_graph.algorithms.cnfgnn.gru_fmtl import REGULARISERS
+from fedjax_graph.core import batching, communication
+from fedjax_graph.core.errors import InputError
 
 STRATEGIES = {  # of Table 10: value of --strategy -> (method, title)
     "centralized": ("gru_gn", "Centralized"),
@@ -319,8 +320,8 @@ def sampling_decay(num_train: int) -> float:
 
 def steps_per_round(config: CNFGNNConfig, num_train: int) -> int:
     """Optimisation steps of a global round, client and server steps together."""
-    client = forecasting.steps_per_epoch(num_train, config.client_batch_size)
-    server = forecasting.steps_per_epoch(num_train, config.server_batch_size)
+    client = batching.steps_per_epoch(num_train, config.client_batch_size)
+    server = batching.steps_per_epoch(num_train, config.server_batch_size)
     return config.client_rounds * client + config.server_rounds * server
 
 

@@ -16,13 +16,15 @@ import jax
 import numpy as np
 
 from experiments import _fl_agcns_flags, _run_flags
-from fedjax_graph import algorithms, architecture, evolution
-from fedjax_graph.algorithms.fl_random import make_trial
-from fedjax_graph.architecture_search import make_scorer
-from fedjax_graph.data.client_graphs import SubgraphData
+from fedjax_graph import algorithms
+from fedjax_graph.algorithms.fl_agcns import evolution
+from fedjax_graph.algorithms.fl_agcns.fl_random import make_trial
+from fedjax_graph.algorithms.fl_agcns.search import make_scorer
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.driver import writers
 from fedjax_graph.driver.checkpoint import Checkpoints
-from fedjax_graph.errors import InputError
+from fedjax_graph.models import architecture
 
 
 class Finalists(NamedTuple):

@@ -7,9 +7,9 @@ from absl import flags
 
 from experiments import _flags, _run_flags
 from experiments._client_flags import PARTITION
-from fedjax_graph import architecture
-from fedjax_graph.algorithms.fl_rl import FLRLConfig
-from fedjax_graph.errors import InputError
+from fedjax_graph.algorithms.fl_agcns.fl_rl import FLRLConfig
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.models import architecture
 
 FUSION = flags.DEFINE_enum(
     "fusion",

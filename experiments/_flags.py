@@ -9,7 +9,7 @@ from typing import NoReturn
 import jax
 from absl import app, flags, logging
 
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
 
 DATASET = flags.DEFINE_string(
     "dataset", None, "Name of a dataset, or the path of a user's own .npz file."

@@ -16,7 +16,7 @@ from experiments._node_problem import (
     is_code,
     is_new_labels,
 )
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.tasks.nodes import MODELS
 
 MODEL = flags.DEFINE_enum("model", "gcn", list(MODELS), "What clients train.")

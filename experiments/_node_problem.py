@@ -9,15 +9,12 @@ from absl import flags
 
 from experiments import _flags, _run_flags
 from experiments._client_flags import NUM_CLIENTS, PARTITION
-from fedjax_graph.data import (
-    citation,
-    label_splits,
-    node_graphs,
-    nodes,
-    subgraphs,
-    synthetic_graphs,
-)
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.graphs import datasets as citation
+from fedjax_graph.data.graphs import label_splits, subgraphs
+from fedjax_graph.data.graphs import node_dataset as node_graphs
+from fedjax_graph.data.graphs import receptive_fields as nodes
+from fedjax_graph.data.graphs import synthetic as synthetic_graphs
 from fedjax_graph.tasks.nodes import MODELS
 
 TASK = flags.DEFINE_enum(

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from absl import flags
 
-from fedjax_graph import clients, devices
+from fedjax_graph.core import clients, mesh
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver.checkpoint import Checkpoints
-from fedjax_graph.errors import InputError
 
 METHODS = flags.DEFINE_list("methods", None, "Methods, comma-separated.")
 flags.register_validator(
@@ -77,7 +77,7 @@ _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bf
 
 
 def set_up_jax(copied_bytes: int = 0) -> None:
-    """Applies --precision, and makes the CPU's cores devices.
+    """Applies --precision, and makes the CPU's cores mesh.
 
     Args:
       copied_bytes: what each device will hold a copy of. Where that is much, and
@@ -85,7 +85,7 @@ def set_up_jax(copied_bytes: int = 0) -> None:
     """
     set_precision()
     is_large = copied_bytes > MOST_COPIED_BYTES
-    devices.use_cpu_cores(NUM_CPU_DEVICES.value or (1 if is_large else None))
+    mesh.use_cpu_cores(NUM_CPU_DEVICES.value or (1 if is_large else None))
 
 
 def set_precision() -> None:

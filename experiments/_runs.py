@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments import _run_flags
 from fedjax_graph import algorithms
-from fedjax_graph.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.driver import results, rounds, writers
 from fedjax_graph.driver.rounds import RunResult
 

@@ -10,7 +10,7 @@ import numpy as np
 from absl import flags
 
 from experiments.paper_tables import Metric, Paper, Row, Table, Value
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
 
 # Flags that say where and on what a method runs, which method, and how often.
 NOT_COMPARED = (

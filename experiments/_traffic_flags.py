@@ -3,8 +3,9 @@
 from absl import flags
 
 from experiments import _flags
-from fedjax_graph.data import synthetic, traffic
-from fedjax_graph.data.traffic import TrafficDataset
+from fedjax_graph.data.traffic import datasets as traffic
+from fedjax_graph.data.traffic import synthetic
+from fedjax_graph.data.traffic.network import TrafficDataset
 
 NUM_SENSORS = flags.DEFINE_integer(
     "num_sensors", None, "Cut the dataset to this many sensors.", lower_bound=1

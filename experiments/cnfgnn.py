@@ -22,15 +22,17 @@ import numpy as np
 from absl import flags
 
 from experiments import _cnfgnn_flags, _flags, _run_flags, _runs, _traffic_flags
-from fedjax_graph import algorithms, clients, devices, flops
-from fedjax_graph.algorithms.cnfgnn import HalvesConfig, make_models
-from fedjax_graph.algorithms.gru_fed_avg import GRUConfig, make_model
-from fedjax_graph.data import inductive, windows
-from fedjax_graph.data.traffic import TrafficDataset
+from fedjax_graph import algorithms
+from fedjax_graph.algorithms.cnfgnn import flops
+from fedjax_graph.algorithms.cnfgnn.cnfgnn import HalvesConfig, make_models
+from fedjax_graph.algorithms.cnfgnn.gru_fed_avg import GRUConfig, make_model
+from fedjax_graph.core import clients, mesh
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.traffic import inductive, windows
+from fedjax_graph.data.traffic.network import TrafficDataset
 from fedjax_graph.driver import plots, results, rounds, writers
-from fedjax_graph.errors import InputError
-from fedjax_graph.models.gru_seq2seq import Seq2Seq
-from fedjax_graph.serving import save_network
+from fedjax_graph.driver.serving import save_network
+from fedjax_graph.models.seq2seq import Seq2Seq
 
 TEST_KEYS = ("rmse", "mae", "masked", "all", "seen", "unseen")
 GIB = 2**30
@@ -60,9 +62,7 @@ def score_views(
     """A run of the seen sensors, with the scores on the whole graph as its test."""
     scores = {
         name: rounds.evaluate_seeds(run.algorithm, run.result.best_state, view)
-        for name, view in devices.put_replicated(
-            inductive.views(whole, is_seen)
-        ).items()
+        for name, view in mesh.put_replicated(inductive.views(whole, is_seen)).items()
     }
     errors = {
         name: {key: score[key] for key in ("rmse", "mae")}

@@ -15,18 +15,16 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import _flags
-from fedjax_graph.data import (
-    citation,
-    citation_formats,
-    download,
-    images,
-    node_graphs,
-    synthetic,
-    synthetic_graphs,
-    synthetic_images,
-    traffic,
-)
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import download
+from fedjax_graph.data.graphs import datasets as citation
+from fedjax_graph.data.graphs import formats as citation_formats
+from fedjax_graph.data.graphs import node_dataset as node_graphs
+from fedjax_graph.data.graphs import synthetic as synthetic_graphs
+from fedjax_graph.data.images import datasets as images
+from fedjax_graph.data.images import synthetic as synthetic_images
+from fedjax_graph.data.traffic import datasets as traffic
+from fedjax_graph.data.traffic import synthetic
 
 _DOWNLOAD = flags.DEFINE_bool(
     "download", False, "Fetch the dataset from its public place into the cache folder."

@@ -22,16 +22,16 @@ from absl import flags
 from experiments import _fl_agcns_choice, _fl_agcns_flags, _flags, _run_flags, _runs
 from experiments._client_flags import NUM_CLIENTS, PARTITION
 from experiments._measure import compiled, seconds
-from fedjax_graph import algorithms, architecture, encryption
-from fedjax_graph.data import (
-    citation,
-    client_graphs,
-    node_graphs,
-    subgraphs,
-    synthetic_graphs,
-)
-from fedjax_graph.data.client_graphs import SubgraphData
+from fedjax_graph import algorithms
+from fedjax_graph.core import encryption
+from fedjax_graph.data.graphs import client_subgraphs as client_graphs
+from fedjax_graph.data.graphs import datasets as citation
+from fedjax_graph.data.graphs import node_dataset as node_graphs
+from fedjax_graph.data.graphs import subgraphs
+from fedjax_graph.data.graphs import synthetic as synthetic_graphs
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.driver import diagrams, plots, results, writers
+from fedjax_graph.models import architecture
 from fedjax_graph.models.supernet import WIDTH
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 

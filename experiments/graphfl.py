@@ -31,10 +31,12 @@ from experiments._node_problem import (
     load_dataset,
     make_problem,
 )
-from fedjax_graph import clients
-from fedjax_graph.data import label_splits, node_graphs, nodes
+from fedjax_graph.core import clients
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.graphs import label_splits
+from fedjax_graph.data.graphs import node_dataset as node_graphs
+from fedjax_graph.data.graphs import receptive_fields as nodes
 from fedjax_graph.driver import plots, results, rounds, writers
-from fedjax_graph.errors import InputError
 from fedjax_graph.tasks.nodes import MODELS, NodeTask
 
 KEYS = ("accuracy", "cross_entropy")

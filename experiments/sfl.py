@@ -17,21 +17,20 @@ from absl import flags
 
 from experiments import _flags, _run_flags, _runs, _traffic_flags
 from experiments._client_flags import NUM_CLIENTS
-from fedjax_graph import algorithms, clients, graphs
-from fedjax_graph.data import (
-    images,
-    partition,
-    synthetic_images,
-    traffic,
-    windows,
-)
+from fedjax_graph import algorithms
+from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
+from fedjax_graph.core import batching, clients, graphs
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.images import datasets as images
+from fedjax_graph.data.images import label_shards as partition
+from fedjax_graph.data.images import synthetic as synthetic_images
+from fedjax_graph.data.traffic import datasets as traffic
+from fedjax_graph.data.traffic import windows
 from fedjax_graph.driver import plots, results
-from fedjax_graph.errors import InputError
+from fedjax_graph.driver.serving import save_network
 from fedjax_graph.models import resnet
-from fedjax_graph.serving import save_network
-from fedjax_graph.structure_learning import StructureConfig
 from fedjax_graph.tasks.images import ImageTask
-from fedjax_graph.tasks.traffic import TrafficTask
+from fedjax_graph.tasks.traffic_rnn import TrafficTask
 
 SHARDS = flags.DEFINE_integer(
     "shards", 2, "Shards a client has of the sorted labels.", lower_bound=1
@@ -233,7 +232,7 @@ def task_values(**own: str) -> dict[str, Any]:
 def traffic_problem() -> Problem:
     """A traffic network: one sensor is one client."""
     refuse(IMAGE_FLAGS, "is for images; --num_sensors cuts a traffic network")
-    fractions = windows.parse_fractions(SPLIT_RATIO.value)
+    fractions = batching.parse_fractions(SPLIT_RATIO.value)
     dataset = _traffic_flags.load_dataset(CLIENT_GRAPH.value == "given")
     splits = windows.make_splits(dataset, fractions)
     num_steps, num_sensors = dataset.speed.shape

@@ -33,8 +33,8 @@ from experiments._table_runs import (
     read_runs,
 )
 from experiments.paper_tables import Paper, Row, Table, Value
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import plots, writers
-from fedjax_graph.errors import InputError
 
 PAPERS = ("cnfgnn", "sfl", "graphfl", "fl_agcns")
 

@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 
-from fedjax_graph.data import client_graphs
-from fedjax_graph.data.client_graphs import NodeSplit, SubgraphData
-from fedjax_graph.data.node_graphs import NodeDataset
-from fedjax_graph.data.subgraphs import Parts
+from fedjax_graph.data.graphs import client_subgraphs as client_graphs
+from fedjax_graph.data.graphs.client_subgraphs import NodeSplit, SubgraphData
+from fedjax_graph.data.graphs.node_dataset import NodeDataset
+from fedjax_graph.data.graphs.subgraphs import Parts
 
 NUM_FEATURES, NUM_CLASSES, NUM_CLIENTS = 6, 3, 5
 SIZES = (8, 3, 5, 4, 6)  # nodes of each client

@@ -7,10 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_graph import architecture
-from fedjax_graph.data import windows
-from fedjax_graph.data.traffic import TrafficDataset
-from fedjax_graph.models import relaxation, supernet
+from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic.network import TrafficDataset
+from fedjax_graph.models import architecture, relaxation, supernet
 
 NUM_SENSORS, NUM_STEPS = 5, 60  # 37 windows: 26 to train, 4 to validate, 7 to test
 

@@ -3,8 +3,8 @@
 import numpy as np
 import scipy.sparse
 
-from fedjax_graph.data import nodes
-from fedjax_graph.data.label_splits import Draw, Halves, NodeSets
+from fedjax_graph.data.graphs import receptive_fields as nodes
+from fedjax_graph.data.graphs.label_splits import Draw, Halves, NodeSets
 
 NUM_NODES, NUM_FEATURES, NUM_CLASSES, NUM_CLIENTS = 16, 20, 3, 5
 

@@ -4,38 +4,37 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms import (
-    cnfgnn,
     ditto,
     fed_att,
     fed_avg,
     fed_per,
     fed_prox,
     fed_sgd,
-    fl_agcns,
-    fl_gradient,
-    fl_random,
-    fl_rl,
     graph_fed_avg,
     graphfl,
+    lg_fed_avg,
+    scaffold,
+)
+from fedjax_graph.algorithms import local as local_training
+from fedjax_graph.algorithms.cnfgnn import (
+    cnfgnn,
     gru_centralized,
     gru_fed_avg,
     gru_fmtl,
-    lg_fed_avg,
-    local_training,
     naive,
-    scaffold,
-    sfl,
     split_learning,
 )
-from fedjax_graph.errors import InputError
-from fedjax_graph.federated import FederatedConfig
-from fedjax_graph.structure_learning import StructureConfig
+from fedjax_graph.algorithms.fl_agcns import fl_agcns, fl_gradient, fl_random, fl_rl
+from fedjax_graph.algorithms.sfl import sfl
+from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.federated import FederatedConfig
 from fedjax_graph.tasks.images import ImageTask
 from fedjax_graph.tasks.nodes import NodeTask
 from fedjax_graph.tasks.subgraphs import SubgraphTask
-from fedjax_graph.tasks.traffic import TrafficTask
+from fedjax_graph.tasks.traffic_rnn import TrafficTask
 
 
 class Method(NamedTuple):

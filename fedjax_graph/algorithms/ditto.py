@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_graph import aggregation
-from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.federated import FederatedState, scored, task_round
-from fedjax_graph.proximal import pull
+from fedjax_graph.core import aggregation
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.federated import FederatedState, scored, task_round
+from fedjax_graph.core.proximal import pull
 
 
 @dataclasses.dataclass(frozen=True)

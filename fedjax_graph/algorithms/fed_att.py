@@ -7,9 +7,9 @@ this is a baseline: step size 1 and the L1 distance; its noise is `aggregation_n
 
 import dataclasses
 
-from fedjax_graph import aggregation
-from fedjax_graph.algorithm import FederatedAlgorithm
-from fedjax_graph.federated import FederatedConfig, federated
+from fedjax_graph.core import aggregation
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.federated import FederatedConfig, federated
 
 
 @dataclasses.dataclass(frozen=True)

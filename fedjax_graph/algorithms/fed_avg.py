@@ -10,9 +10,9 @@ import dataclasses
 
 import jax
 
-from fedjax_graph import aggregation
-from fedjax_graph.algorithm import FederatedAlgorithm
-from fedjax_graph.federated import FederatedConfig, FederatedState, federated
+from fedjax_graph.core import aggregation
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.federated import FederatedConfig, FederatedState, federated
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@ Layers", arXiv:1912.00818, Algorithms 1 and 2. The head is the last linear layer
 All heads start equal.
 """
 
-from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
-from fedjax_graph.federated import federated
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.federated import federated
 
 
 def fed_per(config: FedAvgConfig) -> FederatedAlgorithm:

@@ -7,10 +7,10 @@ client runs the same number of local steps; mu = 0.01 is our choice.
 
 import dataclasses
 
-from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
-from fedjax_graph.federated import federated
-from fedjax_graph.proximal import pull
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.federated import federated
+from fedjax_graph.core.proximal import pull
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph import encryption
-from fedjax_graph.algorithm import FederatedAlgorithm
-from fedjax_graph.errors import InputError
-from fedjax_graph.federated import (
+from fedjax_graph.core import encryption
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.federated import (
     FederatedConfig,
     FederatedState,
     scored,

@@ -12,9 +12,9 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from fedjax_graph import aggregation, graphs
-from fedjax_graph.algorithm import FederatedAlgorithm
-from fedjax_graph.federated import FederatedConfig, federated
+from fedjax_graph.core import aggregation, graphs
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.federated import FederatedConfig, federated
 
 
 def graph_fed_avg(config: FederatedConfig) -> FederatedAlgorithm:

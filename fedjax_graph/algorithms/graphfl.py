@@ -27,17 +27,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph import aggregation
-from fedjax_graph.algorithm import FederatedAlgorithm
-from fedjax_graph.errors import InputError
-from fedjax_graph.federated import (
+from fedjax_graph.core import aggregation
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.federated import (
     FederatedConfig,
     FederatedState,
     plain_update,
     scored,
     task_round,
 )
-from fedjax_graph.meta_learning import meta_gradient
+from fedjax_graph.core.meta_learning import meta_gradient
 
 OUTER_OPTIMISERS = {"sgd": optax.sgd, "adam": optax.adam}
 

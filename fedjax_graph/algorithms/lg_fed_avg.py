@@ -6,10 +6,10 @@ Algorithm 1. Differences from the paper: no warm start by FedAvg, and no auxilia
 adversarial losses, which its image experiments do without as well.
 """
 
-from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
-from fedjax_graph.federated import federated
-from fedjax_graph.tasks import Task
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.federated import federated
+from fedjax_graph.core.task import Task
 
 
 def is_representation(task: Task):

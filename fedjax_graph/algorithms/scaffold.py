@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph import aggregation, communication
-from fedjax_graph.algorithm import FederatedAlgorithm
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
-from fedjax_graph.clients import cohort_size
-from fedjax_graph.federated import FederatedState, scored, task_round
+from fedjax_graph.core import aggregation, communication
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.clients import cohort_size
+from fedjax_graph.core.federated import FederatedState, scored, task_round
 
 
 class ControlState(NamedTuple):

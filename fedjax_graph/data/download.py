@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pooch
 
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
 
 _DCRNN = "https://raw.githubusercontent.com/liyaguang/DCRNN/master/data/sensor_graph/"
 _DL_TRAFF = "https://raw.githubusercontent.com/deepkashiwa20/DL-Traff-Graph/main/"

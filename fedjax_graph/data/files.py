@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import download
-from fedjax_graph.errors import InputError
 
 _UNREADABLE = (
     EOFError,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files
-from fedjax_graph.errors import InputError
 
 
 def _dtype(spec: str, align: bool = False, copy: bool = False) -> np.dtype:

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver.writers import to_jsonable
-from fedjax_graph.errors import InputError
 
 
 class Checkpoints:

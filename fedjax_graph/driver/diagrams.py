@@ -15,8 +15,8 @@ from matplotlib.path import Path as Curve
 from matplotlib.textpath import text_to_path
 from scipy.optimize import isotonic_regression
 
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import plots
-from fedjax_graph.errors import InputError
 
 # In inches.
 LINE_HEIGHT = 0.18  # of text

@@ -22,9 +22,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver.rounds import RunResult
 from fedjax_graph.driver.writers import to_jsonable, write_atomically
-from fedjax_graph.errors import InputError
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "jraph", "numpy", "orbax-checkpoint")
 

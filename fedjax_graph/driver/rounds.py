@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph import aggregation, clients, communication, devices
-from fedjax_graph.algorithm import Data, FederatedAlgorithm, Metrics, State
+from fedjax_graph.core import clients, communication, mesh, trees
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.trees import nothing
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.writers import MetricsWriter, Progress, note_missing_rounds
-from fedjax_graph.errors import InputError
-from fedjax_graph.federated import nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,18 +87,18 @@ def map_seeds(
       is_drawn: likewise.
       seeds_per_chunk: see `clients.map_axis`.
     """
-    common, drawn = aggregation.split(splits, lambda path: is_drawn(path[1:]))
+    common, drawn = trees.partition(splits, lambda path: is_drawn(path[1:]))
 
     def one(own, drawn):
-        return fn(own, *aggregation.join(common, drawn))
+        return fn(own, *trees.combine(common, drawn))
 
     return clients.map_axis(one, seeds_per_chunk)(own, drawn)
 
 
 def of_seed(data: Data, place: int, is_drawn=nothing) -> Data:
     """A split as one seed sees it; see `RunConfig.is_drawn`."""
-    common, drawn = aggregation.split(data, is_drawn)
-    return aggregation.join(common, jax.tree.map(lambda x: x[place], drawn))
+    common, drawn = trees.partition(data, is_drawn)
+    return trees.combine(common, jax.tree.map(lambda x: x[place], drawn))
 
 
 def init_seeds(
@@ -194,7 +194,7 @@ def _advance_seeds(
         return advance(algorithm, num_rounds, patience, *args, keep_last)
 
     splits = (train, validation)
-    return devices.replicated(
+    return mesh.replicated(
         map_seeds(one, seed_states, splits, is_drawn, seeds_per_chunk)
     )
 
@@ -248,7 +248,7 @@ def run(
         folder = workdir / name / "checkpoints"
         checkpoints = _open_checkpoints(folder, settings, resume, eval_only, defaults)
     with contextlib.closing(checkpoints) if checkpoints else contextlib.nullcontext():
-        splits = devices.put_replicated(splits)
+        splits = mesh.put_replicated(splits)
         seed_state, seconds = _start(algorithm, config, splits["train"], checkpoints)
         loop = _Loop(name, algorithm, splits, config, workdir, checkpoints)
         if not eval_only:
@@ -282,10 +282,10 @@ def _start(algorithm, config, data, checkpoints) -> tuple[SeedState, float]:
     if checkpoints and checkpoints.latest_round() is not None:
         like = abstract_seeds(algorithm, config.seeds, data, config.is_drawn)
         seed_state, seconds = checkpoints.restore((like, np.float64(0)))
-        return devices.put_replicated(seed_state), float(seconds)
+        return mesh.put_replicated(seed_state), float(seconds)
     seeds = jnp.asarray(config.seeds, jnp.uint32)
     seed_state = _init_seeds(algorithm, seeds, data, config.is_drawn)
-    return devices.put_replicated(seed_state), 0.0
+    return mesh.put_replicated(seed_state), 0.0
 
 
 def evaluate_seeds(
@@ -299,7 +299,7 @@ def predict_seeds(
     algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=nothing
 ) -> np.ndarray:
     """Outputs of each seed's state for a split, [seeds, ...]."""
-    data = devices.put_replicated(data)
+    data = mesh.put_replicated(data)
     return jax.device_get(_predict_seeds(algorithm, is_drawn, states, data))
 
 

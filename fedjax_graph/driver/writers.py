@@ -11,7 +11,7 @@ import numpy as np
 import tensorboardX
 import tqdm
 
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
 
 Record = dict[str, Any]  # one line: method, round, and figures
 

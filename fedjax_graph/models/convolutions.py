@@ -24,11 +24,10 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from fedjax_graph.errors import InputError
-from fedjax_graph.models.gru_seq2seq import GRUCell, gru_step
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.models.gru import GRUCell, gru_step
 from fedjax_graph.models.linear import Linear, fan_in_uniform
-from fedjax_graph.models.resnet import BatchNorm
-from fedjax_graph.structure_learning import unit_rows
+from fedjax_graph.models.normalization import BatchNorm, unit_rows
 
 LEAKY_SLOPE = 0.2
 MESSAGE_FLOOR = 1e-7  # of GENConv

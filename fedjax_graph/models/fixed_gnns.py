@@ -19,7 +19,7 @@ import flax.linen as nn
 import jax
 import jraph
 
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.convolutions import (
     APPNP,
     AGNNConv,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from fedjax_graph.graphs import Graph, to_jraph
+from fedjax_graph.core.graphs import Graph, to_jraph
 from fedjax_graph.models.linear import MLP, Linear, matmul
 
 

@@ -14,10 +14,16 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from fedjax_graph.architecture import ACTIVATIONS, INPUT, OPS, Architecture, Fusion
-from fedjax_graph.clients import take
-from fedjax_graph.errors import InputError
-from fedjax_graph.local import Model
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.local import Model
+from fedjax_graph.core.trees import take
+from fedjax_graph.models.architecture import (
+    ACTIVATIONS,
+    INPUT,
+    OPS,
+    Architecture,
+    Fusion,
+)
 from fedjax_graph.models.convolutions import make_structure
 from fedjax_graph.models.supernet import SuperNet, fully_connected, plain_layer
 

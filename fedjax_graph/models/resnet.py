@@ -10,64 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.models.linear import fan_in_uniform, matmul
+from fedjax_graph.models.normalization import BatchNorm
 
 IMAGE_SIZE = 32
 MIN_IMAGE_SIZE = 8  # three times halved
 NUM_CHANNELS = 3
-STATISTICS_RATE = 0.1  # share of a batch in the running statistics
-VARIANCE_FLOOR = 1e-5
 LOGIT_SCALE = 0.2
-
-
-class BatchNorm(nn.Module):
-    """Batch normalisation in which padded examples have no part.
-
-    Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by
-    Reducing Internal Covariate Shift", ICML 2015. Running variances are of the batch as
-    it is (divided by n), as flax has it; torch divides by n - 1.
-    """
-
-    @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Normalises each channel.
-
-        Args:
-          x: [B, H, W, C].
-          mask: [B], 0 for padding: normalises by the statistics of the other examples
-            and updates the running ones. None, or all padding: normalises by the
-            running statistics, which stay as they are.
-
-        Returns:
-          [B, H, W, C].
-        """
-        size = x.shape[-1:]
-        scale = self.param("scale", nn.initializers.ones, size)
-        bias = self.param("bias", nn.initializers.zeros, size)
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, size)
-        running_var = self.variable("batch_stats", "var", jnp.ones, size)
-        mean, var = running_mean.value, running_var.value
-        if mask is not None:
-            has_any = jnp.any(mask > 0)
-            batch_mean, batch_var = masked_moments(x, mask)
-            mean = jnp.where(has_any, batch_mean, mean)
-            var = jnp.where(has_any, batch_var, var)
-            running_mean.value += STATISTICS_RATE * (mean - running_mean.value)
-            running_var.value += STATISTICS_RATE * (var - running_var.value)
-        factor = scale * jax.lax.rsqrt(var + VARIANCE_FLOOR)
-        return x * factor + (bias - mean * factor)
-
-
-def masked_moments(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance [C] of x [B, H, W, C] over the examples that mask [B] keeps.
-
-    Both are 0 where it keeps none.
-    """
-    height, width = x.shape[1:3]
-    shares = mask / (jnp.maximum(jnp.sum(mask), 1) * height * width)
-    shares = shares[:, None, None, None]
-    mean = jnp.sum(shares * x, axis=(0, 1, 2))
-    var = jnp.sum(shares * (x - mean) ** 2, axis=(0, 1, 2))
-    return mean, var
 
 
 def convolve(x: jax.Array, kernel: jax.Array, is_trained: bool) -> jax.Array:

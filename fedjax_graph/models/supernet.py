@@ -20,7 +20,10 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from fedjax_graph.architecture import (
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.local import Model, Params
+from fedjax_graph.core.trees import take
+from fedjax_graph.models.architecture import (
     ACTIVATIONS,
     NUM_LAYERS,
     OPS,
@@ -30,9 +33,6 @@ from fedjax_graph.architecture import (
     decode,
     decode_static,
 )
-from fedjax_graph.clients import take
-from fedjax_graph.errors import InputError
-from fedjax_graph.local import Model, Params
 from fedjax_graph.models.convolutions import CONVOLUTIONS, Structure, make_structure
 from fedjax_graph.models.linear import Linear, matmul
 

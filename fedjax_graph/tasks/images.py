@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph import augmentation, clients, forecasting
-from fedjax_graph.data import windows
-from fedjax_graph.data.partition import ImageData
-from fedjax_graph.local import Model, local_steps
+from fedjax_graph.core import batching, clients
+from fedjax_graph.core.local import Model, local_steps
+from fedjax_graph.core.task import Task, in_head
+from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.models.resnet import ResNet9, init_model
-from fedjax_graph.tasks import Task, in_head
+from fedjax_graph.tasks import augmentation
 
 GROUP_PERCENT = 5  # of the clients make the best and the worst group
 
@@ -119,7 +119,7 @@ def epoch_batches(
     """
     shuffle_key, augment_key = jax.random.split(key)
     size = places.shape[0]
-    order, is_filled = forecasting.shuffled_batches(
+    order, is_filled = batching.shuffled_batches(
         shuffle_key, size, min(batch_size, size), num_epochs
     )
     keys = jax.random.split(augment_key, len(order))
@@ -206,7 +206,7 @@ def map_batches(
     """
     size = places.shape[0]
     num_batches = -(-size // batch_size)
-    batches, _ = windows.batches(places, -(-size // num_batches))
+    batches, _ = batching.batches(places, -(-size // num_batches))
     results = jax.lax.map(fn, batches)
     return results.reshape(-1, *results.shape[2:])[:size]
 

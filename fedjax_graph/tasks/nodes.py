@@ -3,7 +3,7 @@
 A client trains on its support set by plain gradient steps; its query set is for who
 judges what the steps led to (GraphFL's meta step). Clients hold the whole graph or a
 subgraph; what they compute on are the receptive fields of their labelled nodes, see
-`data.nodes`.
+`data.graphs.receptive_fields`.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import jraph
 import optax
 
-from fedjax_graph import clients
-from fedjax_graph.aggregation import client_mean
-from fedjax_graph.data.nodes import Field, NodeData
-from fedjax_graph.local import Model
-from fedjax_graph.meta_learning import inner_update, masked_mean
+from fedjax_graph.core import clients
+from fedjax_graph.core.aggregation import client_mean
+from fedjax_graph.core.local import Model
+from fedjax_graph.core.meta_learning import inner_update, masked_mean
+from fedjax_graph.core.task import Task, in_head
+from fedjax_graph.data.graphs.receptive_fields import Field, NodeData
 from fedjax_graph.models.gcn import GCN, SGC
-from fedjax_graph.tasks import Task, in_head
 
 MODELS = {"gcn": GCN, "sgc": SGC}
 

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import jraph
 import optax
 
-from fedjax_graph import clients
-from fedjax_graph.architecture import NUM_LAYERS, Fusion
-from fedjax_graph.data.client_graphs import SubgraphData
-from fedjax_graph.local import Model, local_steps
-from fedjax_graph.meta_learning import masked_mean
+from fedjax_graph.core import clients
+from fedjax_graph.core.local import Model, local_steps
+from fedjax_graph.core.meta_learning import masked_mean
+from fedjax_graph.core.task import Task
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
+from fedjax_graph.models.architecture import NUM_LAYERS, Fusion
 from fedjax_graph.models.fixed_gnns import FixedGNN
 from fedjax_graph.models.supernet import WIDTH, SuperNet, empty_graph
-from fedjax_graph.tasks import Task
 
 Fitness = Literal["loss", "accuracy"]
 

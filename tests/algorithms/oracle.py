@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_graph.data.windows import TrafficData
+from fedjax_graph.data.traffic.windows import TrafficData
 
 
 def read_window(data: TrafficData, client: int, place: int):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph import graphs
+from fedjax_graph.core import graphs
 from tests import client_graphs, nodes
 
 NUM_CLIENTS, NUM_PADDED = 5, 7

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.testing as npt
 import optax
 
-from fedjax_graph import graphs
-from fedjax_graph.local import local_steps
-from fedjax_graph.tasks import Task
+from fedjax_graph.core import graphs
+from fedjax_graph.core.local import local_steps
+from fedjax_graph.core.task import Task
 from tests.algorithms.oracle import draw_cohort
 
 NUM_CLIENTS, NUM_ROWS, NUM_PADDED = 5, 6, 7

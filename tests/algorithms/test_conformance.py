@@ -11,15 +11,9 @@ import pytest
 from jax.extend import core as jex_core
 
 from fedjax_graph.algorithms import REGISTRY, get_method, make_config
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
 from tests import client_graphs
-from tests.algorithms.problems import (
-    NUM_CLIENTS,
-    NUM_PADDED,
-    Nodes,
-    Subgraphs,
-    Traffic,
-)
+from tests.algorithms.problems import NUM_CLIENTS, NUM_PADDED, Nodes, Subgraphs, Traffic
 
 pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
 

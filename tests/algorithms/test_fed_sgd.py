@@ -7,9 +7,9 @@ import numpy.testing as npt
 import optax
 import pytest
 
-from fedjax_graph import communication
 from fedjax_graph.algorithms.fed_sgd import SERVER_OPTIMISERS, FedSGDConfig, fed_sgd
-from fedjax_graph.errors import InputError
+from fedjax_graph.core import communication
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.tasks.nodes import NodeTask
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 from tests import client_graphs

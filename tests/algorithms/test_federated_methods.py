@@ -17,9 +17,9 @@ from fedjax_graph.algorithms.graph_fed_avg import (
     mp_fed_avg,
 )
 from fedjax_graph.algorithms.lg_fed_avg import lg_fed_avg
-from fedjax_graph.algorithms.local_training import local_training
-from fedjax_graph.communication import Bytes, bytes_per_round
-from fedjax_graph.federated import FederatedConfig
+from fedjax_graph.algorithms.local import local_training
+from fedjax_graph.core.communication import Bytes, bytes_per_round
+from fedjax_graph.core.federated import FederatedConfig
 from tests.algorithms import quadratic
 from tests.algorithms.quadratic import (
     BASE,

@@ -10,11 +10,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from fedjax_graph.algorithms.graphfl import GraphFLConfig, graphfl
-from fedjax_graph.communication import Bytes, bytes_per_round
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.communication import Bytes, bytes_per_round
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.tasks.images import ImageTask
 from fedjax_graph.tasks.nodes import NodeTask
-from fedjax_graph.tasks.traffic import TrafficTask
+from fedjax_graph.tasks.traffic_rnn import TrafficTask
 from tests import nodes
 from tests.algorithms import quadratic
 from tests.algorithms.oracle import draw_cohort

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.algorithms.scaffold import control, scaffold
-from fedjax_graph.local import local_steps
+from fedjax_graph.core.local import local_steps
 from tests.algorithms import quadratic
 from tests.algorithms.quadratic import (
     KEYS,

@@ -7,10 +7,11 @@ import zipfile
 
 import pytest
 
-from fedjax_graph.data import citation, download
-from fedjax_graph.data.citation_formats import PLANETOID_PARTS
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import download
 from fedjax_graph.data.download import Source
-from fedjax_graph.errors import InputError
+from fedjax_graph.data.graphs import datasets as citation
+from fedjax_graph.data.graphs.formats import PLANETOID_PARTS
 
 CONTENT = b"from,to,cost\n1,2,3.5\n"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

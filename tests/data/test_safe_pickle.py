@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import safe_pickle
-from fedjax_graph.errors import InputError
 
 
 def _dump(path, content, protocol=2):

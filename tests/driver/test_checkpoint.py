@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver.checkpoint import Checkpoints
-from fedjax_graph.errors import InputError
 
 # Orbax's reads in flight when one of them fails complain from threads, a bit later.
 pytestmark = pytest.mark.filterwarnings(

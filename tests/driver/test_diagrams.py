@@ -8,9 +8,9 @@ import pytest
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.text import Text
 
-from fedjax_graph.architecture import diagram, parse
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import diagrams
-from fedjax_graph.errors import InputError
+from fedjax_graph.models.architecture import diagram, parse
 from tests.driver.pictures import contains, covers, text_boxes
 
 CODES = (

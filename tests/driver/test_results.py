@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from fedjax_graph.communication import Bytes
+from fedjax_graph.core.communication import Bytes
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import results
 from fedjax_graph.driver.rounds import RunResult
-from fedjax_graph.errors import InputError
 
 KEEP = ("rmse", "mae", "masked")
 

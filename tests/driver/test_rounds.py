@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_graph import communication
-from fedjax_graph.algorithm import FederatedAlgorithm
+from fedjax_graph.core import communication
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.trees import nothing
 from fedjax_graph.driver import rounds
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.rounds import RunConfig
 from fedjax_graph.driver.writers import MetricsWriter, read_records
-from fedjax_graph.errors import InputError
-from fedjax_graph.federated import nothing
 
 FALLING = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0]
 FALLS_TWICE = [9.0, 8.0, 8.5, 8.5, 8.5, 8.5, 8.5, 8.5]

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import writers
 from fedjax_graph.driver.writers import MetricsWriter, Progress, read_records
-from fedjax_graph.errors import InputError
 
 
 def make_record(round_, method="cnfgnn", **figures):

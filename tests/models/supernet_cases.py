@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from fedjax_graph.architecture import ACTIVATIONS
+from fedjax_graph.models.architecture import ACTIVATIONS
 from fedjax_graph.models.supernet import SuperNet
 
 NUM_NODES, NUM_EDGES, PADDED_NODES, PADDED_EDGES = 7, 18, 10, 24

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import convolutions
 from fedjax_graph.models.convolutions import CONVOLUTIONS
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS, FixedGNN
 from fedjax_graph.models.supernet import empty_graph
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph import graphs
+from fedjax_graph.core import graphs
 from fedjax_graph.models import graph_network
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.architecture import decode
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import relaxation
+from fedjax_graph.models.architecture import decode
 from fedjax_graph.models.supernet import SuperNet
 from tests.models.supernet_cases import (
     CODES,

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.models import resnet
+from fedjax_graph.models import normalization, resnet
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -97,7 +97,7 @@ def norm_variables(channels=3):
 
 
 def normalise(variables, x, mask):
-    return resnet.BatchNorm().apply(variables, x, mask, mutable=["batch_stats"])
+    return normalization.BatchNorm().apply(variables, x, mask, mutable=["batch_stats"])
 
 
 def test_padding_has_no_part_in_batch_normalisation():
@@ -127,7 +127,7 @@ def test_batch_normalisation_is_that_of_flax():
         lambda a, b: npt.assert_allclose(a, b, rtol=1e-5), changed, expected_changed
     )
     npt.assert_allclose(
-        resnet.BatchNorm().apply(variables, x),
+        normalization.BatchNorm().apply(variables, x),
         flax_norm.apply(variables, x, use_running_average=True),
         rtol=1e-4,
         atol=1e-5,
@@ -137,7 +137,7 @@ def test_batch_normalisation_is_that_of_flax():
 def test_a_batch_of_padding_changes_no_statistics():
     x, variables = normal(4, 3, 3, 3), norm_variables()
     outputs, changed = normalise(variables, x, np.zeros(4, np.float32))
-    npt.assert_array_equal(outputs, resnet.BatchNorm().apply(variables, x))
+    npt.assert_array_equal(outputs, normalization.BatchNorm().apply(variables, x))
     jax.tree.map(
         npt.assert_array_equal, changed["batch_stats"], variables["batch_stats"]
     )

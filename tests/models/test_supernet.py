@@ -8,8 +8,8 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.architecture import OPS
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.models.architecture import OPS
 from fedjax_graph.models.supernet import SuperNet
 from tests.models.supernet_cases import (
     CODES,

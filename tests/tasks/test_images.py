@@ -9,9 +9,10 @@ import numpy.testing as npt
 import optax
 import pytest
 
-from fedjax_graph import augmentation, graphs
-from fedjax_graph.data.partition import ImageData
+from fedjax_graph.core import graphs
+from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.models import resnet
+from fedjax_graph.tasks import augmentation
 from fedjax_graph.tasks import images as task_images
 from fedjax_graph.tasks.images import ImageTask
 

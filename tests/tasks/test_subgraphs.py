@@ -9,7 +9,7 @@ import numpy.testing as npt
 import optax
 import pytest
 
-from fedjax_graph.errors import InputError
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.supernet import SuperNet
 from fedjax_graph.tasks import subgraphs as tasks
 from fedjax_graph.tasks.subgraphs import SubgraphTask

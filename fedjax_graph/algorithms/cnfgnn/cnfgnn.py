@@ -1,0 +1,401 @@
+"""CNFGNN: split learning between sensors and a graph network on the server.
+
+Meng, Rambhatla, Liu, "Cross-Node Federated Graph Neural Network for Spatio-Temporal
+Data Modeling", KDD 2021, Algorithms 1 and 2, strategy "AT + FedAvg".
+
+One global round (line numbers of Algorithm 1):
+  (1) lines 7-14: client rounds with h_G fixed, then FedAvg;
+  (2) lines 15-18: h_c of every window, once;
+  (3) lines 19-30: server rounds of the GN with the client weights fixed;
+  (4) lines 31-35: h_G of every window, once.
+
+Differences from the paper:
+- Step (4) of a round runs at the start of the next one, from the same weights. Then
+  h_G of all windows (2.8 GiB on PEMS-BAY) is never part of the state or a checkpoint.
+- The last minibatch of a pass is padded and masked.
+- With `participation` < 1 a cohort trains in step (1); the GN always sees all nodes.
+From the released code, where the paper is silent: minibatches of 128 windows on a
+client and of 48 windows on the server, scheduled sampling, zeros as the first h_G and
+as the GN's global input, a fresh client optimiser each round and a lasting one for the
+server.
+"""
+
+import dataclasses
+from fractions import Fraction
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph.core import aggregation, batching, communication, mesh
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.federated import federated_round
+from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic.windows import TrafficData
+from fedjax_graph.models import graph_network, seq2seq
+from fedjax_graph.tasks import forecasting
+
+
+@dataclasses.dataclass(frozen=True)
+class HalvesConfig:
+    """What all ways to train the two halves have; defaults: the paper's."""
+
+    hidden_size: int = 64
+    gn_layers: int = 2
+    gn_mlp_sizes: tuple[int, ...] = (256, 256, 128)
+    server_batch_size: int = 48
+    client_learning_rate: float = 1e-3
+    server_learning_rate: float = 1e-3
+    sampling_decay: float = 1000.0
+    clients_per_chunk: int | None = None
+    masked_loss: bool = False  # leaves missing readings out
+    server_dtype: Literal["float32", "bfloat16"] = "float32"  # of the graph network
+    exchange_bits: ClassVar[int] = 32  # nothing is rounded where nothing is sent
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitConfig(HalvesConfig):
+    """Where the halves are apart."""
+
+    exchange_bits: int = 32  # of h_c, h_G and their gradients; 16, 8 or 4 cost less
+
+
+@dataclasses.dataclass(frozen=True)
+class CNFGNNConfig(SplitConfig):
+    """Hyper-parameters; defaults: the paper's on METR-LA."""
+
+    client_rounds: int = 1  # R_c, passes over a client's windows
+    server_rounds: int = 1  # R_s, passes over all windows; 20 on PEMS-BAY
+    client_batch_size: int = 128
+    participation: float = 1.0
+
+
+class CNFGNNState(NamedTuple):
+    client_params: Any  # pytree of [1, ...], or [K, ...] without FedAvg
+    server_params: Any
+    server_opt_state: optax.OptState
+    round: jax.Array  # [] int32, global rounds so far
+    num_steps: jax.Array  # [] int32, optimisation steps so far
+
+
+class Hidden(NamedTuple):
+    """h_c of windows, which clients have exactly and the server as it arrived."""
+
+    at_clients: jax.Array  # [K, S, H]
+    at_server: communication.Packed
+
+
+class Models(NamedTuple):
+    """The two halves: on each client, and on the server."""
+
+    client: seq2seq.Seq2Seq
+    server: graph_network.GraphNetwork
+    clients_per_chunk: int | None = None  # where clients have models of their own
+    server_dtype: str = "float32"
+    exchange_bits: int = 32
+
+    def init(self, key: jax.Array) -> tuple[Any, Any]:
+        """First parameters: of the client, [1, ...], and of the server."""
+        client_key, server_key = jax.random.split(key)
+        client_params = seq2seq.init_params(self.client, client_key)
+        client_params = jax.tree.map(lambda x: x[None], client_params)
+        return client_params, graph_network.init_params(self.server, server_key)
+
+    def _apply(self, fn, client_params, *args) -> jax.Array:
+        chunk = forecasting.own_chunk(client_params, self.clients_per_chunk)
+        return forecasting.apply_models(
+            fn, client_params, *args, clients_per_chunk=chunk
+        )
+
+    def encode(self, client_params, data: TrafficData, starts) -> jax.Array:
+        """ClientEncode of Algorithm 2 for all clients: h_c [K, B, H]."""
+        inputs, _ = forecasting.gather_all(data, starts)
+        return self._apply(
+            lambda params, x: self.client.apply(
+                {"params": params}, x, method=self.client.encode
+            ),
+            client_params,
+            inputs,
+        )
+
+    def embed(self, server_params, data: TrafficData, hidden) -> jax.Array:
+        """The GN of Eq. 3: h_G [K, B, H] from h_c [K, B, H], both float32."""
+        params, h_c = jax.tree.map(
+            lambda x: x.astype(self.server_dtype), (server_params, hidden)
+        )
+        h_g = self.server.apply({"params": params}, data.graph, h_c)
+        return h_g.astype(hidden.dtype)
+
+    def decode(self, client_params, data, starts, hidden, embedding, feed_truth):
+        """Eq. 2 for all clients: normalised outputs and targets, both [K, 12, B]."""
+        inputs, targets = forecasting.gather_all(data, starts)
+
+        def one(params, hidden, embedding, last, targets):
+            outputs = self.client.apply(
+                {"params": params},
+                hidden,
+                embedding,
+                last[0],
+                targets,
+                feed_truth,
+                method=self.client.decode,
+            )
+            return outputs[..., None]
+
+        outputs = self._apply(
+            one, client_params, hidden, embedding, inputs[:, -1:], targets
+        )
+        return outputs[..., 0], targets[..., 0]
+
+    def forecast(self, client_params, server_params, data: TrafficData, starts):
+        """Forecasts of both halves together, [K, B, 12] in mph."""
+        bits = self.exchange_bits
+        h_c = self.encode(client_params, data, starts)
+        h_g = self.embed(server_params, data, communication.up(h_c, bits=bits))
+        h_g = communication.down(h_g, bits=bits)
+        feed_truth = jnp.zeros(windows.TARGET_STEPS, bool)
+        outputs, _ = self.decode(client_params, data, starts, h_c, h_g, feed_truth)
+        return jnp.swapaxes(outputs, 1, 2) * data.std + data.mean
+
+
+def make_models(config: HalvesConfig) -> Models:
+    size = config.hidden_size
+    return Models(
+        seq2seq.Seq2Seq(hidden_size=size, embedding_size=size),
+        graph_network.GraphNetwork(size, size, config.gn_mlp_sizes, config.gn_layers),
+        config.clients_per_chunk,
+        config.server_dtype,
+        config.exchange_bits,
+    )
+
+
+def client_phase(
+    config: CNFGNNConfig,
+    aggregate: aggregation.Aggregator = aggregation.weighted_mean,
+):
+    """Step (1): client rounds with h_G fixed, then aggregation (lines 7-14).
+
+    Returns:
+      (client_params, embeddings [K, S, H], data, key, num_steps) ->
+      (client_params, mean loss, steps taken).
+    """
+    update = forecasting.client_update(
+        make_models(config).client,
+        optax.adam(config.client_learning_rate),
+        batch_size=config.client_batch_size,
+        num_epochs=config.client_rounds,
+        sampling_decay=config.sampling_decay,
+        masked_loss=config.masked_loss,
+    )
+
+    def phase(client_params, embeddings, data: TrafficData, key, num_steps):
+        client_params, loss = federated_round(
+            update,
+            aggregate,
+            participation=config.participation,
+            clients_per_chunk=config.clients_per_chunk,
+        )(
+            client_params,
+            forecasting.ClientData(data.speed, embeddings),
+            data.client_ids,
+            data.client_weights,
+            key,
+            data,
+            num_steps,
+        )
+        steps = batching.steps_per_epoch(len(data.starts), config.client_batch_size)
+        return client_params, loss, config.client_rounds * steps
+
+    return phase
+
+
+def server_phase(config: CNFGNNConfig):
+    """Step (3): split learning of the GN with the clients fixed (lines 19-30).
+
+    Returns:
+      (server_params, opt_state, client_params, hidden, data, key, num_steps) ->
+      (server_params, opt_state, mean loss of a client, steps taken), where `hidden` is
+      `Hidden` of all windows.
+    """
+    models = make_models(config)
+    optimiser = optax.adam(config.server_learning_rate)
+
+    def gradients(server_params, client_params, data, h_c, starts, weights, feed_truth):
+        """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
+        share, bits = real_share(data, config.server_batch_size), config.exchange_bits
+        h_g, pull_back = jax.vjp(
+            lambda params: models.embed(
+                params, data, communication.unpack(h_c.at_server)
+            ),
+            server_params,
+        )  # line 21
+
+        def loss(h_g):  # lines 24-26, ClientBackward
+            outputs, targets = models.decode(
+                client_params, data, starts, h_c.at_clients, h_g, feed_truth
+            )
+            return jnp.sum(weights * (outputs - targets) ** 2)
+
+        arrived = communication.down(h_g, share, bits)
+        value, h_g_grads = jax.value_and_grad(loss)(arrived)
+        return value, *pull_back(communication.up(h_g_grads, share, bits))
+
+    def phase(server_params, opt_state, client_params, hidden, data, key, num_steps):
+        batches = forecasting.joint_batches(
+            key,
+            len(data.starts),
+            config.server_batch_size,
+            config.server_rounds,
+            num_steps,
+            config.sampling_decay,
+        )
+
+        def step(carry, batch):
+            server_params, opt_state = carry
+            loss, grads = mesh.sum_parts(
+                gradients, in_axes=(None, None, None, 1, 0, 2, None)
+            )(
+                server_params,
+                client_params,
+                data,
+                jax.tree.map(lambda x: x[:, batch.places], hidden),
+                data.starts[batch.places],
+                forecasting.joint_weights(data, batch, config.masked_loss),
+                batch.feed_truth,
+            )
+            updates, opt_state = optimiser.update(grads, opt_state, server_params)
+            return (optax.apply_updates(server_params, updates), opt_state), loss
+
+        (server_params, opt_state), losses = jax.lax.scan(
+            step, (server_params, opt_state), batches
+        )
+        num_clients = jnp.sum(data.client_weights > 0)
+        return server_params, opt_state, jnp.mean(losses) / num_clients, len(losses)
+
+    return phase
+
+
+def real_share(data: TrafficData, batch_size: int) -> Fraction:
+    """The part of a pass's batches that is not padding, for the ledger."""
+    steps = batching.steps_per_epoch(len(data.starts), batch_size)
+    return Fraction(len(data.starts), steps * mesh.padded_size(batch_size))
+
+
+def for_all_windows(fn, batch_size: int, size: int, data: TrafficData, *params):
+    """Fills [K, S, size] with `fn(starts, data, *params) -> [K, B, size]` by batches.
+
+    S is rounded up to whole batches, as many for each device.
+    """
+
+    def fill(starts, data, *params):
+        places = jnp.arange(len(starts)) * batch_size
+
+        def step(buffer, batch):
+            starts, place = batch
+            filled = fn(starts, data, *params)
+            return jax.lax.dynamic_update_slice(buffer, filled, (0, place, 0)), None
+
+        buffer = jnp.zeros((len(data.client_ids), starts.size, size))
+        return jax.lax.scan(step, buffer, (starts, places))[0]
+
+    starts, _ = batching.batches(data.starts, batch_size)
+    return mesh.concat_parts(fill, out_axis=1)(starts, shared=(data, *params))
+
+
+def real_windows(hidden: jax.Array, data: TrafficData) -> Fraction:
+    """The part of `for_all_windows`' [K, S, size] that is not padding."""
+    return Fraction(len(data.starts), hidden.shape[1])
+
+
+def cnfgnn(
+    config: CNFGNNConfig,
+    aggregate: aggregation.Aggregator = aggregation.weighted_mean,
+) -> FederatedAlgorithm:
+    """Factory of CNFGNN; another aggregator makes another method."""
+    models = make_models(config)
+    train_clients, train_server = client_phase(config, aggregate), server_phase(config)
+    batch_size, size = config.server_batch_size, config.hidden_size
+    bits = config.exchange_bits
+
+    def init(key: jax.Array, data: TrafficData) -> CNFGNNState:
+        client_params, server_params = models.init(key)
+        return CNFGNNState(
+            aggregation.initial(aggregate, client_params, len(data.client_ids)),
+            server_params,
+            optax.adam(config.server_learning_rate).init(server_params),
+            round=jnp.int32(0),
+            num_steps=jnp.int32(0),
+        )
+
+    def embeddings(state: CNFGNNState, data: TrafficData) -> jax.Array:
+        """Step (4) of the round before; zeros before the first round."""
+
+        def embed(starts, data, client_params, server_params):
+            h_c = models.encode(client_params, data, starts)
+            arrived = communication.unpack(communication.pack(h_c, bits))
+            return models.embed(server_params, data, arrived)
+
+        def embed_all(_):
+            params = (state.client_params, state.server_params)
+            h_g = for_all_windows(embed, batch_size, size, data, *params)
+            return communication.down(h_g, real_windows(h_g, data), bits)
+
+        shape = jax.eval_shape(embed_all, None).shape
+        return jax.lax.cond(
+            state.round > 0, embed_all, lambda _: jnp.zeros(shape), None
+        )
+
+    def encode(starts, data, client_params):  # step (2)
+        return models.encode(client_params, data, starts)
+
+    def round_(state: CNFGNNState, data: TrafficData, key: jax.Array):
+        client_key, server_key = jax.random.split(key)
+        client_params, client_loss, client_steps = train_clients(
+            state.client_params,
+            embeddings(state, data),
+            data,
+            client_key,
+            state.num_steps,
+        )
+        hidden = for_all_windows(encode, batch_size, size, data, client_params)
+        packed = communication.pack(hidden, bits)
+        hidden = mesh.replicated(
+            Hidden(hidden, communication.up(packed, real_windows(hidden, data)))
+        )
+        server_params, opt_state, server_loss, server_steps = train_server(
+            state.server_params,
+            state.server_opt_state,
+            client_params,
+            hidden,
+            data,
+            server_key,
+            state.num_steps + client_steps,
+        )
+        num_steps = state.num_steps + client_steps + server_steps
+        state = CNFGNNState(
+            client_params, server_params, opt_state, state.round + 1, num_steps
+        )
+        return state, {"train_loss": client_loss, "server_loss": server_loss}
+
+    return scored(config, init, round_)
+
+
+def scored(config: HalvesConfig, init, round_) -> FederatedAlgorithm:
+    """A method whose states have `client_params` and `server_params`.
+
+    The loss of its evaluation leaves out what the training loss does.
+    """
+    models = make_models(config)
+
+    def predict_batch(state, data: TrafficData, starts: jax.Array):
+        return models.forecast(state.client_params, state.server_params, data, starts)
+
+    return forecasting.forecaster(
+        init, round_, predict_batch, config.server_batch_size, config.masked_loss
+    )
+
+
+def at_without_fedavg(config: CNFGNNConfig) -> FederatedAlgorithm:
+    """AT without FedAvg (Table 10): every client keeps its own model."""
+    return cnfgnn(config, aggregation.none)

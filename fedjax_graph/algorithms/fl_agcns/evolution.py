@@ -1,0 +1,171 @@
+"""Evolution of populations of architecture codes, as pure array operations.
+
+Wang et al., "FL-AGCNS: Federated Learning Framework for Automatic Graph Convolutional
+Network Search", arXiv 2104.04141, Section 3.3; what the paper leaves open is the
+released code's: half of a population has one child each, by crossover or else by
+mutation, and the best of parents and children survive. Ours are the single cut of the
+crossover (Holland, "Adaptation in Natural and Artificial Systems", 1975), how a mutated
+gene is drawn, and that a network counts once however often it occurs.
+
+A population is an array of codes [P, L + 2], see `architecture`; larger fitness [P] is
+better. Everything can be traced, and mapped over clients.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_graph.models.architecture import ANY_STAGES, Stages, canonical, random_codes
+
+MUTATION_RATE = 0.125
+
+
+def select(key: jax.Array, population: jax.Array, num: int) -> jax.Array:
+    """`num` codes of a population, without replacement, in a drawn order.
+
+    Raises:
+      ValueError: if it has fewer.
+    """
+    if num > len(population):
+        raise ValueError(f"{num} codes of a population of {len(population)}")
+    return jax.random.permutation(key, population)[:num]
+
+
+def crossover(key: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """Children [P, L + 2]: the first's genes up to a drawn cut, then the second's.
+
+    Each parent [P, L + 2] gives at least one gene. A gene stays in its place, so a
+    child of valid codes is valid.
+    """
+    num, num_genes = first.shape
+    cuts = jax.random.randint(key, (num, 1), 1, num_genes)
+    return jnp.where(jnp.arange(num_genes) < cuts, first, second)
+
+
+def mutate(
+    key: jax.Array,
+    codes: jax.Array,
+    rate: float = MUTATION_RATE,
+    stages: Stages = ANY_STAGES,
+) -> jax.Array:
+    """Draws each gene of codes [P, L + 2] anew with probability `rate`.
+
+    A mutated layer, also one of the first two, is absent with probability 0.2, as
+    later layers are at the start. Given stages stay as they are.
+    """
+    gene_key, value_key = jax.random.split(key)
+    num, num_genes = codes.shape
+    values = random_codes(value_key, num, num_genes - 2, num_certain=0, stages=stages)
+    return jnp.where(jax.random.bernoulli(gene_key, rate, codes.shape), values, codes)
+
+
+def offspring(
+    key: jax.Array,
+    population: jax.Array,
+    crossover_rate: float,
+    mutation_rate: float = MUTATION_RATE,
+    stages: Stages = ANY_STAGES,
+) -> jax.Array:
+    """One child of each of a uniformly random half of a population.
+
+    Args:
+      key: of all draws.
+      population: [P, L + 2].
+      crossover_rate: probability of a crossover with another of the half (the released
+        code's: 0.2 for the controller, 0.5 for clients); the others mutate.
+      mutation_rate: of each gene.
+      stages: those that all codes of the population have.
+
+    Returns:
+      [P // 2, L + 2].
+    """
+    select_key, choice_key, crossover_key, mutate_key = jax.random.split(key, 4)
+    parents = select(select_key, population, len(population) // 2)
+    partners = jnp.roll(parents, 1, axis=0)  # their order is drawn
+    crossed = crossover(crossover_key, parents, partners)
+    mutated = mutate(mutate_key, parents, mutation_rate, stages)
+    is_crossed = jax.random.bernoulli(choice_key, crossover_rate, (len(parents), 1))
+    return jnp.where(is_crossed, crossed, mutated)
+
+
+def is_repeated(codes: jax.Array) -> jax.Array:
+    """[P] bool, whether a code [P, L + 2] is the same network as one before it."""
+    networks = jax.vmap(canonical)(codes)
+    is_equal = jnp.all(networks[:, None] == networks, axis=-1)
+    return jnp.any(jnp.tril(is_equal, -1), axis=1)
+
+
+def survivors(
+    codes: jax.Array, fitness: jax.Array, num: int
+) -> tuple[jax.Array, jax.Array]:
+    """The fittest networks, best first.
+
+    A fitness that is NaN counts as minus infinity, and so does that of a network that
+    occurs with a larger one. Among equals the first wins.
+
+    Args:
+      codes: [P, L + 2], such as parents and then children.
+      fitness: [P].
+      num: how many survive.
+
+    Returns:
+      Codes [num, L + 2] and their fitness [num].
+    """
+
+    def best_first(codes, fitness):
+        order = jnp.argsort(-fitness, stable=True)
+        return codes[order], fitness[order]
+
+    fitness = jnp.where(jnp.isnan(fitness), -jnp.inf, fitness)
+    codes, fitness = best_first(codes, fitness)
+    fitness = jnp.where(is_repeated(codes), -jnp.inf, fitness)
+    codes, fitness = best_first(codes, fitness)
+    return codes[:num], fitness[:num]
+
+
+# --- Controller and clients ----------------------------------------------------------
+
+
+def client_share(
+    generation: jax.Array | int, first: float = 0.5, decay: float = 0.99
+) -> jax.Array:
+    """The clients' share of the new population, `first` x `decay`^generation."""
+    return first * decay**generation
+
+
+def quotas(num: jax.Array | int, weights: jax.Array) -> jax.Array:
+    """`num` places shared out by weights [K] (largest remainders): [K] int32.
+
+    Their sum is `num`; a client of weight 0 gets none.
+    """
+    exact = num * weights / jnp.sum(weights)
+    whole = jnp.floor(exact)
+    left = num - jnp.sum(whole)
+    rank = jnp.argsort(jnp.argsort(whole - exact, stable=True))
+    return (whole + (rank < left)).astype(jnp.int32)
+
+
+def merge(
+    controller: jax.Array,
+    clients: jax.Array,
+    weights: jax.Array,
+    share: jax.Array | float,
+) -> jax.Array:
+    """The new population: the controller's best codes, then the clients'.
+
+    A code of several of them occurs as often.
+
+    Args:
+      controller: [P, L + 2], best first.
+      clients: [K, P, L + 2], likewise, by each client's own score.
+      weights: [K], by which the clients send codes; 0 for padding.
+      share: of the population that comes from the clients, 0 to 1.
+
+    Returns:
+      [P, L + 2].
+    """
+    size, num_genes = controller.shape
+    num_sent = jnp.round(share * size).astype(jnp.int32)
+    counts = jnp.append(size - num_sent, quotas(num_sent, weights))
+    is_taken = jnp.arange(size) < counts[:, None]
+    codes = jnp.concatenate([controller[None], clients]).reshape(-1, num_genes)
+    return codes[jnp.argsort(~is_taken.reshape(-1), stable=True)[:size]]

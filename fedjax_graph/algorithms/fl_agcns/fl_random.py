@@ -1,0 +1,182 @@
+"""FL-Random: architectures drawn at random, each trained from scratch and judged.
+
+The baseline of FL-AGCNS (Wang et al., arXiv 2104.04141, Section 4.1), where each is
+trained for 50 epochs. A round is one trial of `codes_per_round` codes, and the best so
+far is kept. So that all codes run in one compiled program, a code trains its path
+through a fresh SuperNet: each layer has weights of all twelve ops, of which one learns
+(the others decay unused). The ledger counts the whole path, encryption what learns.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph.algorithms.fl_agcns.search import (
+    WORST,
+    SearchConfig,
+    SearchState,
+    Weights,
+    gradient_round,
+    make_scorer,
+    searched,
+)
+from fedjax_graph.core import encryption
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
+from fedjax_graph.models.architecture import random_codes
+from fedjax_graph.tasks import subgraphs
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialConfig(SearchConfig):
+    codes_per_round: int = 1
+    num_epochs: int = 50  # of a code's training
+
+
+class Trial(NamedTuple):
+    """What became of a code."""
+
+    code: jax.Array  # [L + 2]
+    score: jax.Array  # [] federated, after the last epoch
+    client_scores: jax.Array  # [K]
+    weights: Weights
+    loss: jax.Array  # [] mean over the epochs with a finite one
+    cost: Metrics  # of the encryption
+
+
+def fl_random(config: TrialConfig) -> FederatedAlgorithm:
+    """Random search."""
+
+    def init(key, data):
+        del data
+        return first_state(config, key)
+
+    def round_(state, data, key):
+        code_key, trial_key = jax.random.split(key)
+        codes = draw_codes(config, code_key, config.codes_per_round)
+        state, _, metrics = try_codes(config, state, data, codes, trial_key)
+        return state, metrics
+
+    return searched(config, init, round_)
+
+
+def first_state(config: TrialConfig, key: jax.Array, learnt=None) -> SearchState:
+    """Before the first trial; `memory` is the best score and what is learnt besides."""
+    code_key, weights_key = jax.random.split(key)
+    code = draw_codes(config, code_key, 1)[0]
+    memory = (jnp.float32(-jnp.finfo(jnp.float32).max), learnt)
+    return SearchState(fresh_weights(config, weights_key), code, jnp.int32(0), memory)
+
+
+def draw_codes(config: TrialConfig, key: jax.Array, num: int) -> jax.Array:
+    """Random codes [num, L + 2] of the search space."""
+    return random_codes(key, num, config.num_layers, stages=config.stages)
+
+
+def fresh_weights(config: TrialConfig, key: jax.Array) -> Weights:
+    """A SuperNet's; no optimiser outlives a trial."""
+    return Weights(config.supernet.init(key), None)
+
+
+def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
+    """One round of trials.
+
+    Args:
+      config: of the search.
+      state: before it.
+      data: training data.
+      codes: [C, L + 2].
+      key: of the fresh weights and of dropout.
+
+    Returns:
+      The next state, scores [C] and metrics.
+    """
+    run = make_trial(config)
+
+    def one(best, step):
+        weights, code, score = best
+        trial = run(data, *step)
+        is_better = trial.score > score
+        best = jax.tree.map(
+            lambda new, old: jnp.where(is_better, new, old),
+            (trial.weights, trial.code, trial.score),
+            best,
+        )
+        return best, (trial.score, trial.client_scores, trial.loss, trial.cost)
+
+    best_score, learnt = state.memory
+    (weights, code, best_score), (scores, by_client, losses, costs) = jax.lax.scan(
+        one,
+        (state.weights, state.code, best_score),
+        (codes, jax.random.split(key, len(codes))),
+    )
+    is_scored = jnp.any(data.is_scored > 0, axis=1)
+    metrics = {
+        "train_loss": jnp.mean(losses),
+        "best_score": best_score,
+        "mean_score": jnp.mean(scores, where=scores > WORST),
+        "score_spread": jnp.std(by_client[jnp.argmax(scores)], where=is_scored),
+    }
+    state = SearchState(weights, code, state.num_rounds + 1, (best_score, learnt))
+    return state, scores, metrics | encryption.total(costs)
+
+
+def make_trial(config: TrialConfig):
+    """Factory of (data, code [L + 2], key) -> Trial."""
+    net, optimiser = config.supernet, config.optimiser
+
+    def loss(params, stats, own, key, code):
+        outputs, stats = net.apply_path(
+            {"params": params, "batch_stats": stats},
+            subgraphs.as_graph(own),
+            code,
+            own.is_real,
+            key=key,
+        )
+        return subgraphs.cross_entropy(outputs, own.labels, own.is_trained), stats
+
+    gradient = gradient_round(config, loss)
+
+    def run(data, code, key):
+        init_key, epochs_key = jax.random.split(key)
+        model, _ = fresh_weights(config, init_key)
+        path = net.path(model, code)
+        sent = net.path(net.touched(model, code[None]), code)
+
+        def epoch(carry, key):
+            path, opt_state = carry
+            merged, loss, cost = gradient(path, data, key, code, sent=sent)
+            updates, opt_state = optimiser.update(
+                merged["params"], opt_state, path["params"]
+            )
+            params = optax.apply_updates(path["params"], updates)
+            return (merged | {"params": params}, opt_state), (loss, cost)
+
+        (path, _), (losses, costs) = jax.lax.scan(
+            epoch,
+            (path, optimiser.init(path["params"])),
+            jax.random.split(epochs_key, config.num_epochs),
+        )
+        model = net.with_path(model, code, path)
+        (score,), by_client, cost = make_scorer(config, model, data).federated(
+            code[None]
+        )
+        return Trial(
+            code,
+            score,
+            by_client[:, 0],
+            Weights(model, None),
+            finite_mean(losses),
+            encryption.total(costs, cost),
+        )
+
+    return run
+
+
+def finite_mean(losses: jax.Array) -> jax.Array:
+    """[...] -> [], 0 where none is finite: a code that diverges ends no search."""
+    is_finite = jnp.isfinite(losses)
+    total = jnp.sum(jnp.where(is_finite, losses, 0))
+    return total / jnp.maximum(jnp.sum(is_finite), 1)

@@ -1,0 +1,240 @@
+"""FL-RL: a controller writes architectures, and learns from their federated scores.
+
+The baseline of FL-AGCNS (Wang et al., arXiv 2104.04141, Section 4.1), where it is
+BlockQNN, which learns values of choices. Ours is the controller of Gao et al., "Graph
+Neural Architecture Search", IJCAI 2020 (GraphNAS), after Pham et al., "Efficient Neural
+Architecture Search via Parameter Sharing", ICML 2018: an LSTM writes a code gene by
+gene, each drawn given those before. A round trains `codes_per_round` codes from scratch
+as `fl_random` does, and is one step of REINFORCE (Williams, 1992):
+
+    R_c = score of c + w x entropy of the genes' distributions
+    b  <- 0.95 b + 0.05 mean_c R_c                           at first mean_c R_c
+    gradient of -mean_c (R_c - b) log p(c)
+
+The controller is the server's: clients learn of codes alone.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph.algorithms.fl_agcns.fl_random import (
+    TrialConfig,
+    first_state,
+    try_codes,
+)
+from fedjax_graph.algorithms.fl_agcns.search import WORST, searched
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.local import Params
+from fedjax_graph.models.architecture import ANY_STAGES, NUM_LAYERS, Stages, is_gene
+
+INIT_RANGE = 0.1  # GraphNAS's, of embeddings and decoders
+TEMPERATURE = 5.0  # GraphNAS's: a logit is 2.5 tanh(x / 5)
+LARGEST_LOGIT = 2.5
+
+
+@dataclasses.dataclass(frozen=True)
+class FLRLConfig(TrialConfig):
+    """All defaults but `codes_per_round` are those of GraphNAS's released code."""
+
+    codes_per_round: int = 5
+    controller_size: int = 100  # of the LSTM's state
+    controller_rate: float = 3.5e-4  # of Adam
+    baseline_decay: float = 0.95
+    entropy_weight: float = 1e-4
+
+    @property
+    def controller(self) -> "Controller":
+        return Controller(self.num_layers, self.controller_size, self.stages)
+
+    @property
+    def controller_optimiser(self) -> optax.GradientTransformation:
+        return optax.adam(self.controller_rate)
+
+
+class Learnt(NamedTuple):
+    """What the controller has learnt."""
+
+    params: Params
+    opt_state: Any
+    baseline: jax.Array  # [] moving average of rewards; 0 before the first round
+
+
+def fl_rl(config: FLRLConfig) -> FederatedAlgorithm:
+    """Search by policy gradient."""
+    controller = config.controller
+
+    def init(key, data):
+        del data
+        trial_key, controller_key = jax.random.split(key)
+        params = controller.init(controller_key)
+        opt_state = config.controller_optimiser.init(params)
+        return first_state(config, trial_key, Learnt(params, opt_state, jnp.float32(0)))
+
+    def round_(state, data, key):
+        code_key, trial_key = jax.random.split(key)
+        (_, learnt), is_first = state.memory, state.num_rounds == 0
+        codes, _, entropies = controller.sample(
+            learnt.params, code_key, config.codes_per_round
+        )
+        state, scores, metrics = try_codes(config, state, data, codes, trial_key)
+        best_score, _ = state.memory
+        learnt = learn(config, learnt, codes, scores, entropies, is_first)
+        state = state._replace(memory=(best_score, learnt))
+        return state, metrics | {"entropy": jnp.mean(entropies)}
+
+    return searched(config, init, round_)
+
+
+# --- Learning ------------------------------------------------------------------------
+
+
+def learn(
+    config: FLRLConfig,
+    learnt: Learnt,
+    codes: jax.Array,
+    scores: jax.Array,
+    entropies: jax.Array,
+    is_first: jax.Array | bool,
+) -> Learnt:
+    """A step of REINFORCE with Adam.
+
+    Args:
+      config: of the search.
+      learnt: before it.
+      codes: [C, L + 2], sampled from the controller.
+      scores: [C]; larger is better.
+      entropies: [C], as sampled.
+      is_first: whether there is no baseline yet.
+    """
+    is_score = scores > WORST
+    rewards = scores + config.entropy_weight * entropies
+    decay = jnp.where(is_first, 0, config.baseline_decay)
+    baseline = move_baseline(learnt.baseline, rewards, is_score, decay)
+    gains = advantages(rewards, is_score, baseline)
+
+    def loss(params):
+        return -jnp.mean(gains * config.controller.log_prob(params, codes))
+
+    grads = jax.grad(loss)(learnt.params)
+    update = config.controller_optimiser.update
+    updates, opt_state = update(grads, learnt.opt_state, learnt.params)
+    return Learnt(optax.apply_updates(learnt.params, updates), opt_state, baseline)
+
+
+def move_baseline(
+    baseline: jax.Array, rewards: jax.Array, is_score: jax.Array, decay: jax.Array
+) -> jax.Array:
+    """The moving average [] of the rewards [C] of codes that have a score."""
+    count = jnp.sum(is_score)
+    mean = jnp.sum(jnp.where(is_score, rewards, 0)) / jnp.maximum(count, 1)
+    return jnp.where(count > 0, decay * baseline + (1 - decay) * mean, baseline)
+
+
+def advantages(
+    rewards: jax.Array, is_score: jax.Array, baseline: jax.Array
+) -> jax.Array:
+    """[C], rewards above the baseline.
+
+    A code without a score counts as the worst of those with one, and never as a gain.
+    """
+    gains = jnp.where(is_score, rewards - baseline, 0)
+    return jnp.where(is_score, gains, jnp.min(gains))
+
+
+# --- The controller ------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Controller:
+    """Distributions of codes, as pure functions of an LSTM's parameters.
+
+    Each gene has an embedding of the one before and a decoder of its own.
+    """
+
+    num_layers: int = NUM_LAYERS
+    size: int = 100
+    stages: Stages = ANY_STAGES
+
+    @property
+    def _cell(self) -> nn.OptimizedLSTMCell:
+        return nn.OptimizedLSTMCell(self.size)
+
+    def init(self, key: jax.Array) -> Params:
+        """Fresh parameters, of which nearly uniform genes come."""
+        cell_key, embedding_key, decoder_key = jax.random.split(key, 3)
+        num_genes, num_values = is_gene(self.num_layers).shape
+        x = jnp.zeros((1, self.size))
+        state = self._cell.initialize_carry(cell_key, x.shape)
+
+        def draw(key, *shape):
+            return jax.random.uniform(key, shape, jnp.float32, -INIT_RANGE, INIT_RANGE)
+
+        return {
+            "cell": self._cell.init(cell_key, state, x)["params"],
+            "embedding": draw(embedding_key, num_genes, num_values, self.size),
+            "decoder": draw(decoder_key, num_genes, self.size, num_values),
+        }
+
+    def sample(
+        self, params: Params, key: jax.Array, num: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Draws codes.
+
+        Returns:
+          Codes [C, L + 2] int32, the logarithms of their probabilities [C], and the
+          sums [C] of the entropies of their genes, each given those before.
+        """
+        keys = jax.random.split(key, self.num_layers + 2)
+
+        def draw(log_probs, key):
+            return jax.random.categorical(key, log_probs).astype(jnp.int32)
+
+        return self._write(params, draw, keys, num)
+
+    def log_prob(self, params: Params, codes: jax.Array) -> jax.Array:
+        """Of codes [C, L + 2] -> [C]."""
+        _, log_probs, _ = self._write(
+            params, lambda log_probs, genes: genes, codes.T, len(codes)
+        )
+        return log_probs
+
+    def _write(self, params, choose, sources, num):
+        """Codes gene by gene; see `sample`.
+
+        Args:
+          params: of the controller.
+          choose: (log-probabilities [C, 12 L + 1], what `sources` has for the gene) ->
+            values [C] int32.
+          sources: leaves [L + 2, ...].
+          num: C.
+        """
+
+        def gene(carry, step):
+            state, last = carry
+            embedding, decoder, is_value, source = step
+            state, x = self._cell.apply(
+                {"params": params["cell"]}, state, embedding[last]
+            )
+            logits = LARGEST_LOGIT * jnp.tanh(x @ decoder / TEMPERATURE)
+            log_probs = nn.log_softmax(jnp.where(is_value, logits, -jnp.inf))
+            chosen = choose(log_probs, source)
+            taken = jnp.take_along_axis(log_probs, chosen[:, None], axis=1)[:, 0]
+            summands = jnp.exp(log_probs) * jnp.where(is_value, log_probs, 0)
+            return (state, chosen), (chosen, taken, -jnp.sum(summands, axis=1))
+
+        # Before the first gene stands a 0, whose embedding is learnt like others.
+        first = jnp.zeros(num, jnp.int32)
+        zeros = (jnp.zeros((num, self.size)),) * 2  # an LSTM's two states
+        steps = (
+            params["embedding"],
+            params["decoder"],
+            is_gene(self.num_layers, self.stages),
+            sources,
+        )
+        _, (codes, taken, entropies) = jax.lax.scan(gene, (zeros, first), steps)
+        return codes.T, jnp.sum(taken, axis=0), jnp.sum(entropies, axis=0)

@@ -1,0 +1,315 @@
+"""What every federated architecture search shares: training and scoring by codes.
+
+FL-AGCNS, arXiv 2104.04141, Section 3.2. Codes are those of `architecture`, weights
+those of a `SuperNet`:
+
+    scores    P(c) = sum_i (N_i / N) P_i(c)                      federated score (1)
+    training  g = sum_i (N_i / N) mean_c grad L_i(c)             gradient of codes (2)
+
+N_i are client i's scored nodes in (1) and its training nodes in (2). Both sums can be
+taken under encryption. The released code's Adam (0.02, weight decay 5e-6) is kept apart
+for each set of weights: one that no code touched is as if the step had not been.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph.core import clients, communication, encryption
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.clients import Cohort
+from fedjax_graph.core.federated import cohort_update
+from fedjax_graph.core.local import Model, Params
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
+from fedjax_graph.models.architecture import ANY_STAGES, NUM_LAYERS, Fusion, Stages
+from fedjax_graph.models.supernet import WIDTH, SuperNet
+from fedjax_graph.tasks import subgraphs
+from fedjax_graph.tasks.subgraphs import Fitness
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig:
+    """The search space, its weights, and how codes are judged."""
+
+    num_features: int
+    num_classes: int
+    num_layers: int = NUM_LAYERS
+    width: int = WIDTH
+    fusion: Fusion = "leaves"
+    stages: Stages = ANY_STAGES  # given to all codes; the released code has input 3
+    fitness: Fitness = "loss"
+    dropout: float = 0.0  # in training, of the shared weights too
+    learning_rate: float = 0.02
+    weight_decay: float = 5e-6
+    encryption: Literal["none", "ckks"] = "none"
+    clients_per_chunk: int | None = None
+
+    @property
+    def supernet(self) -> SuperNet:
+        return SuperNet(
+            self.num_features,
+            self.num_classes,
+            self.num_layers,
+            self.width,
+            self.fusion,
+            self.dropout,
+        )
+
+    @property
+    def optimiser(self) -> optax.GradientTransformation:
+        """Of one set of weights; the decay is added to the gradient."""
+        return optax.chain(
+            optax.add_decayed_weights(self.weight_decay), optax.adam(self.learning_rate)
+        )
+
+
+class Weights(NamedTuple):
+    """A SuperNet in training. Leaves are stacked, [1 or L (L + 1) / 2, ...]."""
+
+    model: Model
+    opt_state: Any
+
+
+class SearchState(NamedTuple):
+    """What all searches have, and `memory` of their own."""
+
+    weights: Weights
+    code: jax.Array  # [L + 2] int32, that which the search would end with
+    num_rounds: jax.Array  # [] int32
+    memory: Any = None
+
+
+# --- Training ------------------------------------------------------------------------
+
+
+def init_weights(config: SearchConfig, key: jax.Array) -> Weights:
+    """Fresh weights, with an optimiser's state for each set of them."""
+    model = config.supernet.init(key)
+    init = jax.vmap(config.optimiser.init)
+    return Weights(model, jax.tree.map(init, model["params"]))
+
+
+def touched_step(
+    optimiser: optax.GradientTransformation,
+    params: Params,
+    opt_state: Any,
+    grads: Params,
+    touched: Params,
+) -> tuple[Params, Any]:
+    """An optimiser step of those sets of weights alone that are touched.
+
+    Args:
+      optimiser: of one set.
+      params: leaves [S, ...], S sets of weights.
+      opt_state: in the place of each leaf, the state of its S sets.
+      grads: like params.
+      touched: bool leaves [S, 1, ...].
+
+    Returns:
+      The next params and states.
+    """
+
+    def step(x, grad, state):
+        update, state = optimiser.update(grad, state, x)
+        return optax.apply_updates(x, update), state
+
+    def step_sets(x, state, grad, is_touched):
+        def keep(new, old):
+            return jnp.where(is_touched.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+        return jax.tree.map(keep, jax.vmap(step)(x, grad, state), (x, state))
+
+    leaves, structure = jax.tree.flatten(params)
+    states = structure.flatten_up_to(opt_state)
+    others = map(jax.tree.leaves, (grads, touched))
+    stepped = [step_sets(*one) for one in zip(leaves, states, *others, strict=True)]
+    params, states = zip(*stepped, strict=True)
+    return structure.unflatten(params), structure.unflatten(states)
+
+
+def codes_loss(config: SearchConfig):
+    """Factory of one client's mean training loss over codes.
+
+    Returns:
+      (params, batch_stats, own data, key, codes [C, L + 2]) -> ([], batch_stats after
+      the codes, one after another). What is dropped of the features is the same for all
+      of them.
+    """
+    net = config.supernet
+
+    def loss(params, stats, own: SubgraphData, key, codes):
+        graph = subgraphs.as_graph(own)
+        input_key, output_key = jax.random.split(key)
+        product = net.input_product(params, own.features, input_key)
+
+        def one(stats, step):
+            code, key = step
+            model = {"params": params, "batch_stats": stats}
+            outputs, stats = net.apply(model, graph, code, own.is_real, product, key)
+            value = subgraphs.cross_entropy(outputs, own.labels, own.is_trained)
+            return stats, value
+
+        keys = jax.random.split(output_key, len(codes))
+        stats, losses = jax.lax.scan(one, stats, (codes, keys))
+        return jnp.mean(losses), stats
+
+    return loss
+
+
+def gradient_round(config: SearchConfig, loss: Callable[..., Any]):
+    """Factory of the clients' mean gradient of a loss of the SuperNet's weights (2).
+
+    Args:
+      config: of the search.
+      loss: (params, batch_stats, own data, key, *shared) -> (loss, batch_stats) of ONE
+        client.
+
+    Returns:
+      (model, data, key, *shared, sent=None) -> (gradient and mean batch_stats, mean
+      loss, metrics of the encryption).
+    """
+
+    def client_gradient(model, own, key, *shared):
+        take = jax.value_and_grad(loss, has_aux=True)
+        (value, stats), grads = take(
+            model["params"], model["batch_stats"], own, key, *shared
+        )
+        return {"params": grads, "batch_stats": stats}, value
+
+    run = cohort_update(client_gradient, clients_per_chunk=config.clients_per_chunk)
+    mean = encryption.mean(config.encryption)
+
+    def round_(model, data: SubgraphData, key, *shared, sent=None):
+        rows = jax.tree.map(lambda x: x[None], model)
+        ids, weights = data.client_ids, data.client_weights
+        updated, value, cohort = run(rows, data, ids, weights, key, *shared)
+        merged, metrics = mean(updated, cohort, sent)
+        return jax.tree.map(lambda x: x[0], merged), value, metrics
+
+    return round_
+
+
+def train_step(config: SearchConfig):
+    """Factory of one federated step of the SuperNet's weights on codes.
+
+    Returns:
+      (weights, data, key, codes [C, L + 2]) -> (weights, mean loss, metrics of the
+      encryption).
+    """
+    run = gradient_round(config, codes_loss(config))
+
+    def step(weights: Weights, data: SubgraphData, key, codes):
+        model, touched = weights.model, config.supernet.touched(weights.model, codes)
+        merged, value, metrics = run(model, data, key, codes, sent=touched)
+        params, opt_state = touched_step(
+            config.optimiser,
+            model["params"],
+            weights.opt_state,
+            merged["params"],
+            touched["params"],
+        )
+        stats = jax.tree.map(
+            jnp.where,
+            touched["batch_stats"],
+            merged["batch_stats"],
+            model["batch_stats"],
+        )
+        model = {"params": params, "batch_stats": stats}
+        return Weights(model, opt_state), value, metrics
+
+    return step
+
+
+# --- Scores --------------------------------------------------------------------------
+
+
+class Scorer(NamedTuple):
+    """Scores of codes by ONE set of weights; larger is better.
+
+    The loss counts negative, the accuracy in percent. What is not finite at some client
+    is the worst everywhere.
+    """
+
+    federated: Callable[[jax.Array], tuple[jax.Array, jax.Array, Any]]
+    """codes [C, L + 2], the same for all clients -> federated scores [C] (1), those of
+    each client [K, C], metrics of the encryption."""
+    own: Callable[[jax.Array], jax.Array]
+    """codes [K, C, L + 2], of each client its own -> its own scores [K, C]."""
+
+
+def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Scorer:
+    """Puts a model and the scored nodes of a split together."""
+    net = config.supernet
+
+    def multiply(own, params):
+        return net.input_product(params, own.features)
+
+    products = clients.map_clients(multiply, config.clients_per_chunk)(
+        data, shared=(model["params"],)
+    )
+
+    def score(own, product, codes, model):
+        graph = subgraphs.as_graph(own)
+
+        def one(code):
+            outputs, _ = net.apply(model, graph, code, product=product)
+            share_right, entropy = subgraphs.scores(outputs, own)
+            value = -entropy if config.fitness == "loss" else 100 * share_right
+            return jnp.where(jnp.isfinite(entropy), value, WORST)
+
+        return jax.lax.map(one, codes)
+
+    def score_shared(own, product, model, codes):
+        return score(own, product, codes, model)
+
+    # A model crosses with the gradients; only codes and scores do here.
+    def federated(codes):
+        codes = communication.down(codes, len(data.client_ids))
+        values = clients.map_clients(score_shared, config.clients_per_chunk)(
+            data, products, shared=(model, codes)
+        )
+        values = communication.up(values)
+        counts = jnp.sum(data.is_scored, axis=1)
+        everybody = Cohort(jnp.arange(len(counts)), counts)
+        is_worst = (values == WORST).astype(jnp.float32)
+        average = encryption.mean(config.encryption)
+        merged, metrics = average((values, is_worst), everybody)
+        mean, share_worst = (x[0] for x in merged)
+        return jnp.where(share_worst > ROUNDING, WORST, mean), values, metrics
+
+    def own(codes):
+        # One client after another: a switch on codes of several at once would run all
+        # its branches.
+        return clients.map_clients(score, 1)(data, products, codes, shared=(model,))
+
+    return Scorer(federated, own)
+
+
+WORST = -1e4  # below any loss of a usable network, and small enough to be encrypted
+ROUNDING = 1e-6  # of a mean that is 0, as encryption leaves it
+
+
+def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
+    """A search as a method: its state's best code is what is scored."""
+    net = config.supernet
+
+    def map_outputs(state: SearchState, data: SubgraphData, reduce):
+        def one(own, model, code):
+            outputs, _ = net.apply(model, subgraphs.as_graph(own), code)
+            return reduce(outputs, own)
+
+        mapped = clients.map_clients(one, clients.auto_clients_per_chunk())
+        return mapped(data, shared=(state.weights.model, state.code))
+
+    def evaluate(state, data):
+        found = map_outputs(state, data, subgraphs.scores)
+        return subgraphs.federated_scores(*found, data, config.fitness)
+
+    def predict(state, data):
+        return map_outputs(state, data, lambda outputs, own: jax.nn.softmax(outputs))
+
+    return FederatedAlgorithm(init, round_, evaluate, predict)

@@ -1,0 +1,168 @@
+"""SFL: personalised models from a graph convolution over the clients' parameters.
+
+Chen, Long, Wu, Zhou, Jiang, "Personalized Federated Learning With Graph", IJCAI 2022,
+Algorithm 1. Written in V, the clients' models stacked to [K, P]:
+
+    client (lines 5-9)     v_i: local steps on F_i(v) + lambda [R(v, w) + R(v, u_i)]
+    server (lines 11-12)   u = alpha A^m V + (1 - alpha) V, A row-normalised
+    read-out (line 13)     w = mean of the u_i
+    structure (line 15)    SFL*: A <- (1 - beta) A + beta A_learnt
+
+lambda = 0 in the first round (line 3). The state holds u; w is read out at the start of
+a round. What the paper leaves open is the released code's: R is the Euclidean distance
+with weight 0.3, m = 3, alpha = 1, beta = 0.05, clients start from w, and u_i is what is
+scored. (There the pulls are added to each example's loss before the batch is summed, so
+0.3 is beside the mean loss.) Differences from that code: there R is built of detached
+vectors, which have no gradient (`pull_weight` = 0 here); a node takes from its senders,
+A_ji of Eq. 3; a round with part of the clients mixes those alone. The ledger counts u_i
+as sent down also where it does not pull: it is the client's model.
+
+`sfl_per` and `sfl_lg` (Table 4) keep the head, or all but the head, personal.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph.algorithms.lg_fed_avg import is_representation
+from fedjax_graph.algorithms.sfl import structure_learning
+from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
+from fedjax_graph.core import aggregation, communication, graphs, trees
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.clients import cohort_size
+from fedjax_graph.core.federated import (
+    FederatedConfig,
+    FederatedState,
+    federated,
+    place,
+)
+from fedjax_graph.core.proximal import Distance, pull
+from fedjax_graph.core.task import Task
+from fedjax_graph.core.trees import IsPersonal, nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class SFLConfig(FederatedConfig):
+    propagation_steps: int = 3  # m
+    alpha: float = 1.0
+    pull_weight: float = 0.3  # lambda, of each of the two pulls
+    pull_distance: Distance = "l2"  # R
+    start: Literal["global", "personal"] = "global"  # from w, or from u_i
+
+
+@dataclasses.dataclass(frozen=True)
+class SFLStarConfig(SFLConfig):
+    client_graph: Literal["given", "none"] = "given"
+    """none: A_learnt alone, which has no self edges, as in the released code."""
+    learnt_share: float = 0.05  # beta
+    structure: StructureConfig = StructureConfig()
+
+
+def sfl(config: SFLConfig) -> FederatedAlgorithm:
+    """SFL on any task, with the graph of the data."""
+    return _sfl(config)
+
+
+def sfl_per(config: SFLConfig) -> FederatedAlgorithm:
+    """SFL + FedPer: a graph convolution of the base, a personal head."""
+    return _sfl(config, lambda task: task.is_head)
+
+
+def sfl_lg(config: SFLConfig) -> FederatedAlgorithm:
+    """SFL + LG-FedAvg: personal representation, a graph convolution of the head."""
+    return _sfl(config, is_representation)
+
+
+def _sfl(config, is_personal=lambda task: nothing) -> FederatedAlgorithm:
+    stays = is_personal(config.task.build())
+
+    def convolve(state, data, key):
+        del state, key
+        adjacency = graphs.dense_adjacency(data.graph)
+        return aggregation.graph_convolution(
+            adjacency, config.propagation_steps, config.alpha
+        )
+
+    return federated(
+        config,
+        convolve,
+        update=pulled_update(config, stays),
+        shared=read_out(config, stays),
+        is_personal=is_personal,
+    )
+
+
+def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
+    """SFL*, which learns the graph.
+
+    `memory` is A_learnt [K, K]: each row as learnt when its client last took part.
+    """
+
+    def learn_and_convolve(state, data, key):
+        def aggregate(stacked, cohort):
+            learnt = structure_learning.learn(
+                config.structure,
+                stacked["params"],
+                jnp.asarray(data.client_ids)[cohort.places],
+                cohort.weights > 0,
+                key,
+            )
+            adjacency = learnt
+            if config.client_graph == "given":
+                given = graphs.dense_adjacency(data.graph)
+                given = aggregation.cohort_adjacency(given, cohort)
+                adjacency = (1 - config.learnt_share) * graphs.row_normalise(given)
+                adjacency = adjacency + config.learnt_share * learnt
+            everybody = cohort._replace(places=jnp.arange(len(cohort.places)))
+            convolve = aggregation.graph_convolution(
+                adjacency, config.propagation_steps, config.alpha
+            )
+            num_clients = len(data.client_ids)
+            rows = jnp.zeros((len(cohort.places), num_clients))
+            rows = rows.at[:, cohort.places].set(learnt)
+            memory = place(state.memory, rows, cohort, num_clients)
+            return convolve(stacked, everybody), memory
+
+        return aggregate
+
+    return federated(
+        config,
+        learn_and_convolve,
+        update=pulled_update(config, nothing),
+        shared=read_out(config),
+        memory=lambda data: jnp.eye(len(data.client_ids)),
+    )
+
+
+def read_out(config: SFLConfig, is_personal: IsPersonal = nothing):
+    """Factory of (state, data) -> (w, lambda of this round)."""
+
+    def read(state: FederatedState, data):
+        w = aggregation.client_mean(state.models, data.client_weights)
+        if config.start == "global" or config.pull_weight:  # it crosses beside u_i
+            crossing, personal = trees.partition(w, is_personal)
+            count = cohort_size(len(data.client_ids), config.participation)
+            w = trees.combine(communication.down(crossing, count), personal)
+        return w, jnp.where(state.num_rounds > 0, config.pull_weight, 0.0)
+
+    return read
+
+
+def pulled_update(config: SFLConfig, is_personal: IsPersonal):
+    """Factory of the client's half (lines 5 to 9)."""
+
+    def update(task: Task, u, client_data, key, data, w, weight):
+        start = u
+        if config.start == "global":
+            _, personal = trees.partition(u, is_personal)
+            start = trees.combine(trees.partition(w, is_personal)[0], personal)
+        pulls = [
+            pull(weight, centre, config.pull_distance, is_personal) for centre in (w, u)
+        ]
+        adjust = optax.chain(*pulls) if config.pull_weight else None
+        result = task.update(start, client_data, key, data, adjust)
+        return result.model, result.loss
+
+    return update

@@ -1,0 +1,150 @@
+"""Aggregators: stacked client models in, stacked models out.
+
+An aggregator maps a pytree of `[C, ...]` arrays (one row a client of the cohort) and
+the cohort to a pytree of `[1, ...]` (one model for all) or `[C, ...]` (one model each).
+As with NumPy's `keepdims`, the result broadcasts against the clients; leaves of one
+tree may differ in this. A client of weight 0 changes nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_graph.core import graphs
+from fedjax_graph.core.clients import Cohort
+from fedjax_graph.core.trees import IsPersonal, combine, partition
+
+Stacked = Any  # pytree of [C, ...]
+Aggregator = Callable[[Stacked, Cohort], Stacked]
+
+
+def weighted_mean(stacked: Stacked, cohort: Cohort) -> Stacked:
+    """Sum_i (N_i / N) theta_i: federated averaging (McMahan et al., 2017).
+
+    Args:
+      stacked: pytree of [C, ...].
+      cohort: its weights are N_i, not all 0.
+
+    Returns:
+      Pytree of [1, ...].
+    """
+    shares = cohort.weights / jnp.sum(cohort.weights)
+    return jax.tree.map(lambda x: _mix(shares[None], x), stacked)
+
+
+def client_mean(stacked: Stacked, weights: jax.Array) -> Any:
+    """The mean over the real clients, each counted once: [K, ...] -> [...]."""
+    shares = (weights > 0) / jnp.sum(weights > 0)
+    return jax.tree.map(lambda x: _mix(shares, x), stacked)
+
+
+def none(stacked: Stacked, cohort: Cohort) -> Stacked:
+    """Every client keeps its own model (the identity graph)."""
+    del cohort
+    return stacked
+
+
+def attention(server: Any, step_size: float = 1.0) -> Aggregator:
+    """w + step_size sum_i a_i (theta_i - w) with a = softmax_i |w - theta_i|.
+
+    Layer-wise (each leaf has weights a of its own): Ji, Long, Pan, Zhu, Jiang, Wang,
+    "Learning Private Neural Language Modeling with Attentive Aggregation", IJCNN 2019.
+    The distance is the sum of absolute differences and clients count alike, as in the
+    code that was released with SFL.
+
+    Args:
+      server: pytree of [1, ...], w.
+    """
+
+    def attend(w, x, weights):
+        distance = jnp.sum(jnp.abs(x - w).reshape(len(x), -1), axis=1)
+        distance = jnp.where(weights > 0, distance, -jnp.inf)
+        return w + step_size * (_mix(jax.nn.softmax(distance)[None], x) - w)
+
+    def aggregate(stacked, cohort):
+        return jax.tree.map(lambda w, x: attend(w, x, cohort.weights), server, stacked)
+
+    return aggregate
+
+
+def graph_convolution(
+    adjacency: jax.Array, num_steps: int = 3, alpha: float = 1.0
+) -> Aggregator:
+    """u = alpha A^m V + (1 - alpha) V: one product with a [C, C] matrix a leaf.
+
+    SFL, Algorithm 1, lines 11 and 12 (Chen, Long, Wu, Zhou, Jiang, IJCAI 2022).
+
+    Args:
+      adjacency: [K, K], non-negative, [i, j] = what client i takes from client j. The
+        rows of a cohort are normalised to sum 1; one without any keeps its own model.
+      num_steps: m.
+      alpha: share of what was mixed.
+    """
+
+    def aggregate(stacked, cohort):
+        rows = graphs.row_normalise(cohort_adjacency(adjacency, cohort))
+        with jax.default_matmul_precision("highest"):
+            steps = jnp.linalg.matrix_power(rows, num_steps)
+        mixing = alpha * steps + (1 - alpha) * jnp.eye(len(steps))
+        return jax.tree.map(lambda x: _mix(mixing, x), stacked)
+
+    return aggregate
+
+
+def cohort_adjacency(adjacency: jax.Array, cohort: Cohort) -> jax.Array:
+    """The [C, C] part of a [K, K] adjacency; nobody takes from a client of weight 0."""
+    part = adjacency[cohort.places][:, cohort.places]
+    return part * (cohort.weights > 0)
+
+
+def with_noise(aggregate: Aggregator, key: jax.Array, scale: float) -> Aggregator:
+    """Adds normal noise of standard deviation `scale` to every number of the result."""
+    if not scale:
+        return aggregate
+
+    def noisy(stacked, cohort):
+        leaves, structure = jax.tree.flatten(aggregate(stacked, cohort))
+        keys = jax.random.split(key, len(leaves))
+        drawn = [
+            jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)
+        ]
+        leaves = [x + scale * noise for x, noise in zip(leaves, drawn, strict=True)]
+        return jax.tree.unflatten(structure, leaves)
+
+    return noisy
+
+
+def partial(aggregate: Aggregator, is_personal: IsPersonal) -> Aggregator:
+    """Leaves that are personal stay as they are, `aggregate` sees the others."""
+
+    def aggregate_shared(stacked, cohort):
+        shared, personal = partition(stacked, is_personal)
+        return combine(aggregate(shared, cohort), personal)
+
+    return aggregate_shared
+
+
+def broadcast(stacked: Stacked, num_clients: int) -> Stacked:
+    """Gives each of `num_clients` a row: `[1 or C, ...]` -> `[C, ...]`."""
+    return jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (num_clients, *x.shape[1:])), stacked
+    )
+
+
+def num_models(stacked: Stacked) -> int:
+    """The largest leading size: 1 (one model for all) or the number of clients."""
+    return max(x.shape[0] for x in jax.tree.leaves(stacked))
+
+
+def initial(aggregate: Aggregator, stacked: Stacked, num_clients: int) -> Stacked:
+    """Everybody's first model, [1, ...], with the rows that `aggregate` will return."""
+    everybody = Cohort(jnp.arange(num_clients), jnp.ones(num_clients))
+    merged = jax.eval_shape(aggregate, broadcast(stacked, num_clients), everybody)
+    return jax.tree.map(lambda x, new: jnp.broadcast_to(x, new.shape), stacked, merged)
+
+
+def _mix(mixing: jax.Array, x: jax.Array) -> jax.Array:
+    """[R, C] times [C, ...], in float32 whatever the precision of the models."""
+    return jnp.tensordot(mixing, x, axes=1, precision=jax.lax.Precision.HIGHEST)

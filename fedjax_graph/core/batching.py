@@ -1,0 +1,77 @@
+"""Minibatches of examples, and shares of train, validation and test."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_graph.core.errors import InputError
+
+SPLITS = ("train", "validation", "test")
+
+
+FRACTIONS = (0.7, 0.1, 0.2)  # of the windows in each of `SPLITS`
+
+
+def parse_fractions(text: str) -> tuple[float, float, float]:
+    """Fractions of train, validation and test from percentages: "70/10/20".
+
+    Raises:
+      InputError: if these are not three positive percentages that sum to 100.
+    """
+    try:
+        return checked_fractions([float(part) / 100 for part in text.split("/")])
+    except (ValueError, InputError) as error:
+        raise InputError(
+            f"split {text!r}: expected three positive percentages of train, validation "
+            "and test that sum to 100, such as 70/10/20"
+        ) from error
+
+
+def checked_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
+    valid = len(fractions) == 3 and min(fractions) > 0
+    if not valid or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
+        raise InputError(
+            f"fractions {tuple(fractions)} of train, validation and test: expected "
+            "three positive numbers that sum to 1"
+        )
+    return tuple(fractions)
+
+
+def batches(starts: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
+    """Cuts window starts into equal batches; the last one is padded and masked.
+
+    Args:
+      starts: [S] starts, in the order wanted.
+      batch_size: B.
+
+    Returns:
+      Starts [ceil(S / B), B] (padding repeats the first) and mask, float32, same
+      shape.
+    """
+    size = starts.shape[0]
+    num_batches = -(-size // batch_size)
+    padded = jnp.arange(num_batches * batch_size)
+    mask = (padded < size).astype(jnp.float32)
+    starts = starts[jnp.where(padded < size, padded, 0)]
+    shape = (num_batches, batch_size)
+    return starts.reshape(shape), mask.reshape(shape)
+
+
+def shuffled_batches(
+    key: jax.Array, num_windows: int, batch_size: int, num_epochs: int
+) -> tuple[jax.Array, jax.Array]:
+    """Places and mask of shuffled minibatches, both `[num_epochs * steps, B]`."""
+
+    def one_pass(key):
+        order = jax.random.permutation(key, num_windows)
+        return batches(order.astype(jnp.int32), batch_size)
+
+    places, mask = jax.vmap(one_pass)(jax.random.split(key, num_epochs))
+    return places.reshape(-1, batch_size), mask.reshape(-1, batch_size)
+
+
+def steps_per_epoch(num_windows: int, batch_size: int) -> int:
+    """Optimisation steps of one pass."""
+    return -(-num_windows // batch_size)

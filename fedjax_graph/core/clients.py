@@ -1,0 +1,152 @@
+"""The client axis: map, chunk, sample, pad; one key for each client.
+
+Write for one client, then `map_clients`. Randomness belongs to identities: a client's
+key is `fold_in(round_key, client_id)`, so sampling, padding, chunking or reordering
+clients never changes another client's draw.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_graph.core import mesh
+from fedjax_graph.core.errors import InputError
+
+
+class Cohort(NamedTuple):
+    """The clients of a round."""
+
+    places: jax.Array  # [C] int32, ascending places among the K clients
+    weights: jax.Array  # [C] float32; 0 for places that padding left over
+
+
+def map_axis(fn: Callable[..., Any], rows_per_chunk: int | None = None):
+    """Maps a function of one row over the leading axis of its arguments.
+
+    Args:
+      fn: function of pytrees that belong to one row.
+      rows_per_chunk: how many rows run side by side. None: all (`vmap`). 1: one after
+        another. In between: `vmap` inside `lax.map`. The results differ by rounding
+        alone.
+    """
+
+    def mapped(*args):
+        num_rows = jax.tree.leaves(args)[0].shape[0]
+        if rows_per_chunk is None or rows_per_chunk >= num_rows > 1:
+            return jax.vmap(fn)(*args)
+        batch_size = None if rows_per_chunk == 1 else rows_per_chunk
+        return jax.lax.map(lambda one: fn(*one), args, batch_size=batch_size)
+
+    return mapped
+
+
+def map_clients(fn: Callable[..., Any], clients_per_chunk: int | None = None):
+    """Maps a function of one client over a leading client axis of its arguments.
+
+    The clients are shared out to the devices, and mapped there with `map_axis`.
+
+    Args:
+      fn: (*own, *shared) -> results, of pytrees that belong to one client and pytrees
+        that are the same for all.
+      clients_per_chunk: how many clients run side by side on a device.
+
+    Returns:
+      (*own [K, ...], shared=()) -> results [K, ...].
+    """
+
+    def local(own, *shared):
+        return map_axis(lambda *one: fn(*one, *shared), clients_per_chunk)(*own)
+
+    def mapped(*own, shared=()):
+        return mesh.concat_parts(local)(own, shared=shared)
+
+    return mapped
+
+
+def map_rows(fn: Callable[..., Any], clients_per_chunk: int | None = None):
+    """`map_clients` where a leaf of one row is the same for all clients.
+
+    Args:
+      fn: (*own, *shared) -> results, as for `map_clients`.
+      clients_per_chunk: likewise.
+
+    Returns:
+      (*own [1 or K, ...], shared=()) -> results [K, ...], where K is the most rows
+      that a leaf has.
+    """
+
+    def mapped(*args, shared=()):
+        leaves, structure = jax.tree.flatten(args)
+        num_rows = max(x.shape[0] for x in leaves)
+        own = [x if x.shape[0] == num_rows else None for x in leaves]
+        common = [None if x.shape[0] == num_rows else x[0] for x in leaves]
+
+        def one(own, common, *shared):
+            parts = [c if o is None else o for o, c in zip(own, common, strict=True)]
+            return fn(*jax.tree.unflatten(structure, parts), *shared)
+
+        return map_clients(one, clients_per_chunk)(own, shared=(common, *shared))
+
+    return mapped
+
+
+def auto_clients_per_chunk(backend: str | None = None) -> int | None:
+    """One client at a time on a CPU, where that measured fastest; else all at once."""
+    return 1 if (backend or jax.default_backend()) == "cpu" else None
+
+
+def parse_clients_per_chunk(text: str) -> int | None:
+    """Reads `auto`, `all` or a positive count.
+
+    Raises:
+      InputError: on anything else.
+    """
+    if text == "auto":
+        return auto_clients_per_chunk()
+    if text == "all":
+        return None
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise InputError(
+        f"--clients_per_chunk={text}: expected auto, all or a positive number"
+    )
+
+
+def client_keys(key: jax.Array, client_ids: jax.Array) -> jax.Array:
+    """One key for each client, [C], from its identity."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, client_ids)
+
+
+def cohort_size(num_clients: int, participation: float) -> int:
+    """Number of clients that take part in a round, at least one."""
+    return max(1, round(participation * num_clients))
+
+
+def sample_cohort(
+    key: jax.Array, client_ids: jax.Array, weights: jax.Array, participation: float
+) -> Cohort:
+    """Samples the clients of a round without replacement.
+
+    Each client draws a number from its own key and the smallest win. How many is a
+    share of the real clients: padding takes part in nothing. If everybody takes part
+    nothing is drawn.
+
+    Args:
+      key: of the round.
+      client_ids: [K] identities.
+      weights: [K], 0 = padding.
+      participation: share of the real clients that take part.
+    """
+    num_clients = client_ids.shape[0]
+    sizes = [cohort_size(n, participation) for n in range(num_clients + 1)]
+    if sizes[-1] == num_clients:
+        return Cohort(jnp.arange(num_clients), weights)
+    draws = jax.vmap(jax.random.uniform)(client_keys(key, client_ids))
+    draws = jnp.where(weights > 0, draws, jnp.inf)
+    places = jnp.argsort(draws)[: sizes[-1]]
+    is_wanted = jnp.arange(sizes[-1]) < jnp.array(sizes)[jnp.sum(weights > 0)]
+    ascending = jnp.argsort(places)
+    kept = jnp.where(is_wanted, weights[places], 0)
+    return Cohort(places[ascending], kept[ascending])

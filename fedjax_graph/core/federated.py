@@ -1,0 +1,269 @@
+"""Federated rounds: local updates on a cohort, their aggregation, and whole methods.
+
+`federated_round` is one round of any model; `federated` makes a method of a task from
+what tells methods apart: where the clients start, what pulls them, how their models
+are merged and which leaves stay personal.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_graph.core import aggregation, clients, communication, trees
+from fedjax_graph.core.aggregation import Aggregator
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.clients import Cohort
+from fedjax_graph.core.task import Task, TaskConfig
+from fedjax_graph.core.trees import IsPersonal, everything, nothing
+
+
+def cohort_update(
+    update: Callable[..., tuple[Any, jax.Array]],
+    *,
+    is_personal: IsPersonal = nothing,
+    participation: float = 1.0,
+    clients_per_chunk: int | None = None,
+):
+    """Factory of the clients' half of a round.
+
+    Args:
+      update: (model, client data, key, *shared) -> (model, loss), of ONE client.
+      is_personal: which leaves of a model never leave their client.
+      participation: share of the clients that take part.
+      clients_per_chunk: see `clients.map_clients`.
+
+    Returns:
+      (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
+      *shared) -> (updated models [C, ...], mean loss of the cohort, Cohort).
+    """
+
+    def run(models, client_data, client_ids, weights, key, *shared):
+        cohort_key, update_key = jax.random.split(key)
+        num_clients = client_ids.shape[0]
+        cohort = clients.sample_cohort(cohort_key, client_ids, weights, participation)
+        models = _cross(
+            _send_down(num_clients, len(cohort.places)), models, is_personal
+        )
+        own = jax.tree.map(lambda x: x if len(x) == num_clients else None, models)
+        common = jax.tree.map(lambda x: None if len(x) == num_clients else x[0], models)
+        if len(cohort.places) < num_clients:  # else no copy of what may fill the memory
+            own, client_data = trees.take((own, client_data), cohort.places)
+
+        def update_one(own, client_data, key, common, *shared):
+            model = trees.combine(own, common)
+            return update(model, client_data, key, *shared)
+
+        updated, losses = clients.map_clients(update_one, clients_per_chunk)(
+            own,
+            client_data,
+            clients.client_keys(update_key, client_ids[cohort.places]),
+            shared=(common, *shared),
+        )
+        updated, losses = _without_padding((updated, losses), cohort)
+        loss = jnp.sum(cohort.weights * losses) / jnp.sum(cohort.weights)
+        return _cross(communication.up, updated, is_personal), loss, cohort
+
+    return run
+
+
+def _send_down(num_clients: int, cohort_size: int) -> Callable[[Any], Any]:
+    """Marks leaves [K, ...], of which the cohort's rows cross, or [1, ...] for all."""
+
+    def send(x):
+        real = Fraction(cohort_size, num_clients if len(x) == num_clients else 1)
+        return communication.down(x, real)
+
+    return lambda models: jax.tree.map(send, models)
+
+
+def _without_padding(tree: Any, cohort: Cohort) -> Any:
+    """Zeros in the rows of weight 0: what came out of padding may not be finite."""
+
+    return jax.tree.map(lambda x: jnp.where(_takes_part(cohort, x), x, 0), tree)
+
+
+def _takes_part(cohort: Cohort, x: jax.Array) -> jax.Array:
+    """[C, 1, ...] bool, to broadcast against rows x [C, ...]."""
+    return (cohort.weights > 0).reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _cross(mark: Callable[[Any], Any], models: Any, is_personal: IsPersonal) -> Any:
+    shared, personal = trees.partition(models, is_personal)
+    return trees.combine(mark(shared), personal)
+
+
+def place(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> Any:
+    """The models after a round: a leaf for all is replaced, rows go to their clients.
+
+    Who did not take part, or has weight 0, keeps what it had.
+
+    Args:
+      models: leaves [1 or K, ...].
+      merged: leaves [1 or C, ...].
+    """
+
+    def put(x, new):
+        if x.shape[0] != num_clients or new.shape[0] != len(cohort.places):
+            return new
+        is_new = _takes_part(cohort, x)
+        if len(cohort.places) == num_clients:
+            return jnp.where(is_new, new, x)
+        return x.at[cohort.places].set(jnp.where(is_new, new, x[cohort.places]))
+
+    return jax.tree.map(put, models, merged)
+
+
+def federated_round(
+    update: Callable[..., tuple[Any, jax.Array]],
+    aggregate: Aggregator,
+    *,
+    has_aux: bool = False,
+    is_personal: IsPersonal = nothing,
+    participation: float = 1.0,
+    clients_per_chunk: int | None = None,
+):
+    """Factory of one round of local updates on a cohort, and their aggregation.
+
+    Args:
+      update, participation, clients_per_chunk: see `cohort_update`.
+      aggregate: of what is not personal.
+      has_aux: whether `aggregate` returns (models, what the server learnt besides).
+      is_personal: which leaves stay with their client; all if `aggregate` is
+        `aggregation.none`.
+
+    Returns:
+      (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
+      *shared) -> (models [1 or K, ...], mean loss of the cohort), or with `has_aux`
+      also what the server learnt.
+    """
+    if aggregate is aggregation.none:
+        is_personal = everything
+    train = cohort_update(
+        update,
+        is_personal=is_personal,
+        participation=participation,
+        clients_per_chunk=clients_per_chunk,
+    )
+
+    def round_(models, client_data, client_ids, *args):
+        updated, loss, cohort = train(models, client_data, client_ids, *args)
+        shared, personal = trees.partition(updated, is_personal)
+        merged = aggregate(shared, cohort)
+        merged, *aux = merged if has_aux else (merged,)
+        merged = trees.combine(merged, personal)
+        return place(models, merged, cohort, client_ids.shape[0]), loss, *aux
+
+    return round_
+
+
+# --- Methods of a task ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class FederatedConfig:
+    """What every method of a task has."""
+
+    task: TaskConfig
+    participation: float = 1.0
+    clients_per_chunk: int | None = None
+
+
+class FederatedState(NamedTuple):
+    models: Any  # {"params": ..., "batch_stats": ...}, leaves [1 or K, ...]
+    num_rounds: jax.Array  # [] int32, rounds so far
+    memory: Any = None  # what else the server keeps
+
+
+def plain_update(task: Task, model, client_data, key, data):
+    """The task's local steps from the client's own copy, with nothing added."""
+    result = task.update(model, client_data, key, data, None)
+    return result.model, result.loss
+
+
+def task_round(
+    config: FederatedConfig, task: Task, update, aggregate: Aggregator, **settings
+):
+    """`federated_round` of a task: (models, data, key, *shared) -> as there."""
+    run = federated_round(
+        update,
+        aggregate,
+        participation=config.participation,
+        clients_per_chunk=config.clients_per_chunk,
+        **settings,
+    )
+
+    def round_(models, data, key, *shared):
+        ids, weights = data.client_ids, data.client_weights
+        return run(models, task.client_data(data), ids, weights, key, data, *shared)
+
+    return round_
+
+
+def scored(task: Task, init, round_) -> FederatedAlgorithm:
+    """A method whose states have the `models` that the task scores."""
+    return FederatedAlgorithm(
+        init=init,
+        round=round_,
+        evaluate=lambda state, data: task.evaluate(state.models, data),
+        predict=lambda state, data: task.predict(state.models, data),
+    )
+
+
+def federated(
+    config: FederatedConfig,
+    aggregator: Callable[[FederatedState, Data, jax.Array], Aggregator],
+    *,
+    update: Callable[..., tuple[Any, jax.Array]] = plain_update,
+    shared: Callable[[FederatedState, Data], tuple] = lambda state, data: (),
+    is_personal: Callable[[Task], IsPersonal] = lambda task: nothing,
+    memory: Callable[[Data], Any] | None = None,
+) -> FederatedAlgorithm:
+    """A method of a task: local updates and an aggregator.
+
+    Args:
+      config: task, participation and mapping.
+      aggregator: (state, data, key of the round) -> aggregator.
+      update: (task, model, client data, key, data, *shared) -> (model, loss), of ONE
+        client.
+      shared: (state, data) -> what `update` gets besides, the same for all clients.
+      is_personal: task -> which leaves of a model stay with their client.
+      memory: data -> what the server keeps besides models before the first round; if
+        given, the aggregator returns (models, memory).
+    """
+    task = config.task.build()
+    personal = is_personal(task)
+
+    def init(key, data):
+        num_clients = len(data.client_ids)
+        first = memory(data) if memory else None
+        one = jax.tree.map(lambda x: x[None], task.init(key))
+        start = FederatedState(one, jnp.int32(0), first)
+
+        def aggregate(stacked, cohort):
+            merged = aggregator(start, data, key)(stacked, cohort)
+            return merged[0] if memory else merged
+
+        models = aggregation.initial(
+            aggregation.partial(aggregate, personal), one, num_clients
+        )
+        return FederatedState(models, jnp.int32(0), first)
+
+    def round_(state, data, key):
+        train_key, aggregate_key = jax.random.split(key)
+        run = task_round(
+            config,
+            task,
+            lambda *args: update(task, *args),
+            aggregator(state, data, aggregate_key),
+            has_aux=memory is not None,
+            is_personal=personal,
+        )
+        models, loss, *learnt = run(state.models, data, train_key, *shared(state, data))
+        state = FederatedState(models, state.num_rounds + 1, *learnt)
+        return state, {"train_loss": loss}
+
+    return scored(task, init, round_)

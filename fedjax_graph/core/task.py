@@ -1,0 +1,62 @@
+"""What clients learn, apart from how they cooperate.
+
+A task brings the model, one client's local steps and the scores; a federated method
+decides where the clients start, what pulls them and how their models are merged, and
+knows no more of a task than `Task` says. A task is built by the `build()` of a frozen
+config, which also records it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import optax
+
+from fedjax_graph.core.algorithm import Data, Metrics
+from fedjax_graph.core.local import LocalResult, Model, Params
+
+
+class Task(NamedTuple):
+    """Pure functions; K clients, each with a model of the same shape."""
+
+    init: Callable[[jax.Array], Model]
+    """key -> {"params": ..., "batch_stats": ...} of one client; the latter is {} for a
+    model without running statistics."""
+    client_data: Callable[[Data], Any]
+    """data -> what each client trains on: a pytree of [K, ...]."""
+    update: Callable[
+        [Model, Any, jax.Array, Data, optax.GradientTransformation | None], LocalResult
+    ]
+    """(model, own client data, key, data, adjust) -> the local steps of ONE client.
+    `adjust`, if any, acts on the gradients ahead of the task's optimiser; its state is
+    the first element of the result's `opt_state`."""
+    evaluate: Callable[[Model, Data], Metrics]
+    """(models, data) -> scores; the models' leaves are [1 or K, ...]."""
+    predict: Callable[[Model, Data], jax.Array]
+    """(models, data) -> outputs of all clients; leaves as in `evaluate`."""
+    is_head: Callable[[tuple[Any, ...]], bool]
+    """Path of a leaf in the model (`jax.tree_util` keys) -> whether it belongs to the
+    last layer, which FedPer keeps personal and LG-FedAvg shares."""
+    query_loss: Callable[[Params, Any, jax.Array, Data], jax.Array] | None = None
+    """(params, own client data, key, data) -> [] loss of ONE client on the examples
+    that its local steps do not see; None for a task without such."""
+    has_query: Callable[[Data], jax.Array] | None = None
+    """data -> [K] bool, which clients have such examples; None if all have."""
+    train_loss: (
+        Callable[[Params, Any, Any, jax.Array, Data], tuple[jax.Array, Any]] | None
+    ) = None
+    """(params, batch_stats, own client data, key, data) -> [] mean loss over all that
+    ONE client trains on, and the new batch_stats; None for a task with minibatches."""
+
+
+def in_head(path: tuple[Any, ...]) -> bool:
+    """`Task.is_head` of a model whose last layer is called `head`."""
+    return any(getattr(key, "key", None) == "head" for key in path)
+
+
+class TaskConfig(Protocol):
+    """A frozen dataclass of hyper-parameters."""
+
+    kind: str
+
+    def build(self) -> Task: ...

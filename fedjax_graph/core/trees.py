@@ -1,0 +1,46 @@
+"""Pytrees taken apart by the paths of their leaves, and put together again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+IsPersonal = Callable[[tuple[Any, ...]], bool]  # path of a leaf -> stays on the client
+
+
+def partition(tree: Any, is_personal: IsPersonal) -> tuple[Any, Any]:
+    """A tree as its shared and its personal leaves, None in the place of the others."""
+
+    def keep(wanted):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: x if is_personal(path) == wanted else None, tree
+        )
+
+    return keep(False), keep(True)
+
+
+def combine(shared: Any, personal: Any) -> Any:
+    """The tree that `partition` took apart."""
+    return jax.tree.map(
+        lambda a, b: b if a is None else a,
+        shared,
+        personal,
+        is_leaf=lambda x: x is None,
+    )
+
+
+def take(tree: Any, places: jax.Array) -> Any:
+    """The rows `places` [C] of a pytree of [K, ...]."""
+    return jax.tree.map(lambda x: x[places], tree)
+
+
+def nothing(path: tuple[Any, ...]) -> bool:
+    """No leaf is personal."""
+    del path
+    return False
+
+
+def everything(path: tuple[Any, ...]) -> bool:
+    """Every leaf is personal: no federation."""
+    del path
+    return True

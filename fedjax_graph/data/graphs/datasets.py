@@ -1,0 +1,323 @@
+"""Citation, co-author and co-purchase graphs, in the forms that users have them.
+
+`load` reads a published graph or a user's own file; see `node_graphs` for what it is.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse
+
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import files
+from fedjax_graph.data.graphs import formats as citation_formats
+from fedjax_graph.data.graphs.formats import check_nodes
+from fedjax_graph.data.graphs.node_dataset import NodeDataset, distinct, noted
+
+
+class Published(NamedTuple):
+    """A published dataset: its size, and the names of its files."""
+
+    description: str
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_classes: int
+    archives: tuple[str, ...] = ()  # .npz files; the first to be found is read
+    planetoid: str = ""  # as in ind.NAME.graph
+    products: tuple[str, ...] = ()  # folders with OGB's raw files
+
+
+PUBLISHED = {
+    "cora": Published(
+        "Cora: 2708 machine learning papers and their citations",
+        *(2708, 5278, 1433, 7),
+        archives=("cora.npz",),
+        planetoid="cora",
+    ),
+    "citeseer": Published(
+        "CiteSeer: 3327 computer science papers and their citations",
+        *(3327, 4552, 3703, 6),
+        archives=("citeseer.npz",),
+        planetoid="citeseer",
+    ),
+    "pubmed": Published(
+        "PubMed: 19717 papers on diabetes and their citations",
+        *(19717, 44324, 500, 3),
+        archives=("pubmed.npz",),
+        planetoid="pubmed",
+    ),
+    "cora_full": Published(
+        "Cora in full: 19793 papers of 70 fields and their citations",
+        *(19793, 63421, 8710, 70),
+        archives=("cora_full.npz",),
+    ),
+    "coauthor_cs": Published(
+        "Coauthor CS: 18333 computer scientists, linked by joint papers",
+        *(18333, 81894, 6805, 15),
+        archives=("coauthor_cs.npz", "ms_academic_cs.npz"),
+    ),
+    "coauthor_physics": Published(
+        "Coauthor Physics: 34493 physicists, linked by joint papers",
+        *(34493, 247962, 8415, 5),
+        archives=("coauthor_physics.npz", "ms_academic_phy.npz"),
+    ),
+    "amazon_photo": Published(
+        "Amazon Photo: 7650 products, linked where bought together",
+        *(7650, 119081, 745, 8),
+        archives=("amazon_photo.npz", "amazon_electronics_photo.npz"),
+    ),
+    "amazon_computers": Published(
+        "Amazon Computers: 13752 products, linked where bought together",
+        *(13752, 245861, 767, 10),
+        archives=("amazon_computers.npz", "amazon_electronics_computers.npz"),
+    ),
+    "amazon2m": Published(
+        "Amazon2M (ogbn-products): 2449029 products, linked where bought together",
+        *(2449029, 61859140, 100, 47),
+        products=("products", "ogbn_products"),
+    ),
+}
+ALIASES = {"physics": "coauthor_physics"}
+
+
+def load(name: str, data_dir: str | os.PathLike | None = None) -> NodeDataset:
+    """Loads a dataset by name, or a user's own file or folder.
+
+    A published dataset is looked for in `data_dir`, else in $FEDJAX_GRAPH_DATA, and
+    then in the download cache: as a .npz file under its name or that which
+    gnn-benchmark gave it; Cora, CiteSeer and PubMed then as Planetoid's files
+    `ind.cora.*`, also in the subfolders `planetoid`, `original/planetoid` and
+    `cora/raw`. Amazon2M is read from OGB's raw files in a folder `products` or
+    `ogbn_products`: `raw/edge.csv.gz` and those beside it, and `split/sales_ranking`.
+
+    A .npz file has either the keys of gnn-benchmark (adj_*, attr_* and labels), of
+    which pickled names are not read, or
+
+        edges [E, 2]            integers, each undirected edge once
+        labels [N]              integers from 0 on; -1 where a node has none
+        features [N, F], or     numbers
+        features_data, features_indices, features_indptr, features_shape
+                                or the parts of a sparse matrix in CSR format
+        class_names [C]         optional: text; the numbers of the classes if absent
+        train_idx, val_idx, test_idx
+                                optional: nodes of each split
+        unlabeled               optional: nodes whose label does not count
+
+    Args:
+      name: a name of `PUBLISHED` or `ALIASES`, or a path: of a .npz file, or of a
+        folder with the files of one dataset of Planetoid.
+      data_dir: folder with the files.
+
+    Raises:
+      InputError: one line; a file is missing, broken or not what it should be.
+    """
+    name = ALIASES.get(name, name)
+    if name in PUBLISHED:
+        return _load_published(name, data_dir)
+    path = Path(name)
+    if path.suffix == ".npz":
+        return _dataset(path.stem, path, citation_formats.read_npz(path))
+    if path.is_dir():
+        own = _only_name(path)
+        return _dataset(own, path, citation_formats.read_planetoid(path, own))
+    raise _unknown(name)
+
+
+def locate(name: str, data_dir: str | os.PathLike | None = None) -> Path | None:
+    """The file or folder with a published dataset, or None if there is none.
+
+    Raises:
+      InputError: if the dataset is not known or the folder does not exist.
+    """
+    name = ALIASES.get(name, name)
+    if name not in PUBLISHED:
+        raise _unknown(name)
+    published, folders = PUBLISHED[name], files.folders(data_dir)
+    found = files.find(published.archives, folders)
+    if found is None and published.planetoid:
+        short = published.planetoid
+        subfolders = ("planetoid", "original/planetoid", f"{short}/raw")
+        found = files.find([f"ind.{short}.graph"], folders, subfolders)
+        found = found and found.parent
+    if found is None and published.products:
+        found = files.find(_product_marks(published), folders)
+        found = found and found.parents[1]
+    return found
+
+
+def _product_marks(published: Published) -> list[str]:
+    return [f"{sub}/{citation_formats.PRODUCTS_MARK}" for sub in published.products]
+
+
+def is_planetoid_folder(path: str | os.PathLike) -> bool:
+    """Whether a folder has files of Planetoid."""
+    return bool(citation_formats.planetoid_names(path))
+
+
+def _load_published(name: str, data_dir) -> NodeDataset:
+    path, published = locate(name, data_dir), PUBLISHED[name]
+    if path is None:
+        raise InputError(_how_to_get(name, data_dir))
+    if path.suffix == ".npz":
+        raw = citation_formats.read_npz(path)
+    elif published.planetoid:
+        raw = citation_formats.read_planetoid(path, published.planetoid)
+    else:
+        raw = citation_formats.read_products(path)
+    dataset = _dataset(name, path, raw)
+    sizes = (*dataset.features.shape, len(dataset.class_names))
+    expected = (published.num_nodes, published.num_features, published.num_classes)
+    if sizes != expected:
+        words = "{} nodes, {} features and {} classes".format
+        raise InputError(
+            f"{path}: {words(*sizes)}, expected the {words(*expected)} of {name}; name "
+            "the dataset that it is, or pass the path of a .npz"
+        )
+    if len(dataset.edges) == published.num_edges:
+        return dataset
+    return noted(
+        dataset, f"{len(dataset.edges)} edges, where {published.num_edges} are expected"
+    )
+
+
+def _unknown(name: str) -> InputError:
+    return InputError(
+        f"unknown graph dataset {name!r}; known: {', '.join(PUBLISHED)}, or the path "
+        "of a .npz file or of a folder with Planetoid's files ind.NAME.*"
+    )
+
+
+def _only_name(folder: Path) -> str:
+    names = citation_formats.planetoid_names(folder)
+    if len(names) != 1:
+        raise InputError(
+            f"{folder}: expected Planetoid's files ind.NAME.* of one dataset, found "
+            f"{', '.join(names) or 'no ind.*.graph'}; pass the name of a known one "
+            "with --data_dir=FOLDER, or move it into a folder of its own"
+        )
+    return names[0]
+
+
+def _how_to_get(name: str, data_dir) -> str:
+    """What to do where a dataset is in no form that can be read."""
+    published = PUBLISHED[name]
+    places = " or ".join(map(str, files.folders(data_dir)))
+    wanted = list(published.archives)
+    if published.planetoid:
+        wanted.append(f"ind.{published.planetoid}.graph")
+    wanted += _product_marks(published)
+    message = f"{name}: no {' or '.join(wanted)} in {places}; "
+    if published.products:
+        return message + (
+            "unpack OGB's ogbn-products there, or name the folder that has its folder "
+            f"{published.products[0]} with --data_dir"
+        )
+    return message + (
+        f"run `python -m experiments.datasets --dataset={name} --download`, put one of "
+        "them there, or name their folder with --data_dir"
+    )
+
+
+def _dataset(name: str, path: Path, raw: citation_formats.RawGraph) -> NodeDataset:
+    """Checks that the parts of a graph fit together, and makes its edges undirected."""
+    with files.reading(path, "graph dataset"):
+        labels, num_nodes = raw.labels, len(raw.labels)
+        if not num_nodes or labels.max() < 0:
+            raise InputError("no labelled node; expected labels from 0 on")
+        class_names = raw.class_names or tuple(map(str, range(_one_more(labels))))
+        wrong = labels[(labels < -1) | (labels >= len(class_names))]
+        if len(wrong):
+            raise InputError(
+                f"labels has {wrong[0]}, expected 0 to {len(class_names) - 1} for "
+                f"{len(class_names)} classes, or -1 for no label"
+            )
+        if raw.features.shape[0] != num_nodes:
+            raise InputError(
+                f"features of {raw.features.shape[0]} nodes, expected {num_nodes}, one "
+                "row for each label"
+            )
+        edges, notes = _undirected(
+            raw.senders, raw.receivers, num_nodes, raw.is_directed
+        )
+        return NodeDataset(
+            name,
+            _checked_features(raw.features),
+            edges,
+            labels.astype(np.int32),
+            class_names,
+            {key: _split(key, nodes, labels) for key, nodes in raw.splits.items()},
+            raw.notes + notes,
+        )
+
+
+def _one_more(labels: np.ndarray) -> int:
+    """How many classes there are, where no names tell."""
+    most = int(labels.max())
+    if most >= len(labels):
+        raise InputError(
+            f"labels has {most}, expected fewer classes than the {len(labels)} nodes"
+        )
+    return most + 1
+
+
+def _checked_features(features):
+    """As finite float32; sparse ones in canonical form without zeros."""
+    if features.shape[1] < 1:
+        raise InputError("features has no columns; expected at least one feature")
+    with np.errstate(over="ignore"):
+        features = features.astype(np.float32, copy=False)
+    is_sparse = scipy.sparse.issparse(features)
+    if not np.isfinite(features.data if is_sparse else features).all():
+        raise InputError("features has entries that are not finite in 32 bits")
+    if is_sparse:
+        features.sum_duplicates()
+        features.eliminate_zeros()
+    return features
+
+
+def _split(key: str, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Nodes of a split, sorted, int32; each has a label and stands once."""
+    check_nodes(nodes, len(labels), f"the {key} split")
+    if len(np.unique(nodes)) != len(nodes) or (labels[nodes] < 0).any():
+        raise InputError(f"the {key} split has a node twice, or one without a label")
+    return np.sort(nodes).astype(np.int32)
+
+
+def _undirected(
+    senders: np.ndarray, receivers: np.ndarray, num_nodes: int, is_directed: bool
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Each undirected edge once, without self edges, and notes on what changed.
+
+    Args:
+      senders: [R].
+      receivers: [R].
+      num_nodes: N.
+      is_directed: whether it is worth a note that an edge has one direction only.
+    """
+    for ends in (senders, receivers):
+        check_nodes(ends, num_nodes, "edges")
+    senders, receivers = senders.astype(np.int64), receivers.astype(np.int64)
+    keys = np.minimum(senders, receivers) * num_nodes + np.maximum(senders, receivers)
+    keys = 2 * keys + (senders > receivers)  # the last bit is the direction
+    keys = keys[senders != receivers]
+    directed = distinct(keys)
+    num_self, num_repeated = len(senders) - len(keys), len(keys) - len(directed)
+    keys = distinct(directed >> 1)
+    num_both = len(directed) - len(keys)
+    if not is_directed:
+        num_repeated += num_both
+    edges = np.stack(np.divmod(keys, num_nodes), axis=1).astype(np.int32)
+    notes = []
+    if num_self:
+        notes.append(f"entries of self edges removed: {num_self}")
+    if num_repeated:
+        notes.append(f"repeated entries of edges removed: {num_repeated}")
+    if is_directed and len(keys) > num_both:
+        notes.append(
+            "edges given in one direction, and used in both: "
+            f"{len(keys) - num_both} of {len(keys)}"
+        )
+    return edges, tuple(notes)

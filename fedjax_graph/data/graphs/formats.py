@@ -1,0 +1,344 @@
+"""Readers of the file formats in which graphs of labelled nodes are published.
+
+Each reader returns a `RawGraph` or raises `InputError`, one line that names the file.
+"""
+
+import itertools
+import os
+import warnings
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse
+
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import files, safe_pickle
+
+PLANETOID_PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
+NUM_VALIDATION = 500  # of the split of Planetoid
+PRODUCTS_MARK = "raw/edge.csv.gz"
+_SPLIT_KEYS = {"train": "train_idx", "validation": "val_idx", "test": "test_idx"}
+_BENCHMARK_MARK = "adj_indptr"
+
+
+class RawGraph(NamedTuple):
+    """A graph as its file has it; that the arrays fit together is left to check."""
+
+    features: scipy.sparse.csr_array | np.ndarray  # [N, F]
+    senders: np.ndarray  # [R]
+    receivers: np.ndarray  # [R]
+    labels: np.ndarray  # [N]; -1 where a node has none
+    class_names: tuple[str, ...] | None = None
+    splits: dict[str, np.ndarray] = {}
+    notes: tuple[str, ...] = ()
+    is_directed: bool = True  # False: an edge stands once, in either direction
+
+
+def is_node_file(path: str | os.PathLike) -> bool:
+    """Whether a .npz file holds a graph of labelled nodes, by its keys.
+
+    False if it cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = set(archive.namelist())
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
+    return "labels.npy" in names and bool(
+        names & {"edges.npy", f"{_BENCHMARK_MARK}.npy"}
+    )
+
+
+def read_npz(path: str | os.PathLike) -> RawGraph:
+    """Reads a .npz file with the keys that `datasets.load` lists."""
+    with files.reading(path, "graph dataset"), open(path, "rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise InputError("a single array; expected a .npz file of named arrays")
+        arrays = _Arrays(archive)
+        if _BENCHMARK_MARK in archive.files:
+            return _benchmark_graph(arrays)
+        return _compact_graph(arrays)
+
+
+class _Arrays:
+    """Arrays of a .npz file, read when asked for; object arrays are left unread."""
+
+    def __init__(self, archive: np.lib.npyio.NpzFile):
+        self._archive = archive
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._archive.files
+
+    def get(self, key: str, ndim: int, kinds: str = "fiub") -> np.ndarray:
+        if key not in self:
+            found = ", ".join(sorted(self._archive.files)) or "none"
+            raise InputError(f"no array {key!r}; found {found}")
+        array = self._archive[key]
+        if array.ndim != ndim or array.dtype.kind not in kinds:
+            kind = "numbers" if "f" in kinds else "integers"
+            raise InputError(
+                f"{key} has shape {array.shape} and type {array.dtype}, expected "
+                f"{kind} with {ndim} {'axis' if ndim == 1 else 'axes'}"
+            )
+        return array
+
+    def integers(self, key: str, ndim: int = 1) -> np.ndarray:
+        return self.get(key, ndim, "iu")
+
+    def matrix(self, prefix: str) -> scipy.sparse.csr_array:
+        """The CSR matrix stored as four arrays."""
+        shape = tuple(self.integers(f"{prefix}_shape").tolist())
+        if len(shape) != 2:
+            raise InputError(f"{prefix}_shape is {shape}, expected two sizes")
+        data = self.get(f"{prefix}_data", 1)
+        indices, indptr = (
+            self.integers(f"{prefix}_{part}") for part in ("indices", "indptr")
+        )
+        try:
+            matrix = scipy.sparse.csr_array((data, indices, indptr), shape)
+            matrix.check_format(full_check=True)
+        except ValueError as error:
+            raise InputError(f"{prefix}_* is no CSR matrix: {error}") from error
+        return matrix
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names where they are plain text; pickled ones are not read."""
+        if "class_names" not in self:
+            return None
+        try:
+            names = self._archive["class_names"]
+        except ValueError:
+            return None
+        if names.ndim != 1 or names.dtype.kind != "U":
+            raise InputError(
+                f"class_names has shape {names.shape} and type {names.dtype}, expected "
+                "a list of text"
+            )
+        return tuple(names.tolist())
+
+
+def _compact_graph(arrays: _Arrays) -> RawGraph:
+    edges = arrays.integers("edges", 2)
+    if edges.shape[1] != 2:
+        raise InputError(f"edges has shape {edges.shape}, expected [E, 2]")
+    if "features" in arrays:
+        features = arrays.get("features", 2)
+    else:
+        features = arrays.matrix("features")
+    labels, notes = arrays.integers("labels").astype(np.int64), ()
+    if "unlabeled" in arrays:
+        unlabelled = arrays.integers("unlabeled")
+        check_nodes(unlabelled, len(labels), "unlabeled")
+        labels[unlabelled] = -1
+        notes = (_absent_note(len(unlabelled)),) if len(unlabelled) else ()
+    return RawGraph(
+        features,
+        *edges.T,
+        labels,
+        arrays.class_names(),
+        {
+            split: arrays.integers(key)
+            for split, key in _SPLIT_KEYS.items()
+            if key in arrays
+        },
+        notes,
+        is_directed=False,
+    )
+
+
+def _benchmark_graph(arrays: _Arrays) -> RawGraph:
+    """The layout of gnn-benchmark and graph2gauss, a directed adjacency matrix."""
+    adjacency = arrays.matrix("adj")
+    if "attr_matrix" in arrays:
+        features = arrays.get("attr_matrix", 2)
+    else:
+        features = arrays.matrix("attr")
+    return RawGraph(
+        features,
+        *adjacency.nonzero(),
+        arrays.integers("labels"),
+        arrays.class_names(),
+    )
+
+
+def _absent_note(number: int) -> str:
+    return f"nodes absent from the source, without features or label: {number}"
+
+
+def planetoid_names(folder: str | os.PathLike) -> list[str]:
+    """Names of the datasets of which a folder has Planetoid's file of edges."""
+    paths = sorted(Path(folder).glob("ind.*.graph"))
+    return [path.name.split(".", 1)[1].removesuffix(".graph") for path in paths]
+
+
+def read_planetoid(folder: str | os.PathLike, name: str) -> RawGraph:
+    """Reads the files `ind.<name>.*` of Planetoid.
+
+    The nodes of `allx` come first, those of `tx` stand where `test.index` says; the
+    first of `y` are for training, the `NUM_VALIDATION` nodes after them validate.
+    `ind.<name>.x` repeats the first rows of `allx` and is not needed.
+    """
+    paths = {part: Path(folder) / f"ind.{name}.{part}" for part in PLANETOID_PARTS}
+    with files.reading(paths["test.index"], "list of test nodes"):
+        test = _read_csv(paths["test.index"], np.int64, 1).ravel()
+    features = {part: _matrix(paths[part]) for part in ("allx", "tx")}
+    labels = {part: _one_hot(paths[part]) for part in ("ally", "ty", "y")}
+    _check_planetoid(paths, test, features, labels)
+    num_known, num_train = len(labels["ally"]), len(labels["y"])
+    num_validation = min(NUM_VALIDATION, num_known - num_train)
+    num_nodes = max(num_known, int(test.max()) + 1)
+    row = np.full(num_nodes, -1)  # of allx and tx together; the last one is empty
+    row[:num_known] = np.arange(num_known)
+    row[test] = num_known + np.arange(len(test))
+    num_absent = int((row < 0).sum())
+    empty = scipy.sparse.csr_array((1, features["tx"].shape[1]), dtype=np.float32)
+    no_label = np.zeros((1, labels["ty"].shape[1]))
+    stacked = scipy.sparse.vstack([features["allx"], features["tx"], empty], "csr")
+    one_hot = np.concatenate([labels["ally"], labels["ty"], no_label])[row]
+    return RawGraph(
+        stacked[row],
+        *_neighbour_lists(paths["graph"]),
+        np.where(one_hot.any(axis=1), one_hot.argmax(axis=1), -1),
+        tuple(map(str, range(one_hot.shape[1]))),
+        {
+            "train": np.arange(num_train),
+            "validation": np.arange(num_train, num_train + num_validation),
+            "test": test,
+        },
+        (_absent_note(num_absent),) if num_absent else (),
+    )
+
+
+def _check_planetoid(paths, test, features, labels) -> None:
+    """Checks that test nodes, features and labels fit together.
+
+    Raises:
+      InputError: if they do not.
+    """
+    (num_known, num_features), num_tested = features["allx"].shape, len(labels["ty"])
+    is_own = len(np.unique(test)) == len(test) and test.min() >= num_known
+    if not is_own or not len(test) == num_tested == features["tx"].shape[0]:
+        raise InputError(
+            f"{paths['test.index']}: {len(test)} test nodes; expected a different one "
+            f"for each of {features['tx'].shape[0]} rows of tx and {num_tested} of ty, "
+            f"from {num_known} on, after the nodes of allx"
+        )
+    if test.max() >= 2 * (num_known + num_tested):
+        raise InputError(
+            f"{paths['test.index']}: test node {test.max()}; expected fewer, with "
+            f"{num_known} rows of allx and {num_tested} of tx"
+        )
+    if features["tx"].shape[1] != num_features:
+        raise InputError(
+            f"{paths['tx']}: {features['tx'].shape[1]} features, expected the "
+            f"{num_features} of allx"
+        )
+    is_short = num_known < len(labels["y"]) or len(labels["ally"]) != num_known
+    if is_short or len({table.shape[1] for table in labels.values()}) > 1:
+        raise InputError(
+            f"{paths['ally']}: labels of shape {labels['ally'].shape}; expected a row "
+            f"for each of {num_known} rows of allx, no fewer than the "
+            f"{len(labels['y'])} of y, and columns as in ty and y"
+        )
+
+
+def _matrix(path: Path) -> scipy.sparse.csr_array:
+    content = safe_pickle.load(path)
+    if isinstance(content, np.ndarray) and content.ndim == 2:
+        content = scipy.sparse.csr_array(content)
+    if not scipy.sparse.issparse(content):
+        raise InputError(
+            f"{path}: {type(content).__name__} found, expected a matrix of features"
+        )
+    return scipy.sparse.csr_array(content)
+
+
+def _one_hot(path: Path) -> np.ndarray:
+    content = safe_pickle.load(path)
+    is_table = isinstance(content, np.ndarray) and content.ndim == 2
+    if not is_table or content.dtype.kind not in "fiub" or not content.shape[1]:
+        raise InputError(
+            f"{path}: expected a table of labels [nodes, classes], found "
+            f"{getattr(content, 'shape', type(content).__name__)}"
+        )
+    return content
+
+
+def _neighbour_lists(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Senders [R] and receivers [R] of a pickled dict of lists."""
+    content = safe_pickle.load(path)
+    with files.reading(path, "dict of lists of neighbours"):
+        if not isinstance(content, dict):
+            raise InputError(
+                f"{type(content).__name__} found, expected a dict of lists of "
+                "neighbours"
+            )
+        sizes = [len(neighbours) for neighbours in content.values()]
+        senders = np.repeat(_node_array(content), sizes)
+        return senders, _node_array(itertools.chain.from_iterable(content.values()))
+
+
+def _node_array(nodes: Iterable) -> np.ndarray:
+    array = np.array(list(nodes) or np.zeros(0, np.int64))
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(f"nodes of type {array.dtype}, expected integers")
+    return array
+
+
+def read_products(folder: str | os.PathLike) -> RawGraph:
+    """Reads the raw files of OGB's ogbn-products, which is Amazon2M.
+
+    In `folder`: raw/{edge,node-feat,node-label,num-node-list}.csv.gz and
+    split/sales_ranking/{train,valid,test}.csv.gz, tables without a header.
+    """
+    raw = Path(folder) / "raw"
+    edges = _read_table(raw / "edge.csv.gz", np.int32, 2)
+    features = _read_table(raw / "node-feat.csv.gz", np.float32)
+    labels = _read_table(raw / "node-label.csv.gz", np.int32, 1).ravel()
+    num_nodes = _read_table(raw / "num-node-list.csv.gz", np.int64, 1).ravel()
+    if num_nodes.tolist() != [len(labels)]:
+        raise InputError(
+            f"{raw / 'node-label.csv.gz'}: labels of {len(labels)} nodes, expected "
+            f"the {' + '.join(map(str, num_nodes))} of num-node-list.csv.gz"
+        )
+    split = Path(folder) / "split" / "sales_ranking"
+    parts = {"train": "train", "validation": "valid", "test": "test"}
+    return RawGraph(
+        features,
+        *edges.T,
+        labels,
+        splits={
+            name: _read_table(split / f"{part}.csv.gz", np.int32, 1).ravel()
+            for name, part in parts.items()
+        },
+        is_directed=False,
+    )
+
+
+def _read_table(path: Path, dtype, num_columns: int | None = None) -> np.ndarray:
+    with files.reading(path, "compressed csv file"):
+        return _read_csv(path, dtype, num_columns)
+
+
+def _read_csv(path: Path, dtype, num_columns: int | None) -> np.ndarray:
+    """[R, C] from a csv file without a header, as it is or as .gz; read as a stream."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "loadtxt: input contained no data")
+        table = np.loadtxt(path, dtype, delimiter=",", ndmin=2)
+    if not len(table) or num_columns not in (None, table.shape[1]):
+        raise InputError(
+            f"a table of shape {table.shape}, expected at least one row and "
+            f"{'any' if num_columns is None else num_columns} columns"
+        )
+    return table
+
+
+def check_nodes(nodes: np.ndarray, num_nodes: int, key: str) -> None:
+    """Raises `InputError` if an entry is not a node, 0 to `num_nodes` - 1."""
+    if len(nodes) and not 0 <= nodes.min() <= nodes.max() < num_nodes:
+        wrong = nodes.max() if nodes.max() >= num_nodes else nodes.min()
+        raise InputError(f"{key} has the node {wrong}, expected 0 to {num_nodes - 1}")

@@ -1,0 +1,194 @@
+"""Which part of a graph each client sees: node sets that may overlap on a ring.
+
+Every node is owned by one client, as many by each as can be. A client also holds a
+share of the nodes that the next client on the ring owns, and sees the edges between
+the nodes that it holds; all other edges are lost. `disjoint_union` puts all clients'
+subgraphs side by side, so that what works on one graph works on all of them.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse
+
+from fedjax_graph.core.errors import InputError
+
+PARTITIONS = ("random", "metis")
+NORMALISATIONS = ("symmetric", "row")
+PARTITION_STREAM = (1,)  # apart from the draws of labels and classes by the same seed
+
+
+class Parts(NamedTuple):
+    """Who owns a node, and who holds it."""
+
+    owners: np.ndarray  # [N] int32, the one client that owns each node
+    nodes: tuple[np.ndarray, ...]  # K arrays, ascending: all that a client holds
+
+
+class Union(NamedTuple):
+    """All clients' subgraphs as one graph of M copies of nodes, client by client."""
+
+    adjacency: scipy.sparse.csr_array  # [M, M], without edges between clients
+    copies: np.ndarray  # [M] int32, the node that each row is a copy of
+    holders: np.ndarray  # [M] int32, ascending, the client that holds it
+
+
+def parts(
+    adjacency: scipy.sparse.csr_array,
+    num_clients: int,
+    overlap: float = 0.0,
+    partition: str = "random",
+    seed: int = 0,
+) -> Parts:
+    """Cuts a graph into parts, of which neighbours on a ring share some nodes.
+
+    Client i holds what it owns and the first ceil(overlap x size) nodes, in a drawn
+    order, of what client i + 1 owns; with one seed, a larger overlap only adds nodes.
+
+    Args:
+      adjacency: [N, N], symmetric.
+      num_clients: K; 1 holds the whole graph.
+      overlap: share of the next client's own nodes, from 0 to 1.
+      partition: who owns what. `random`: numbers of nodes differ by at most 1;
+        `metis`: few edges between clients, about as many nodes each.
+      seed: of the draw; who owns what by METIS does not depend on it.
+
+    Raises:
+      InputError: if an argument is out of range, or METIS is not installed or leaves a
+        client without nodes.
+    """
+    num_nodes = adjacency.shape[0]
+    if not 1 <= num_clients <= num_nodes:
+        raise InputError(
+            f"num_clients = {num_clients}: expected 1 to {num_nodes}, a node for each"
+        )
+    if not 0 <= overlap <= 1:
+        raise InputError(f"overlap = {overlap}: expected 0 to 1")
+    if partition not in PARTITIONS:
+        raise InputError(
+            f"unknown partition {partition!r}; known: {', '.join(PARTITIONS)}"
+        )
+    if seed < 0:
+        raise InputError(f"seed = {seed}: expected 0 or more")
+    stream = np.random.SeedSequence(seed, spawn_key=PARTITION_STREAM)
+    order = np.random.default_rng(stream).permutation(num_nodes)
+    if partition == "random":
+        owned = np.array_split(order, num_clients)
+    else:
+        owned = _metis(adjacency, num_clients, order)
+    owners = np.empty(num_nodes, np.int32)
+    for client, own in enumerate(owned):
+        owners[own] = client
+    held = [
+        np.concatenate([own, following[: _ceil(overlap * len(following))]])
+        for own, following in zip(owned, owned[1:] + owned[:1], strict=True)
+    ]
+    return Parts(owners, tuple(map(np.unique, held)))
+
+
+def _ceil(number: float) -> int:
+    return math.ceil(number - 1e-9)  # 0.07 x 100 is 7
+
+
+def _metis(
+    adjacency: scipy.sparse.csr_array, num_clients: int, order: np.ndarray
+) -> list[np.ndarray]:
+    """The nodes of each part of a k-way partition by METIS, in the given order."""
+    try:
+        import pymetis
+    except ImportError as error:
+        raise InputError(
+            "partition 'metis' needs the package pymetis; run `pip install pymetis`, "
+            "or use 'random'"
+        ) from error
+    graph = pymetis.CSRAdjacency(adjacency.indptr, adjacency.indices)
+    part_of = np.asarray(pymetis.part_graph(num_clients, graph).vertex_part)
+    owned = [order[part_of[order] == client] for client in range(num_clients)]
+    smallest = min(range(num_clients), key=lambda client: len(owned[client]))
+    if not len(owned[smallest]):
+        raise InputError(
+            f"num_clients = {num_clients}: METIS leaves client {smallest} without "
+            "nodes; use fewer clients or the partition 'random'"
+        )
+    return owned
+
+
+def induced(
+    adjacency: scipy.sparse.csr_array, nodes: np.ndarray
+) -> scipy.sparse.csr_array:
+    """The subgraph between some nodes, in their order."""
+    return adjacency[nodes][:, nodes]
+
+
+def disjoint_union(adjacency: scipy.sparse.csr_array, parts: Parts) -> Union:
+    """All clients' subgraphs of a graph [N, N] side by side."""
+    subgraphs = [induced(adjacency, nodes) for nodes in parts.nodes]
+    sizes = [len(nodes) for nodes in parts.nodes]
+    return Union(
+        adjacency=scipy.sparse.block_diag(subgraphs, format="csr"),
+        copies=np.concatenate(parts.nodes).astype(np.int32),
+        holders=np.repeat(np.arange(len(sizes), dtype=np.int32), sizes),
+    )
+
+
+def statistics(adjacency: scipy.sparse.csr_array, parts: Parts) -> dict:
+    """Sizes of parts, and shares of what is kept and of what is shared.
+
+    `edges_kept` is the share of edges that some client sees; `overlap` the copies of
+    nodes beyond the first one over nodes: the mean share of the next client's own
+    nodes that a client holds, by their number.
+    """
+    is_kept = np.zeros(adjacency.nnz, bool)
+    entries = np.arange(adjacency.nnz)
+    numbered = scipy.sparse.csr_array(
+        (entries, adjacency.indices, adjacency.indptr), shape=adjacency.shape
+    )
+    for nodes in parts.nodes:
+        is_kept[induced(numbered, nodes).data] = True
+    sizes = [len(nodes) for nodes in parts.nodes]
+    return {
+        "num_clients": len(sizes),
+        "edges_kept": float(is_kept.mean()) if len(is_kept) else 1.0,
+        "smallest_part": min(sizes),
+        "largest_part": max(sizes),
+        "overlap": sum(sizes) / len(parts.owners) - 1,
+    }
+
+
+def normalise(
+    adjacency: scipy.sparse.csr_array, kind: str = "symmetric"
+) -> scipy.sparse.csr_array:
+    """S, the normalised adjacency with self edges.
+
+    Args:
+      adjacency: A [N, N], symmetric, without self edges.
+      kind: `symmetric`, D^-1/2 (A + I) D^-1/2, or `row`, D^-1 (A + I); D holds the row
+        sums of A + I.
+
+    Returns:
+      [N, N] float32.
+
+    Raises:
+      InputError: if the kind is not known.
+    """
+    if kind not in NORMALISATIONS:
+        raise InputError(
+            f"unknown normalisation {kind!r}; known: {', '.join(NORMALISATIONS)}"
+        )
+    self_edges = scipy.sparse.eye_array(
+        adjacency.shape[0], dtype=np.float32, format="csr"
+    )
+    propagation = adjacency + self_edges
+    degrees = 1 + adjacency.sum(axis=1)
+    factors = degrees ** (-0.5 if kind == "symmetric" else -1.0)
+    propagation.data *= np.repeat(factors, np.diff(propagation.indptr))
+    if kind == "symmetric":
+        num_pieces = 1 + propagation.nnz // 2**22  # indexing widens the indices
+        for data, columns in zip(
+            np.array_split(propagation.data, num_pieces),
+            np.array_split(propagation.indices, num_pieces),
+            strict=True,
+        ):
+            data *= factors[columns]
+    return propagation

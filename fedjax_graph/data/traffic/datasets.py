@@ -1,0 +1,428 @@
+"""Traffic networks: one sensor, one series of readings; roads as a weighted graph.
+
+`load` reads METR-LA, PEMS-BAY, PEMSD4 and PEMSD8 in the forms that users have them, or
+a user's own .npz file; `cut` and `take_sensors` make a dataset smaller, `statistics`
+counts what is in it.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import download, files
+from fedjax_graph.data.traffic import formats as traffic_formats
+from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic.formats import gaussian_kernel_adjacency, id_texts
+from fedjax_graph.data.traffic.network import TrafficDataset, take_sensors
+
+__all__ = [
+    "PUBLISHED",
+    "TrafficDataset",
+    "cut",
+    "gaussian_kernel_adjacency",
+    "load",
+    "locate",
+    "statistics",
+    "take_sensors",
+]
+
+
+_FLOW = "vehicles / 5 min"
+
+
+class Published(NamedTuple):
+    """A published dataset: its size, and the names of its files."""
+
+    description: str
+    num_sensors: int
+    num_steps: int
+    readings: tuple[str, ...]  # the first to be found is read
+    graphs: tuple[str, ...] = ()  # likewise; not needed beside a .npz file
+    places: tuple[str, ...] = ()  # likewise; may be absent
+    subfolders: tuple[str, ...] = ()  # of the data folder, looked into as well
+    notes: tuple[str, ...] = ()
+    start: str = ""  # time of the first row, where the readings have no time stamps
+    unit: str = "mph"
+
+
+PUBLISHED = {
+    "metr_la": Published(
+        "METR-LA: 207 loop detectors, Los Angeles, 119 days of 2012",
+        num_sensors=207,
+        num_steps=34272,
+        readings=("metr_la.npz", "metr-la.h5", "metr-la.csv"),
+        graphs=("adj_mx.pkl", "distances_la_2012.csv"),
+        places=("graph_sensor_locations.csv",),
+        subfolders=("METR-LA", "sensor_graph"),
+    ),
+    "pems_bay": Published(
+        "PEMS-BAY: 325 loop detectors, San Francisco Bay Area, 181 days of 2017",
+        num_sensors=325,
+        num_steps=52116,
+        readings=("pems_bay.npz", "pems-bay.h5", "pems-bay.csv"),
+        graphs=("adj_mx_bay.pkl", "distances_bay_2017.csv"),
+        places=("graph_sensor_locations_bay.csv",),
+        subfolders=("PEMS-BAY", "sensor_graph"),
+    ),
+    "pems_bay_subset": Published(
+        "67 of the 325 sensors of PEMS-BAY, on five freeways",
+        num_sensors=67,
+        num_steps=52116,
+        readings=("pems_bay_subset.npz",),
+        notes=(
+            "67 of the 325 sensors of PEMS-BAY: not comparable with published results",
+        ),
+    ),
+    "pems_d4": Published(
+        "PEMSD4: flow at 307 loop detectors, San Francisco Bay Area, 59 days of 2018",
+        num_sensors=307,
+        num_steps=16992,
+        readings=("pems_d4.npz", "pems04.npz", "PEMS04.npz"),
+        graphs=("PEMS04.distance.csv", "PEMS04.csv"),
+        subfolders=("PEMS04", "pems_d4_d8"),
+        start="2018-01-01T00:00",
+        unit=_FLOW,
+    ),
+    "pems_d8": Published(
+        "PEMSD8: flow at 170 loop detectors, San Bernardino, 62 days of 2016",
+        num_sensors=170,
+        num_steps=17856,
+        readings=("pems_d8.npz", "pems08.npz", "PEMS08.npz"),
+        graphs=("PEMS08.distance.csv", "PEMS08.csv"),
+        subfolders=("PEMS08", "pems_d4_d8"),
+        start="2016-07-01T00:00",
+        unit=_FLOW,
+    ),
+}
+
+# Name of the road distances of PEMSD4 and of PEMSD8: only found beside the readings.
+_BESIDE = "distance.csv"
+
+
+def load(
+    name: str, data_dir: str | os.PathLike | None = None, needs_graph: bool = True
+) -> TrafficDataset:
+    """Loads a dataset by name, or a user's own file.
+
+    METR-LA and PEMS-BAY are looked for in `data_dir`, else in $FEDJAX_GRAPH_DATA, and
+    then in the download cache; in each also in the subfolders `METR-LA` or `PEMS-BAY`
+    and `sensor_graph`. Readings are taken from the first of `metr_la.npz`,
+    `metr-la.h5` and `metr-la.csv` (PEMS-BAY likewise), the graph of the latter two
+    from `adj_mx.pkl`, else from the road distances in `distances_la_2012.csv`
+    (`adj_mx_bay.pkl`, `distances_bay_2017.csv`), coordinates, where present, from
+    `graph_sensor_locations.csv` (`graph_sensor_locations_bay.csv`).
+
+    PEMSD4, of which the flow is forecast, is looked for likewise, also in the
+    subfolders `PEMS04` and `pems_d4_d8`: `pems_d4.npz`, `pems04.npz` or `PEMS04.npz`,
+    the graph of the latter two from the road distances in `PEMS04.distance.csv`,
+    `PEMS04.csv`, or a `distance.csv` in the folder of the readings (PEMSD8 with 8 in
+    place of 4). Roads are listed one way and used both ways. The lists hold roads
+    between neighbours only, so the threshold of `gaussian_kernel_adjacency` cuts many:
+    418 of 680 edges stay in PEMSD4, 270 of 548 in PEMSD8, and 67 and 48 sensors keep
+    no edge but that to themselves.
+
+    A user's own file is a `numpy.savez` archive without object arrays:
+
+        speed [T, N]            what is forecast; 0 or NaN where a reading is missing
+        timestamps_ns [T]       wall-clock time, ns since 1970-01-01, increasing;
+        start_ns, freq_ns       or the first time stamp and the step between rows
+        adjacency [N, N]        weights >= 0; [i, j] is an edge from sensor i to j;
+        distance_from [R], distance_to [R], distance_cost [R]
+                                or ids of two sensors and the road distance between
+                                them, for `gaussian_kernel_adjacency`
+        sensor_ids [N]          optional: integers or text; 0 to N - 1 if absent
+        latitude [N], longitude [N]
+                                optional: degrees
+        unit                    optional: text, the unit of `speed`; mph if absent
+
+    Args:
+      name: a name of `PUBLISHED`, or a path that ends in `.npz`.
+      data_dir: folder with the files.
+      needs_graph: whether a graph has to be there; else, where there is none, the
+        adjacency is that of self edges alone, and a note says so.
+
+    Raises:
+      InputError: one line; a file is missing, broken or not what it should be.
+    """
+    if name.endswith(".npz"):
+        return _read_npz(Path(name), Path(name).stem, needs_graph)
+    path = locate(name, data_dir)
+    published = PUBLISHED[name]
+    if path is None:
+        raise InputError(_how_to_get(name, published.readings, data_dir))
+    if path.name == f"{name}.npz":
+        dataset = _read_npz(path, name, needs_graph, published.unit)
+    else:
+        dataset = _read_canonical(path, name, data_dir, needs_graph)
+    num_steps, num_sensors = dataset.speed.shape
+    if num_sensors != published.num_sensors:
+        raise InputError(
+            f"{path}: expected the {published.num_sensors} sensors of {name}, found "
+            f"{num_sensors}; name the dataset that it is, or pass the path of a .npz"
+        )
+    notes = published.notes + dataset.notes
+    if num_steps != published.num_steps:
+        notes += (f"{num_steps} steps, where {published.num_steps} were published",)
+    return dataclasses.replace(dataset, notes=notes)
+
+
+def locate(name: str, data_dir: str | os.PathLike | None = None) -> Path | None:
+    """The file with the readings of a published dataset, or None if there is none.
+
+    Raises:
+      InputError: if the dataset is not known or the folder does not exist.
+    """
+    if name not in PUBLISHED:
+        raise InputError(
+            f"unknown traffic dataset {name!r}; known: {', '.join(PUBLISHED)}, or the "
+            "path of a .npz file"
+        )
+    return _find(PUBLISHED[name].readings, name, data_dir)
+
+
+def _find(names, dataset, data_dir) -> Path | None:
+    return files.find(names, files.folders(data_dir), PUBLISHED[dataset].subfolders)
+
+
+def _how_to_get(name: str, wanted: tuple[str, ...], data_dir) -> str:
+    """What to do where none of the files `wanted` is there."""
+    published = PUBLISHED[name]
+    places = " or ".join(str(folder) for folder in files.folders(data_dir))
+    by_hand = " and ".join((published.readings[:2][-1], *published.graphs[:1]))
+    message = f"{name}: no {' or '.join(wanted)} in {places}; "
+    if name in download.REGISTRY:
+        message += f"run `python -m experiments.datasets --dataset={name} --download`, "
+    return message + f"put {by_hand} there, or name their folder with --data_dir"
+
+
+def _read_npz(
+    path: Path, name: str, needs_graph: bool, unit: str = "mph"
+) -> TrafficDataset:
+    fields = {"unit": unit} | traffic_formats.read_npz(path, needs_graph)
+    with files.reading(path, "traffic dataset"):
+        return _noted(_checked(TrafficDataset(name, **fields)), needs_graph)
+
+
+def _noted(dataset: TrafficDataset, needs_graph: bool) -> TrafficDataset:
+    """Says where self edges are all there is, and that was not asked for."""
+    is_bare = np.array_equal(dataset.adjacency, np.eye(len(dataset.sensor_ids)))
+    if needs_graph or not is_bare:
+        return dataset
+    return dataclasses.replace(dataset, notes=(*dataset.notes, "no graph is given"))
+
+
+def _read_canonical(
+    path: Path, name: str, data_dir, needs_graph: bool
+) -> TrafficDataset:
+    """Readings as published, the graph and the coordinates beside them."""
+    published = PUBLISHED[name]
+    readings = _readings(path, published)
+    graph_path = _find(published.graphs, name, data_dir)
+    if graph_path is None and published.start:
+        graph_path = files.find([_BESIDE], [path.parent])
+    if graph_path is None and needs_graph:
+        raise InputError(_how_to_get(name, published.graphs, data_dir))
+    adjacency = np.eye(len(readings.sensor_ids))
+    if graph_path is not None:
+        with files.reading(graph_path, "sensor graph"):
+            graph = _graph(graph_path, readings.sensor_ids, published)
+            readings, adjacency = traffic_formats.match(readings, graph)
+    latitude = longitude = None
+    places_path = _find(published.places, name, data_dir)
+    if places_path is not None:
+        latitude, longitude = _coordinates(places_path, readings.sensor_ids)
+    dataset = TrafficDataset(
+        name,
+        readings.speed,
+        readings.timestamps,
+        np.array(readings.sensor_ids),
+        adjacency,
+        latitude,
+        longitude,
+        unit=published.unit,
+    )
+    with files.reading(path, "traffic dataset"):
+        return _noted(_checked(dataset), needs_graph)
+
+
+def _readings(path: Path, published: Published) -> traffic_formats.Readings:
+    if path.suffix == ".h5":
+        return traffic_formats.read_hdf(path)
+    if path.suffix == ".csv":
+        return traffic_formats.read_csv(path)
+    return traffic_formats.read_pems(
+        path, published.start, published.num_steps, published.num_sensors
+    )
+
+
+def _graph(path: Path, sensor_ids, published: Published) -> traffic_formats.Graph:
+    if path.suffix == ".pkl":
+        return traffic_formats.read_graph_pickle(path)
+    distances = traffic_formats.read_triples(path)
+    if published.start:
+        return traffic_formats.graph_from_roads(distances, len(sensor_ids))
+    return traffic_formats.graph_from_distances(distances, sensor_ids)
+
+
+def _coordinates(path: Path, sensor_ids) -> tuple[np.ndarray, np.ndarray]:
+    with files.reading(path, "list of sensor locations"):
+        table = traffic_formats.read_triples(path)
+        row = {sensor: index for index, sensor in enumerate(table.first)}
+        missing = next((sensor for sensor in sensor_ids if sensor not in row), None)
+        if missing is not None:
+            raise InputError(f"no location of sensor {missing}")
+        rows = [row[sensor] for sensor in sensor_ids]
+        return table.second[rows].astype(np.float64), table.third[rows]
+
+
+def _checked(dataset: TrafficDataset) -> TrafficDataset:
+    """Checks that the arrays fit together; missing readings become 0.
+
+    Raises:
+      InputError: if they do not fit. The message does not name the file.
+    """
+    speed, adjacency = dataset.speed, dataset.adjacency
+    num_steps, num_sensors = speed.shape
+    expected = {
+        "timestamps": (num_steps,),
+        "sensor_ids": (num_sensors,),
+        "adjacency": (num_sensors, num_sensors),
+        "latitude": (num_sensors,),
+        "longitude": (num_sensors,),
+    }
+    for field, shape in expected.items():
+        array = getattr(dataset, field)
+        if array is not None and array.shape != shape:
+            raise InputError(
+                f"{field} has shape {array.shape}, expected {shape} for speed of shape "
+                f"{speed.shape}"
+            )
+    _split_sizes(num_steps)
+    if not (np.diff(dataset.timestamps.astype(np.int64)) > 0).all():
+        raise InputError("time stamps have to increase from row to row")
+    speed = np.where(np.isnan(speed), 0, speed).astype(np.float32)
+    if not (np.isfinite(speed) & (speed >= 0)).all():
+        raise InputError(
+            "readings have infinite or negative entries; a missing one is 0 or NaN"
+        )
+    if not (np.isfinite(adjacency) & (adjacency >= 0)).all():
+        raise InputError("adjacency has infinite, NaN or negative weights")
+    for axis in (dataset.latitude, dataset.longitude):
+        if axis is not None and not np.isfinite(axis).all():
+            raise InputError("latitude or longitude has entries that are not finite")
+    return dataclasses.replace(
+        dataset,
+        speed=speed,
+        sensor_ids=_plain_ids(dataset.sensor_ids),
+        adjacency=adjacency.astype(np.float32),
+    )
+
+
+def _plain_ids(sensor_ids: np.ndarray) -> np.ndarray:
+    """Ids as int64 where all are whole numbers, else as text; all must differ."""
+    texts = id_texts(sensor_ids)
+    if len(set(texts)) != len(texts):
+        raise InputError("two sensors have the same id")
+    plain = all(text.isdecimal() and str(int(text)) == text for text in texts)
+    return np.array(texts).astype(np.int64) if plain else np.array(texts)
+
+
+def _split_sizes(num_steps: int) -> tuple[int, int, int]:
+    return windows.split_sizes(num_steps)
+
+
+def cut(
+    dataset: TrafficDataset, num_sensors: int | None = None, num_days: int | None = None
+) -> TrafficDataset:
+    """Makes a dataset smaller: some connected sensors, the first days.
+
+    Sensors are chosen from the first one on, by repeatedly adding the sensor with the
+    largest max(W_ij, W_ji) to any already chosen (the first of equals), and stay in
+    the order of the dataset. A day is 24 hours from the first time stamp on.
+
+    Args:
+      dataset: what to cut; arrays that do not change are shared with the result.
+      num_sensors: how many to keep; None keeps all.
+      num_days: how many to keep; None keeps all.
+
+    Returns:
+      The smaller dataset, with a line in `notes` for each cut.
+
+    Raises:
+      InputError: if there are not as many sensors or days, or too few steps are left.
+    """
+    if num_days is not None:
+        dataset = _cut_days(dataset, num_days)
+    if num_sensors is not None:
+        dataset = _cut_sensors(dataset, num_sensors)
+    return dataset
+
+
+def _cut_days(dataset: TrafficDataset, num_days: int) -> TrafficDataset:
+    days = (dataset.timestamps - dataset.timestamps[0]) // np.timedelta64(1, "D")
+    total = int(days[-1]) + 1
+    if not 1 <= num_days <= total:
+        raise InputError(f"{dataset.name} has {total} days: cannot take {num_days}")
+    if num_days == total:
+        return dataset
+    num_steps = int(np.searchsorted(days, num_days))
+    _split_sizes(num_steps)
+    note = f"cut to the first {num_days} of {total} days ({num_steps} steps)"
+    return dataclasses.replace(
+        dataset,
+        speed=dataset.speed[:num_steps],
+        timestamps=dataset.timestamps[:num_steps],
+        notes=(*dataset.notes, note),
+    )
+
+
+def _cut_sensors(dataset: TrafficDataset, num_sensors: int) -> TrafficDataset:
+    total = len(dataset.sensor_ids)
+    if not 1 <= num_sensors <= total:
+        raise InputError(
+            f"{dataset.name} has {total} sensors: cannot take {num_sensors}"
+        )
+    kept = _grow(dataset.adjacency, num_sensors)
+    if num_sensors == total:
+        return dataset
+    note = f"cut to {num_sensors} of {total} sensors, grown from the first one"
+    dataset = take_sensors(dataset, kept)
+    return dataclasses.replace(dataset, notes=(*dataset.notes, note))
+
+
+def _grow(adjacency: np.ndarray, size: int) -> np.ndarray:
+    """Indices, sorted, of a node set grown from node 0 along the largest weights."""
+    weights = np.maximum(adjacency, adjacency.T)
+    chosen = [0]
+    reach = weights[0].copy()  # largest weight to any chosen node; -1 once chosen
+    for _ in range(size - 1):
+        reach[chosen[-1]] = -1
+        chosen.append(int(np.argmax(reach)))
+        reach = np.where(reach < 0, -1, np.maximum(reach, weights[chosen[-1]]))
+    return np.sort(chosen)
+
+
+def statistics(dataset: TrafficDataset) -> dict:
+    """Counts of sensors, edges, steps and windows, and the share of missing readings.
+
+    Edges are the non-zero entries of the adjacency, self edges included unless the
+    key says otherwise.
+    """
+    train, validation, test = _split_sizes(len(dataset.speed))
+    edges = dataset.adjacency != 0
+    return {
+        "name": dataset.name,
+        "num_nodes": len(dataset.sensor_ids),
+        "num_edges": int(edges.sum()),
+        "num_nonself_edges": int(edges.sum() - np.trace(edges)),
+        "num_steps": len(dataset.speed),
+        "train_windows": train,
+        "validation_windows": validation,
+        "test_windows": test,
+        "missing_fraction": float(np.mean(~(dataset.speed != 0))),
+        "notes": list(dataset.notes),
+    }

@@ -1,0 +1,386 @@
+"""Readers of the file formats in which sensor networks are published.
+
+Each reader checks the structure of its file and raises `InputError`, one line that
+names the file. Sensors are named by their ids as text, whatever the file has.
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import files, safe_pickle
+
+
+class Readings(NamedTuple):
+    """A table of readings, one column per sensor, as its file has it."""
+
+    speed: np.ndarray  # [T, N] what is forecast; NaN where the file has no value
+    timestamps: np.ndarray  # [T] datetime64[ns], wall-clock time
+    sensor_ids: tuple[str, ...]  # N
+
+
+class Graph(NamedTuple):
+    """A weighted sensor graph, as its file has it."""
+
+    adjacency: np.ndarray  # [M, M]; [i, j] = edge from sender i to receiver j
+    sensor_ids: tuple[str, ...]  # M
+
+
+class Triples(NamedTuple):
+    """Rows of a csv file: distances (from, to, cost) or places (id, lat., long.)."""
+
+    first: np.ndarray  # [R] text
+    second: np.ndarray  # [R] text
+    third: np.ndarray  # [R] float64
+
+
+def read_npz(
+    path: str | os.PathLike, needs_graph: bool = True
+) -> dict[str, np.ndarray | str | None]:
+    """Reads a .npz file with the keys that `datasets.load` lists.
+
+    Without a graph, where none is needed, the adjacency is that of self edges alone.
+
+    Returns:
+      The arrays of `TrafficDataset`, and its unit if the file has one; that the
+      shapes of the arrays fit together is left to check.
+    """
+    arrays = files.read_npz(path)
+    with files.reading(path, "traffic dataset"):
+        speed = _numbers(arrays, "speed", ndim=2)
+        num_steps, num_sensors = speed.shape
+        sensor_ids = arrays.get("sensor_ids", np.arange(num_sensors))
+        return {
+            "speed": speed,
+            "timestamps": _npz_timestamps(arrays, num_steps),
+            "sensor_ids": sensor_ids,
+            "adjacency": _npz_adjacency(arrays, sensor_ids, needs_graph),
+            "latitude": arrays.get("latitude"),
+            "longitude": arrays.get("longitude"),
+        } | _npz_unit(arrays)
+
+
+def _npz_unit(arrays: dict[str, np.ndarray]) -> dict[str, str]:
+    if "unit" not in arrays:
+        return {}
+    unit = arrays["unit"]
+    if unit.shape or unit.dtype.kind != "U" or not unit.item().strip():
+        raise InputError(
+            f"unit has shape {unit.shape} and type {unit.dtype}, expected one text "
+            "that is not empty, such as 'mph'"
+        )
+    return {"unit": unit.item()}
+
+
+def _numbers(arrays: dict[str, np.ndarray], key: str, ndim: int) -> np.ndarray:
+    if key not in arrays:
+        raise InputError(f"no array {key!r}; found {', '.join(sorted(arrays))}")
+    array = arrays[key]
+    if array.ndim != ndim or array.dtype.kind not in "fiu":
+        raise InputError(
+            f"{key} has shape {array.shape} and type {array.dtype}, expected numbers "
+            f"with {ndim} axes"
+        )
+    return array
+
+
+def _npz_timestamps(arrays: dict[str, np.ndarray], num_steps: int) -> np.ndarray:
+    if "timestamps_ns" in arrays or "start_ns" not in arrays:
+        return _numbers(arrays, "timestamps_ns", ndim=1).astype("M8[ns]")
+    start, step = (int(_numbers(arrays, key, 0)) for key in ("start_ns", "freq_ns"))
+    return (start + step * np.arange(num_steps)).astype("M8[ns]")
+
+
+def _npz_adjacency(
+    arrays: dict[str, np.ndarray], sensor_ids: Sequence, needs_graph: bool
+) -> np.ndarray:
+    ends = [arrays[key] for key in ("distance_from", "distance_to") if key in arrays]
+    for end in ends:
+        node_indices(end, sensor_ids)
+    if not needs_graph and "adjacency" not in arrays and not ends:
+        return np.eye(len(sensor_ids))
+    if "adjacency" in arrays or len(ends) < 2:
+        return _numbers(arrays, "adjacency", ndim=2)
+    cost = _numbers(arrays, "distance_cost", ndim=1)
+    return gaussian_kernel_adjacency(*ends, cost, sensor_ids)
+
+
+def read_hdf(path: str | os.PathLike) -> Readings:
+    """Reads a table in pandas' fixed HDF5 format: metr-la.h5, pems-bay.h5.
+
+    The file holds one table, under any key (`df` and `speed` in those two). Column
+    labels are sensor ids, integers or text; row labels are time stamps.
+    """
+    with files.reading(path, "pandas fixed-format .h5 file"), h5py.File(path) as file:
+        tables = [key for key in file if f"{key}/axis0" in file]
+        if len(tables) != 1:
+            raise InputError(
+                "expected one table in pandas' fixed format (key 'df' or 'speed'), "
+                f"found {len(tables)} under the keys {sorted(file)}"
+            )
+        table = file[tables[0]]
+        sensor_ids = id_texts(table["axis0"][()])
+        timestamps = _hdf_timestamps(table["axis1"])
+        speed = np.full((len(timestamps), len(sensor_ids)), np.nan, np.float32)
+        column = {sensor: index for index, sensor in enumerate(sensor_ids)}
+        for key in (key for key in table if re.fullmatch(r"block\d+_values", key)):
+            values = table[key]
+            items = id_texts(table[key.replace("values", "items")][()])
+            if values.shape != (len(timestamps), len(items)):
+                raise InputError(
+                    f"{key} has shape {values.shape}, expected a row for each of "
+                    f"{len(timestamps)} time stamps and a column for each of "
+                    f"{len(items)} sensors"
+                )
+            speed[:, [column.pop(item) for item in items]] = values[()]
+        if column:
+            raise InputError(f"no readings of sensor {next(iter(column))}")
+    return Readings(speed, timestamps, sensor_ids)
+
+
+def read_pems(
+    path: str | os.PathLike, start: str, num_steps: int, num_sensors: int
+) -> Readings:
+    """Reads pems04.npz or pems08.npz: an array `data` without time stamps or ids.
+
+    Of its channels flow (vehicles per 5 minutes), occupancy and speed the flow is
+    taken. Rows are 5 minutes apart, sensors are named 0 to N - 1.
+
+    Args:
+      path: the file.
+      start: wall-clock time of the first row.
+      num_steps: T that the file has to have: only the whole file begins at `start`.
+      num_sensors: N that the file has to have.
+    """
+    arrays = files.read_npz(path)
+    with files.reading(path, "archive of PeMS readings"):
+        data = _numbers(arrays, "data", ndim=3)
+        expected = (num_steps, num_sensors, 3)
+        if data.shape != expected:
+            raise InputError(
+                f"data has shape {data.shape}, expected {expected}: all steps and "
+                "sensors as published, with flow, occupancy and speed; replace it with "
+                "the published file"
+            )
+        steps = np.arange(num_steps) * np.timedelta64(5, "m")
+        timestamps = np.datetime64(start, "ns") + steps
+        return Readings(data[:, :, 0], timestamps, _numbered(num_sensors))
+
+
+def _numbered(num_sensors: int) -> tuple[str, ...]:
+    return tuple(map(str, range(num_sensors)))
+
+
+def _hdf_timestamps(axis: h5py.Dataset) -> np.ndarray:
+    kind = axis.attrs.get("kind", "datetime64")
+    kind = kind.decode() if isinstance(kind, bytes) else str(kind)
+    match = re.fullmatch(r"datetime64(?:\[(\w+)\])?", kind)
+    if match is None or axis.dtype.kind != "i":
+        raise InputError(f"rows are labelled by {kind}, expected time stamps")
+    return axis[()].astype(f"M8[{match[1] or 'ns'}]").astype("M8[ns]")
+
+
+def read_csv(path: str | os.PathLike) -> Readings:
+    """Reads a table with a header of sensor ids and a first column of time stamps.
+
+    An empty field is a missing reading.
+    """
+    kind = ".csv file of readings"
+    with files.reading(path, kind), open(path, encoding="utf-8") as file:
+        sensor_ids = tuple(next(file, "").strip().replace('"', "").split(",")[1:])
+        if not sensor_ids:
+            raise InputError("expected a header line of sensor ids")
+        stamps = []
+        # The row of zeros fixes the number of columns, even of an empty table.
+        rows = itertools.chain([",".join("0" * len(sensor_ids))], _rows(file, stamps))
+        speed = np.loadtxt(rows, np.float32, delimiter=",", ndmin=2)[1:]
+        return Readings(speed, np.array(stamps, "M8[ns]"), sensor_ids)
+
+
+def _rows(lines: Iterable[str], stamps: list[str]) -> Iterator[str]:
+    """Moves the time stamp of each line to `stamps`; `nan` for empty fields."""
+    for line in lines:
+        stamp, _, row = line.strip().partition(",")
+        if stamp:
+            stamps.append(stamp.strip('"'))
+            yield re.sub(r"(?<![^,])(?=,|$)", "nan", row) if ",," in f",{row}," else row
+
+
+def read_graph_pickle(path: str | os.PathLike) -> Graph:
+    """Reads (sensor_ids, id_to_index, adjacency): adj_mx.pkl, adj_mx_bay.pkl."""
+    with files.reading(path, "sensor graph pickle"):
+        content = safe_pickle.load(path)
+        if not isinstance(content, list | tuple) or len(content) != 3:
+            raise InputError("expected (sensor_ids, id_to_index, adjacency)")
+        sensor_ids, id_to_index, adjacency = content
+        sensor_ids, adjacency = id_texts(sensor_ids), np.asarray(adjacency)
+        if adjacency.shape != 2 * (len(sensor_ids),):
+            raise InputError(
+                f"adjacency has shape {adjacency.shape} for {len(sensor_ids)} sensors"
+            )
+        indices = zip(id_texts(id_to_index), id_to_index.values(), strict=True)
+        if dict(indices) != {sensor: i for i, sensor in enumerate(sensor_ids)}:
+            raise InputError("id_to_index and sensor_ids do not agree")
+        return Graph(adjacency, sensor_ids)
+
+
+def read_triples(path: str | os.PathLike) -> Triples:
+    """Reads the last three columns of a csv file, with or without a header line.
+
+    That is distances_*.csv (from, to, metres) and graph_sensor_locations*.csv
+    ([index,] id, latitude, longitude).
+    """
+    with files.reading(path, ".csv file with three columns or more"):
+        with open(path, encoding="utf-8") as file:
+            rows = [line.split(",") for line in file.read().splitlines() if line]
+        if rows and not _is_number(rows[0][-1]):
+            rows = rows[1:]
+        columns = np.array([row[-3:] for row in rows])
+        if columns.ndim != 2 or columns.shape[1] != 3:
+            raise InputError("expected rows of three columns")
+        columns = np.char.strip(columns)
+        return Triples(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def gaussian_kernel_adjacency(
+    distances_from: Sequence,
+    to: Sequence,
+    cost: Sequence,
+    sensor_ids: Sequence,
+    threshold: float = 0.1,
+    both_ways: bool = False,
+) -> np.ndarray:
+    """Weights exp(-(d / sigma)^2) of road distances d, as DCRNN makes them.
+
+    sigma is the standard deviation of all distances listed, those of sensors to
+    themselves included; a pair that is not listed has no edge.
+
+    Args:
+      distances_from: [R] ids of senders.
+      to: [R] ids of receivers.
+      cost: [R] road distances, of any one unit.
+      sensor_ids: [N] ids in the order of rows and columns.
+      threshold: weights below it become 0.
+      both_ways: whether a road listed one way leads back as well; if both ways are
+        listed, the shorter distance holds.
+
+    Returns:
+      [N, N] float32 adjacency with diagonal 1.
+
+    Raises:
+      InputError: if an id is not among `sensor_ids`, or distances are negative, not
+        finite, too few or all equal.
+    """
+    senders = node_indices(distances_from, sensor_ids)
+    receivers = node_indices(to, sensor_ids)
+    cost = np.asarray(cost, np.float64)
+    if not len(senders) == len(receivers) == len(cost):
+        raise InputError("distances need as many senders as receivers and costs")
+    if not (np.isfinite(cost) & (cost >= 0)).all():
+        raise InputError("distances have to be finite and not negative")
+    distances = np.full((len(sensor_ids), len(sensor_ids)), np.inf)
+    distances[senders, receivers] = cost
+    if both_ways:
+        distances = np.minimum(distances, distances.T)
+    listed = distances[np.isfinite(distances)]
+    sigma = listed.std() if listed.size else 0.0
+    if not sigma > 0:
+        raise InputError("distances that differ are needed for the Gaussian kernel")
+    np.fill_diagonal(distances, 0)
+    weights = np.exp(-np.square(distances / sigma))
+    return np.where(weights < threshold, 0, weights).astype(np.float32)
+
+
+def graph_from_distances(triples: Triples, sensor_ids: Sequence[str]) -> Graph:
+    """The graph of some sensors; the public lists name others too, which are left."""
+    inside = np.isin(triples.first, sensor_ids) & np.isin(triples.second, sensor_ids)
+    chosen = (column[inside] for column in triples)
+    return Graph(gaussian_kernel_adjacency(*chosen, sensor_ids), tuple(sensor_ids))
+
+
+def graph_from_roads(roads: Triples, num_sensors: int) -> Graph:
+    """The graph of sensors 0 to N - 1 along roads that are used both ways.
+
+    Raises:
+      InputError: if a road names another sensor, or a sensor has no road: that is the
+        list of another network, or only a part.
+    """
+    sensor_ids = _numbered(num_sensors)
+    named = {*roads.first.tolist(), *roads.second.tolist()}
+    strangers = sorted(named.difference(sensor_ids))
+    without = [sensor for sensor in sensor_ids if sensor not in named]
+    if strangers or without:
+        problem = (
+            f"names {strangers[0]}" if strangers else f"has no road of {without[0]}"
+        )
+        raise InputError(
+            f"{problem}; expected roads of all sensors from 0 to {num_sensors - 1} and "
+            "no others: replace it with the whole list of this network"
+        )
+    return Graph(
+        gaussian_kernel_adjacency(*roads, sensor_ids, both_ways=True), sensor_ids
+    )
+
+
+def match(readings: Readings, graph: Graph) -> tuple[Readings, np.ndarray]:
+    """Brings readings and graph into one order of sensors, the graph's.
+
+    Sensors of the graph without readings are left out.
+
+    Returns:
+      The readings with columns in that order, and the adjacency [N, N].
+
+    Raises:
+      InputError: if a sensor with readings is not in the graph.
+    """
+    column = {sensor: index for index, sensor in enumerate(readings.sensor_ids)}
+    missing = sorted(column.keys() - set(graph.sensor_ids))
+    if missing:
+        raise InputError(f"sensor {missing[0]} has readings but is not in the graph")
+    nodes = [i for i, sensor in enumerate(graph.sensor_ids) if sensor in column]
+    sensor_ids = tuple(graph.sensor_ids[node] for node in nodes)
+    speed = readings.speed[:, [column[sensor] for sensor in sensor_ids]]
+    ordered = Readings(speed, readings.timestamps, sensor_ids)
+    return ordered, graph.adjacency[np.ix_(nodes, nodes)]
+
+
+def node_indices(ids: Sequence, sensor_ids: Sequence) -> list[int]:
+    """Places of `ids` in `sensor_ids`.
+
+    Raises:
+      InputError: if one of them is not there.
+    """
+    index = {sensor: i for i, sensor in enumerate(id_texts(sensor_ids))}
+    try:
+        return [index[sensor] for sensor in id_texts(ids)]
+    except KeyError as error:
+        raise InputError(
+            f"an edge or distance names sensor {error.args[0]}, which is not among the "
+            f"{len(index)} sensors"
+        ) from None
+
+
+def id_texts(ids: Sequence) -> tuple[str, ...]:
+    """Sensor ids as text; integers, text and bytes name the same sensor.
+
+    Raises:
+      InputError: if an id is of another type.
+    """
+    plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+    if not all(isinstance(i, int | str | bytes) for i in plain):
+        raise InputError("sensor ids have to be integers or text")
+    return tuple(i.decode() if isinstance(i, bytes) else str(i) for i in plain)

@@ -1,0 +1,35 @@
+"""A network of sensors and what they have read, on the host."""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class TrafficDataset:
+    """Readings of a sensor network and the graph between its sensors, on the host.
+
+    `speed` holds whatever quantity is forecast, be it speed or flow; `unit` tells.
+    """
+
+    name: str
+    speed: np.ndarray  # [T, N] float32, what is forecast, in `unit`; 0 = missing
+    timestamps: np.ndarray  # [T] datetime64[ns], wall-clock time of each row
+    sensor_ids: np.ndarray  # [N]
+    adjacency: np.ndarray  # [N, N] float32; [i, j] = edge from sender i to receiver j
+    latitude: np.ndarray | None = None  # [N], degrees
+    longitude: np.ndarray | None = None  # [N], degrees
+    notes: tuple[str, ...] = ()  # what was done to the data since it was published
+    unit: str = "mph"  # of `speed`
+
+
+def take_sensors(dataset: TrafficDataset, kept: np.ndarray) -> TrafficDataset:
+    """The subgraph of the sensors at places `kept`, [M] integers, in that order."""
+    return dataclasses.replace(
+        dataset,
+        speed=dataset.speed[:, kept],
+        sensor_ids=dataset.sensor_ids[kept],
+        adjacency=dataset.adjacency[np.ix_(kept, kept)],
+        latitude=None if dataset.latitude is None else dataset.latitude[kept],
+        longitude=None if dataset.longitude is None else dataset.longitude[kept],
+    )

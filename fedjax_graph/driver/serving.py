@@ -1,0 +1,137 @@
+"""Forecasts from a finished run: a checkpoint and the last 12 readings.
+
+forecaster = load_forecaster("runs/my_run", "cnfgnn")
+speeds = forecaster(readings, timestamps)  # [12, N] and [12] -> [12, N] mph
+"""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_graph import algorithms
+from fedjax_graph.core import graphs
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import files
+from fedjax_graph.data.traffic import windows
+from fedjax_graph.driver import rounds
+from fedjax_graph.driver.checkpoint import Checkpoints
+
+Forecaster = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -> None:
+    """Keeps beside a run what a forecast needs besides parameters.
+
+    Raises:
+      InputError: if another network is kept there, with checkpoints trained on it.
+    """
+    network = {
+        "sensor_ids": dataset.sensor_ids,
+        "adjacency": dataset.adjacency,
+        "mean": np.asarray(train.mean),
+        "std": np.asarray(train.std),
+    }
+    if len(train.speed) < len(dataset.sensor_ids):
+        network["num_trained"] = np.asarray(len(train.speed))
+    results = path.with_name("results.json")
+    if path.exists() and (results.exists() or any(path.parent.glob("*/checkpoints/*"))):
+        kept = files.read_npz(path)
+        for key, value in network.items():
+            if not np.array_equal(kept.get(key), value):
+                raise InputError(
+                    f"{path}: the run was made on other data ({key} differs); resume "
+                    "with the same dataset or start anew in another --workdir"
+                )
+        return
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        np.savez_compressed(file, **network)
+    os.replace(temporary, path)
+
+
+def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Forecaster:
+    """Loads the best state of a run (of its first seed).
+
+    Args:
+      workdir: of a run of `experiments.cnfgnn`, or of `experiments.sfl` on traffic.
+      method: a trained method of that run.
+
+    Returns:
+      A function of the last 12 readings [12, N] in the unit of the data (0 or NaN =
+      missing), in the order of `network.npz`'s `sensor_ids`, and their time stamps [12]
+      datetime64. It returns the next 12 readings [12, N] in the same unit.
+
+    Raises:
+      InputError: if there is no such run or it cannot be read; by the function, if
+        the readings or time stamps have the wrong shape or readings make no sense.
+    """
+    workdir = pathlib.Path(workdir)
+    folder, network = workdir / method / "checkpoints", workdir / "network.npz"
+    if not folder.is_dir() or not network.exists():
+        raise InputError(f"{workdir}: no finished round of {method} to forecast from")
+    arrays = files.read_npz(network)
+    with files.reading(network, "network of a run"):
+        adjacency, mean, std = (arrays[key] for key in ("adjacency", "mean", "std"))
+        num_trained = int(arrays.get("num_trained", len(adjacency)))
+    num_clients = len(adjacency)
+
+    def make_data(speed, timestamps) -> windows.TrafficData:
+        return windows.TrafficData(
+            speed=jnp.asarray(speed.T, jnp.float32),
+            clock=jnp.asarray(windows.time_of_day(timestamps)),
+            week_slot=jnp.asarray(windows.week_slots(timestamps)),
+            starts=jnp.zeros(1, jnp.int32),
+            mean=jnp.asarray(mean),
+            std=jnp.asarray(std),
+            graph=graphs.from_adjacency(adjacency),
+            client_ids=jnp.arange(num_clients, dtype=jnp.int32),
+            client_weights=jnp.ones(num_clients),
+        )
+
+    stamps = np.datetime64(0, "ns") + windows.FIVE_MINUTES * np.arange(
+        windows.WINDOW_STEPS
+    )
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        settings = checkpoints.settings()
+        algorithm = algorithms.get_method(method).factory(
+            algorithms.make_config(method, settings["config"])
+        )
+        data = make_data(np.zeros((windows.WINDOW_STEPS, num_clients)), stamps)
+        rows = ("speed", "client_ids", "client_weights")
+        data = data._replace(
+            **{name: getattr(data, name)[:num_trained] for name in rows}
+        )
+        like = rounds.abstract_seeds(algorithm, settings["seeds"], data)
+        seed_states, _ = checkpoints.restore((like, np.float64(0)))
+    state = jax.tree.map(lambda x: jnp.asarray(x[0]), seed_states.best_state)
+    predict = jax.jit(algorithm.predict)
+
+    def forecast(readings: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        readings = np.nan_to_num(np.asarray(readings, np.float32), posinf=np.inf)
+        timestamps = np.asarray(timestamps, "datetime64[ns]")
+        if readings.shape != (windows.INPUT_STEPS, num_clients):
+            raise InputError(
+                f"readings have shape {readings.shape}, expected "
+                f"{(windows.INPUT_STEPS, num_clients)}: 12 steps of every sensor"
+            )
+        if timestamps.shape != (windows.INPUT_STEPS,):
+            raise InputError(
+                f"timestamps have shape {timestamps.shape}, expected "
+                f"{(windows.INPUT_STEPS,)}: one for each step of the readings"
+            )
+        if not np.all((readings >= 0) & np.isfinite(readings)):
+            raise InputError(
+                "readings are infinite or negative; a missing reading is 0 or NaN"
+            )
+        ahead = timestamps[-1] + windows.FIVE_MINUTES * np.arange(1, 13)
+        speed = np.concatenate([readings, np.zeros_like(readings)])
+        data = make_data(speed, np.concatenate([timestamps, ahead]))
+        return np.asarray(predict(state, data)[0]).T
+
+    return forecast

@@ -1,0 +1,318 @@
+"""Architecture codes of FL-AGCNS: a graph network as a row of integers.
+
+Wang et al., "FL-AGCNS: Federated Learning Framework for Automatic Graph Convolutional
+Network Search", arXiv 2104.04141, Section 3.1. A code is [IS, c_1, ..., c_L, OS], an
+int array [L + 2]:
+
+- IS and OS, 1 to 5: the activation of the fully connected input and output stage.
+- c_i, 0 to 12 i: 0 leaves layer i out; else c_i - 1 = 12 x predecessor + op, where the
+  predecessor is a layer before i or 0, the input stage.
+
+A layer whose predecessor is absent reads the input stage. The outputs of the layers
+that no other reads (`leaves`) or of all layers (`all`, the paper's words) are averaged
+before the output stage; without layers it reads the input stage.
+
+`decode`, `canonical` and `random_codes` can be traced: a code is data, not program. The
+others run on the host.
+"""
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.models.convolutions import CONVOLUTIONS
+
+NUM_LAYERS = 6
+OPS = tuple(CONVOLUTIONS)
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "Sigmoid": jax.nn.sigmoid,
+    "Tanh": jnp.tanh,
+    "ReLU": jax.nn.relu,
+    "Softmax": jax.nn.softmax,
+    "Identity": lambda x: x,
+}
+Fusion = Literal["leaves", "all"]
+Stages = tuple[int, int]  # activations IS and OS that are given; 0: any
+ANY_STAGES = (0, 0)
+INPUT = 0  # the place of the input stage in a diagram; layer i has place i
+
+
+class Architecture(NamedTuple):
+    """What a code says."""
+
+    input_stage: jax.Array  # [] int32, place in ACTIVATIONS
+    is_present: jax.Array  # [L] bool
+    op: jax.Array  # [L] int32, place in OPS; 0 for an absent layer
+    source: jax.Array  # [L] int32, what a layer reads: 0 the input stage, i layer i
+    is_leaf: jax.Array  # [L] bool, present and read by no other layer
+    output_stage: jax.Array  # [] int32, place in ACTIVATIONS
+
+    def is_fused(self, fusion: Fusion) -> jax.Array:
+        """[L] bool, whose outputs are averaged.
+
+        Raises:
+          InputError: if there is no such fusion.
+        """
+        if fusion not in ("leaves", "all"):
+            raise InputError(f"unknown fusion {fusion!r}; known: leaves, all")
+        return self.is_leaf if fusion == "leaves" else self.is_present
+
+
+class Diagram(NamedTuple):
+    """A code as a graph: the stages and the layers that are present."""
+
+    labels: dict[int, str]  # by place: 0 the input stage, i layer i, L + 1 the output
+    edges: list[tuple[int, int]]  # (from, to)
+
+
+def largest_genes(num_layers: int) -> np.ndarray:
+    """The largest value of each gene, [L + 2]; the smallest is 1 in stages, 0 between.
+
+    Any row of genes in their ranges is a valid code.
+    """
+    layers = [len(OPS) * i for i in range(1, num_layers + 1)]
+    return np.array([len(ACTIVATIONS), *layers, len(ACTIVATIONS)])
+
+
+def is_gene(num_layers: int, stages: Stages = ANY_STAGES) -> np.ndarray:
+    """[L + 2, 12 L + 1] bool, which values each gene of a code may have.
+
+    Raises:
+      InputError: if a given stage is none.
+    """
+    largest = largest_genes(num_layers)[:, None]
+    smallest = np.ones_like(largest)
+    smallest[1:-1] = 0
+    values = np.arange(largest[1:-1].max() + 1)
+    allowed = (smallest <= values) & (values <= largest)
+    for place, stage in zip((0, -1), check_stages(stages), strict=True):
+        if stage:
+            allowed[place] = values == stage
+    return allowed
+
+
+def check_stages(stages: Stages) -> Stages:
+    """Returns given stages if there are such activations.
+
+    Raises:
+      InputError: otherwise.
+    """
+    known = range(len(ACTIVATIONS) + 1)
+    if len(stages) != 2 or any(stage not in known for stage in stages):
+        raise InputError(
+            f"stages {','.join(map(str, stages))}: expected the activations of the "
+            f"input and the output stage, such as 3,5; known: 0 any, {_activations()}"
+        )
+    return stages
+
+
+def space_size(num_layers: int = NUM_LAYERS) -> int:
+    """How many codes there are; 65,595,473,125 of six layers."""
+    layers = largest_genes(num_layers)[1:-1].tolist()
+    return len(ACTIVATIONS) ** 2 * math.prod(largest + 1 for largest in layers)
+
+
+def decode(code: jax.Array) -> Architecture:
+    """Reads a code [L + 2]."""
+    genes = code[1:-1]
+    is_present = genes > 0
+    predecessor, op = jnp.divmod(jnp.maximum(genes - 1, 0), len(OPS))
+    can_be_read = jnp.concatenate([jnp.array([False]), is_present])
+    source = jnp.where(can_be_read[predecessor], predecessor, INPUT)
+    source = jnp.where(is_present, source, INPUT)
+    places = jnp.arange(1, len(genes) + 1)
+    is_read = jnp.any(source == places[:, None], axis=1)
+    op = jnp.where(is_present, op, 0)
+    is_leaf = is_present & ~is_read
+    return Architecture(code[0] - 1, is_present, op, source, is_leaf, code[-1] - 1)
+
+
+def canonical(code: jax.Array) -> jax.Array:
+    """The same network with every predecessor present: equal networks, equal codes."""
+    network = decode(code)
+    genes = len(OPS) * network.source + network.op + 1
+    return jnp.asarray(code).at[1:-1].set(jnp.where(network.is_present, genes, 0))
+
+
+def decode_static(code: Sequence[int]) -> Architecture:
+    """`decode` into NumPy arrays, also where a program is being traced."""
+    with jax.ensure_compile_time_eval():
+        return jax.tree.map(np.asarray, decode(jnp.asarray(code, jnp.int32)))
+
+
+def random_codes(
+    key: jax.Array,
+    num: int,
+    num_layers: int = NUM_LAYERS,
+    *,
+    absence: float | None = 0.2,
+    num_certain: int = 2,
+    stages: Stages = ANY_STAGES,
+) -> jax.Array:
+    """Draws valid codes, every gene that is not 0 uniformly from its range.
+
+    Args:
+      key: of the draw.
+      num: number of codes.
+      num_layers: L.
+      absence: probability that a layer is absent; None: what makes all codes equally
+        likely if no layer is certain.
+      num_certain: how many first layers are never absent; the default is what the
+        released code starts from.
+      stages: those that all codes have.
+
+    Returns:
+      [num, L + 2] int32.
+
+    Raises:
+      InputError: if a given stage is none.
+    """
+    value_key, absence_key = jax.random.split(key)
+    largest = largest_genes(num_layers)
+    shape = (num, num_layers + 2)
+    values = jax.random.randint(value_key, shape, 1, largest + 1)
+    rates = 1 / (largest + 1) if absence is None else np.full(num_layers + 2, absence)
+    rates[: num_certain + 1] = rates[-1] = 0
+    codes = jnp.where(jax.random.bernoulli(absence_key, rates, shape), 0, values)
+    given = np.zeros(num_layers + 2, np.int32)
+    given[[0, -1]] = check_stages(stages)
+    return jnp.where(given > 0, given, codes)
+
+
+def _activations() -> str:
+    """Genes of stages, in words."""
+    return ", ".join(f"{i} {name}" for i, name in enumerate(ACTIVATIONS, 1))
+
+
+# --- Codes for people ----------------------------------------------------------------
+
+
+def to_text(code: Sequence[int]) -> str:
+    """Genes with commas between: "3,6,0,0,6,54,55,5"."""
+    return ",".join(map(str, code))
+
+
+def parse(text: str, num_layers: int | None = None) -> np.ndarray:
+    """Reads what `to_text` writes, or the same in brackets, which is JSON.
+
+    Args:
+      text: the code.
+      num_layers: see `check`.
+
+    Returns:
+      [L + 2] int32.
+
+    Raises:
+      InputError: if it is no valid code.
+    """
+    inner = text.strip()
+    if inner.startswith("[") and inner.endswith("]"):
+        inner = inner[1:-1]
+    try:
+        genes = [int(gene) for gene in inner.split(",")]
+    except ValueError:
+        genes = []
+    if not genes:
+        raise InputError(
+            f"architecture code {textwrap.shorten(text, 60)!r}: expected integers with "
+            "commas between, such as 3,6,0,0,6,54,55,5"
+        )
+    return check(genes, num_layers)
+
+
+def check(code: Sequence[int], num_layers: int | None = None) -> np.ndarray:
+    """Returns a code as an int32 array [L + 2] if it is valid.
+
+    Args:
+      code: the genes.
+      num_layers: L; None for any.
+
+    Raises:
+      InputError: if it is no row of integers, or has another number of them, or one is
+        out of its range.
+    """
+    try:
+        genes = np.asarray(code)
+    except ValueError as error:
+        raise InputError(
+            "architecture code of rows of unequal length: expected a row of integers"
+        ) from error
+    if genes.ndim != 1 or not np.issubdtype(genes.dtype, np.integer):
+        raise InputError(
+            f"architecture code of shape {genes.shape} and type {genes.dtype}: "
+            "expected a row of integers"
+        )
+    code = genes.tolist()
+    name = f"architecture code {to_text(code)}"
+    if len(code) < 3 or num_layers not in (None, len(code) - 2):
+        wanted = "at least 3" if num_layers is None else num_layers + 2
+        raise InputError(
+            f"{name}: expected {wanted} genes, the input stage, the layers and the "
+            f"output stage; got {len(code)}"
+        )
+    num_stages = len(ACTIVATIONS)
+    for stage, gene in (("input", code[0]), ("output", code[-1])):
+        if not 1 <= gene <= num_stages:
+            raise InputError(
+                f"{name}: {stage} stage {gene}; expected one of {_activations()}"
+            )
+    for layer, gene in enumerate(code[1:-1], 1):
+        largest = len(OPS) * layer
+        if not 0 <= gene <= largest:
+            why = f", which reads layer {(gene - 1) // len(OPS)}" if gene > 0 else ""
+            raise InputError(
+                f"{name}: layer {layer} is {gene}{why}; expected 0 (absent) to "
+                f"{largest}, as a layer reads one before it"
+            )
+    return genes.astype(np.int32)
+
+
+def diagram(code: Sequence[int], fusion: Fusion = "leaves") -> Diagram:
+    """What a picture of a code shows.
+
+    Raises:
+      InputError: if the code is not valid, or there is no such fusion.
+    """
+    network = decode_static(check(code))
+    activations = list(ACTIVATIONS)
+    output = len(code) - 1
+    layers = [int(i) + 1 for i in np.flatnonzero(network.is_present)]
+    fused = [int(i) + 1 for i in np.flatnonzero(network.is_fused(fusion))]
+    labels = {INPUT: f"input stage: {activations[network.input_stage]}"}
+    labels |= {i: f"layer {i}: {OPS[network.op[i - 1]]}" for i in layers}
+    labels |= {output: f"output stage: {activations[network.output_stage]}"}
+    edges = [(int(network.source[i - 1]), i) for i in layers]
+    return Diagram(labels, edges + [(i, output) for i in fused or [INPUT]])
+
+
+def describe(code: Sequence[int], fusion: Fusion = "leaves") -> str:
+    """A code in words, one line for each stage and layer.
+
+    Raises:
+      InputError: if the code is not valid, or there is no such fusion.
+    """
+    labels, edges = diagram(code, fusion)
+    output = len(code) - 1
+
+    def name(place):
+        return f"layer {place}" if place else "the input stage"
+
+    def line(place):
+        if place not in labels:
+            return f"layer {place}: absent"
+        if place == INPUT:
+            return f"{labels[place]} of a fully connected layer"
+        read = [name(source) for source, receiver in edges if receiver == place]
+        if place != output:
+            is_fused = (place, output) in edges
+            return f"{labels[place]} of {read[0]}{', fused' if is_fused else ''}"
+        kind = "the mean of " if len(read) > 1 else ""
+        return f"{labels[place]} of a fully connected layer of {kind}{', '.join(read)}"
+
+    return "\n".join(line(place) for place in range(output + 1))

@@ -1,0 +1,69 @@
+"""Normalisation of activations and of rows."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+STATISTICS_RATE = 0.1  # share of a batch in the running statistics
+
+
+VARIANCE_FLOOR = 1e-5
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation in which padded examples have no part.
+
+    Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by
+    Reducing Internal Covariate Shift", ICML 2015. Running variances are of the batch as
+    it is (divided by n), as flax has it; torch divides by n - 1.
+    """
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Normalises each channel.
+
+        Args:
+          x: [B, H, W, C].
+          mask: [B], 0 for padding: normalises by the statistics of the other examples
+            and updates the running ones. None, or all padding: normalises by the
+            running statistics, which stay as they are.
+
+        Returns:
+          [B, H, W, C].
+        """
+        size = x.shape[-1:]
+        scale = self.param("scale", nn.initializers.ones, size)
+        bias = self.param("bias", nn.initializers.zeros, size)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, size)
+        running_var = self.variable("batch_stats", "var", jnp.ones, size)
+        mean, var = running_mean.value, running_var.value
+        if mask is not None:
+            has_any = jnp.any(mask > 0)
+            batch_mean, batch_var = masked_moments(x, mask)
+            mean = jnp.where(has_any, batch_mean, mean)
+            var = jnp.where(has_any, batch_var, var)
+            running_mean.value += STATISTICS_RATE * (mean - running_mean.value)
+            running_var.value += STATISTICS_RATE * (var - running_var.value)
+        factor = scale * jax.lax.rsqrt(var + VARIANCE_FLOOR)
+        return x * factor + (bias - mean * factor)
+
+
+def masked_moments(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance [C] of x [B, H, W, C] over the examples that mask [B] keeps.
+
+    Both are 0 where it keeps none.
+    """
+    height, width = x.shape[1:3]
+    shares = mask / (jnp.maximum(jnp.sum(mask), 1) * height * width)
+    shares = shares[:, None, None, None]
+    mean = jnp.sum(shares * x, axis=(0, 1, 2))
+    var = jnp.sum(shares * (x - mean) ** 2, axis=(0, 1, 2))
+    return mean, var
+
+
+def unit_rows(matrix: jax.Array) -> jax.Array:
+    """Rows divided by their Euclidean norms; a row of zeros stays one."""
+    squares = jnp.sum(matrix**2, axis=1, keepdims=True)
+    return matrix * jnp.where(
+        squares > 0, jax.lax.rsqrt(jnp.where(squares > 0, squares, 1)), 0
+    )

@@ -1,0 +1,71 @@
+"""GRU (centralized) against a loop over minibatches, clients and windows."""
+
+import jax
+import numpy as np
+import numpy.testing as npt
+import optax
+import pytest
+
+from fedjax_graph.algorithms.cnfgnn.gru_centralized import gru_centralized
+from fedjax_graph.algorithms.cnfgnn.gru_fed_avg import GRUConfig, make_model
+from tests.algorithms import oracle
+
+pytestmark = pytest.mark.usefixtures("rolled_scans")
+
+# 26 windows: the last minibatch is ragged.
+CONFIG = GRUConfig(hidden_size=4, batch_size=10, learning_rate=0.01, sampling_decay=5.0)
+KEYS = (jax.random.key(10), jax.random.key(11))
+
+
+def test_rounds_are_those_of_loops(train, quick_jit):
+    """The optimiser lasts, and all clients' windows count alike."""
+    algorithm, model = gru_centralized(CONFIG), make_model(CONFIG)
+    state, round_ = algorithm.init(jax.random.key(0), train), quick_jit(algorithm.round)
+    params = jax.tree.map(lambda x: x[0], state.client_params)
+    optimiser = optax.adam(CONFIG.learning_rate)
+    opt_state = optimiser.init(params)
+
+    def loss(params, inputs, targets, feed):
+        outputs = model.apply(
+            {"params": params}, inputs, np.zeros((inputs.shape[1], 0)), targets, feed
+        )
+        return ((outputs - targets[..., 0]) ** 2).mean()
+
+    value_and_grad = quick_jit(jax.value_and_grad(loss))
+    for number, key in enumerate(KEYS):
+        state, metrics = round_(state, train, key)
+        losses = []
+        for places, feed in oracle.draw_batches(
+            key, 26, 10, 1, 3 * number, CONFIG.sampling_decay
+        ):
+            found = [
+                value_and_grad(params, *oracle.read_window(train, client, place), feed)
+                for client in range(5)
+                for place in places
+            ]
+            values, grads = zip(*found, strict=True)
+            updates, opt_state = optimiser.update(oracle.mean_of(grads), opt_state)
+            params = optax.apply_updates(params, updates)
+            losses.append(np.mean(values))
+        jax.tree.map(
+            lambda a, b: npt.assert_allclose(a[0], b, atol=3e-4),  # a step is 0.01
+            state.client_params,
+            params,
+        )
+        npt.assert_allclose(metrics["train_loss"], np.mean(losses), rtol=1e-4)
+        assert int(state.num_steps) == 3 * (number + 1)
+
+
+def test_padded_clients_do_not_count(train, quick_jit):
+    weights = np.array(train.client_weights)
+    weights[2:] = 0
+    round_ = gru_centralized(CONFIG).round
+    state = gru_centralized(CONFIG).init(jax.random.key(0), train)
+    padded = quick_jit(round_)(state, train._replace(client_weights=weights), KEYS[0])
+    fewer = train._replace(
+        speed=train.speed[:2],
+        client_ids=train.client_ids[:2],
+        client_weights=train.client_weights[:2],
+    )
+    alone = quick_jit(round_)(state, fewer, KEYS[0])
+    jax.tree.map(lambda a, b: npt.assert_allclose(a, b, atol=1e-5), padded, alone)

@@ -1,0 +1,264 @@
+"""SFL against Algorithm 1 of its paper, written out client by client."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.algorithms.local import local_training
+from fedjax_graph.algorithms.sfl import structure_learning
+from fedjax_graph.algorithms.sfl.sfl import (
+    SFLConfig,
+    SFLStarConfig,
+    sfl,
+    sfl_lg,
+    sfl_per,
+    sfl_star,
+)
+from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
+from fedjax_graph.core.federated import FederatedConfig
+from tests.algorithms import quadratic
+from tests.algorithms.quadratic import (
+    EDGES,
+    IS_HEAD,
+    KEYS,
+    NUM_CLIENTS,
+    PARAMS,
+    QuadraticTask,
+    Twin,
+    assert_rows,
+    normalised_adjacency,
+    run,
+    to_rows,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+TASK = QuadraticTask()
+METHODS = {  # name: (factory, which of the nine numbers are personal)
+    "sfl": (sfl, np.zeros(9, bool)),
+    "sfl_per": (sfl_per, IS_HEAD),
+    "sfl_lg": (sfl_lg, ~IS_HEAD),
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return quadratic.make_data()
+
+
+def slope(v, centre, is_pulled, distance):
+    """The gradient of R(v, centre) over what is shared; 0 where they are the same."""
+    gap = np.where(is_pulled, v - centre, 0)
+    length = np.linalg.norm(gap)
+    if distance == "squared_l2" or length == 0:
+        return gap
+    return gap / length
+
+
+def sfl_round(twin, u, key, config, weight, is_personal=METHODS["sfl"][1], edges=EDGES):
+    """Lines 3 to 13 -> (u of all clients, loss); `weight` is lambda."""
+    w = np.tile(u.mean(axis=0), (NUM_CLIENTS, 1))
+    starts = np.where(is_personal, u, w) if config.start == "global" else u
+    is_pulled = ~is_personal[PARAMS]
+
+    def pulls(i, v):
+        return weight * sum(
+            slope(v, centre[i, PARAMS], is_pulled, config.pull_distance)
+            for centre in (w, u)
+        )
+
+    trained, loss = twin.train(starts, key, pulls)
+    places, V = list(trained), np.stack(list(trained.values()))
+    A = normalised_adjacency(edges, places)
+    mixed = np.linalg.matrix_power(A, config.propagation_steps) @ V
+    mixed = config.alpha * mixed + (1 - config.alpha) * V
+    new = u.copy()
+    new[places] = np.where(is_personal, V, mixed)
+    return new, loss
+
+
+def check(data, jit, config, name="sfl"):
+    """Three rounds; lambda = 0 in the first."""
+    factory, is_personal = METHODS[name]
+    twin = Twin(data, TASK, config.participation)
+    (state, _), *later = run(factory(config), data, jit)
+    u = to_rows(state.models)
+    for t, (key, (state, metrics)) in enumerate(zip(KEYS, later, strict=True)):
+        weight = config.pull_weight if t else 0.0
+        u, loss = sfl_round(twin, u, key, config, weight, is_personal)
+        assert_rows(state.models, u)
+        npt.assert_allclose(metrics["train_loss"], loss, rtol=1e-5)
+    return u
+
+
+@pytest.mark.parametrize("num_steps, alpha", [(0, 1.0), (1, 0.4), (3, 1.0), (3, 0.4)])
+def test_the_server_multiplies_by_powers_of_the_graph(
+    data, quick_jit, num_steps, alpha
+):
+    config = SFLConfig(TASK, propagation_steps=num_steps, alpha=alpha, pull_weight=0.0)
+    check(data, quick_jit, config)
+
+
+@pytest.mark.parametrize("distance", ["l2", "squared_l2"])
+@pytest.mark.parametrize("start", ["global", "personal"])
+def test_each_step_is_pulled_to_both_the_global_and_the_personal_model(
+    data, quick_jit, distance, start
+):
+    config = SFLConfig(TASK, pull_weight=0.3, pull_distance=distance, start=start)
+    pulled = check(data, quick_jit, config)
+    twin, u = Twin(data, TASK), to_rows(sfl(config).init(KEYS[0], data).models)
+    for key in KEYS:
+        u, _ = sfl_round(twin, u, key, config, weight=0.0)
+    assert np.abs(pulled - u).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["sfl_per", "sfl_lg"])
+@pytest.mark.parametrize("start", ["global", "personal"])
+def test_personal_leaves_stay_and_are_not_pulled(data, quick_jit, name, start):
+    check(data, quick_jit, SFLConfig(TASK, start=start, alpha=0.7), name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_cohort_mixes_its_own_part_of_the_graph(data, quick_jit, name):
+    check(data, quick_jit, SFLConfig(TASK, participation=0.6), name)
+
+
+def test_who_is_not_sampled_keeps_its_model(data, quick_jit):
+    config = SFLConfig(TASK, participation=0.6)
+    _, (before, _), (after, _) = run(sfl(config), data, quick_jit, KEYS[:2])
+    is_kept = np.all(to_rows(before.models) == to_rows(after.models), axis=1)
+    sampled = Twin(data, TASK, 0.6).cohort(KEYS[1])
+    assert set(np.flatnonzero(~is_kept)) == set(sampled)
+
+
+def test_a_client_takes_from_its_senders(quick_jit):
+    data = quadratic.make_data(edges=[(0, 1, 1.0)])
+    config = SFLConfig(TASK, propagation_steps=1, pull_weight=0.0)
+    state = run(sfl(config), data, quick_jit, KEYS[:1])[-1][0]
+    alone = run(local_training(FederatedConfig(TASK)), data, quick_jit, KEYS[:1])
+    u, v = to_rows(state.models), to_rows(alone[-1][0].models)
+    npt.assert_allclose(u[1], (v[0] + v[1]) / 2, atol=1e-6)
+    npt.assert_allclose(u[[0, 2, 3, 4]], v[[0, 2, 3, 4]], atol=1e-6)
+
+
+EVERYBODY = [(s, r, 1.0) for s in range(NUM_CLIENTS) for r in range(NUM_CLIENTS)]
+
+
+def test_a_uniform_graph_without_pulls_is_fed_avg(quick_jit):
+    data = quadratic.make_data(weights=[3] * NUM_CLIENTS, edges=EVERYBODY)
+    ours = run(sfl(SFLConfig(TASK, pull_weight=0.0)), data, quick_jit)
+    average = run(fed_avg(FedAvgConfig(TASK)), data, quick_jit)
+    for (state, _), (expected, _) in zip(ours, average, strict=True):
+        assert_rows(state.models, to_rows(expected.models), 1e-6)
+
+
+def test_no_edges_and_no_pulls_is_local_training(quick_jit):
+    data = quadratic.make_data(edges=[])
+    config = SFLConfig(TASK, pull_weight=0.0, start="personal")
+    ours = run(sfl(config), data, quick_jit)
+    alone = run(local_training(FederatedConfig(TASK)), data, quick_jit)
+    for (state, _), (expected, _) in zip(ours, alone, strict=True):
+        assert_rows(state.models, to_rows(expected.models), 1e-6)
+
+
+@pytest.mark.parametrize("start", ["global", "personal"])
+def test_the_pulls_are_finite_where_nothing_is_apart(quick_jit, start):
+    """v = w = u_i = 0, whose mean is exact, as a round with lambda > 0 starts."""
+    data = quadratic.make_data(edges=EVERYBODY)
+    config = SFLConfig(TASK, start=start)
+    first = sfl(config).init(KEYS[0], data)
+    zeros = jax.tree.map(jnp.zeros_like, first.models)
+    later = first._replace(models=zeros, num_rounds=first.num_rounds + 1)
+    pulled = run(sfl(config), data, quick_jit, KEYS[:1], later)[-1][0]
+    u = np.zeros((NUM_CLIENTS, 9))
+    u, _ = sfl_round(Twin(data, TASK), u, KEYS[0], config, 0.3, edges=EVERYBODY)
+    assert_rows(pulled.models, u)
+
+
+# --- SFL* -----------------------------------------------------------------------------
+
+STRUCTURE = StructureConfig("similarity", embedding_size=3, num_neighbours=2)
+
+
+def star_config(**settings):
+    settings = {"learnt_share": 0.4, "structure": STRUCTURE} | settings
+    return SFLStarConfig(
+        TASK, propagation_steps=2, alpha=0.7, pull_weight=0.0, **settings
+    )
+
+
+@pytest.mark.parametrize(
+    "client_graph, participation", [("given", 1.0), ("given", 0.6), ("none", 1.0)]
+)
+def test_the_graph_is_a_blend_of_what_is_given_and_learnt(
+    data, quick_jit, client_graph, participation
+):
+    config = star_config(client_graph=client_graph, participation=participation)
+    twin = Twin(data, TASK, participation)
+    (state, _), *later = run(sfl_star(config), data, quick_jit)
+    u = to_rows(state.models)
+    for key, (state, _) in zip(KEYS, later, strict=True):
+        trained, _ = twin.train(np.tile(u.mean(axis=0), (NUM_CLIENTS, 1)), key)
+        places, V = list(trained), np.stack(list(trained.values()))
+        learnt = np.asarray(state.memory, float)[np.ix_(places, places)]
+        npt.assert_allclose(learnt.sum(axis=1), 1, rtol=1e-5)
+        assert np.all(learnt >= 0) and np.all((learnt > 0).sum(axis=1) <= 2)
+        A = learnt
+        if client_graph == "given":
+            A = 0.6 * normalised_adjacency(places=places) + 0.4 * learnt
+        u[places] = 0.7 * A @ A @ V + 0.3 * V
+        assert_rows(state.models, u)
+    assert np.any(learnt != np.eye(len(learnt)))
+
+
+def test_the_learnt_graph_is_that_of_the_trained_models(data, quick_jit):
+    """Of the parameters alone, by the clients' identities and the server's key."""
+    algorithm = sfl_star(star_config(participation=0.6))
+    (start, _), (state, _) = run(algorithm, data, quick_jit, KEYS[:1])
+    twin = Twin(data, TASK, 0.6)
+    trained, _ = twin.train(to_rows(start.models), KEYS[0])
+    places = np.array(list(trained))
+    learn = quick_jit(functools.partial(structure_learning.learn, STRUCTURE))
+    learnt = learn(
+        jnp.asarray(np.stack(list(trained.values()))[:, PARAMS], jnp.float32),
+        data.client_ids[places],
+        jnp.ones(len(places), bool),
+        jax.random.split(KEYS[0])[1],
+    )
+    npt.assert_allclose(state.memory[np.ix_(places, places)], learnt, atol=1e-4)
+
+
+MANY_KEYS = tuple(jax.random.key(seed) for seed in range(20, 26))
+
+
+def test_a_row_of_the_learnt_graph_is_that_of_one_round(data, quick_jit):
+    """Rows of the cohort sum to 1 and take from the cohort alone; the others stay."""
+    algorithm = sfl_star(star_config(participation=0.6))
+    states = [state for state, _ in run(algorithm, data, quick_jit, MANY_KEYS)]
+    twin = Twin(data, TASK, 0.6)
+    for key, before, after in zip(MANY_KEYS, states, states[1:], strict=False):
+        cohort = np.isin(np.arange(NUM_CLIENTS), list(twin.cohort(key)))
+        npt.assert_array_equal(after.memory[~cohort], before.memory[~cohort])
+        npt.assert_array_equal(after.memory[cohort][:, ~cohort], 0)
+        npt.assert_allclose(np.sum(after.memory, axis=1), 1, rtol=1e-5)
+
+
+def test_padding_does_not_change_the_learnt_graph(data, quick_jit):
+    """Not where a place of the cohort is left to a client that was not sampled."""
+    algorithm = sfl_star(star_config(participation=0.6))
+    history = run(algorithm, data, quick_jit, MANY_KEYS)
+    padded = run(
+        algorithm,
+        quadratic.pad_data(data),
+        quick_jit,
+        MANY_KEYS,
+        quadratic.pad_state(history[0][0]),
+    )
+    for (state, _), (with_padding, _) in zip(history, padded, strict=True):
+        real = with_padding.memory[:NUM_CLIENTS, :NUM_CLIENTS]
+        npt.assert_allclose(real, state.memory, atol=1e-4)

@@ -1,0 +1,148 @@
+"""Rounds of local updates and averages against loops over clients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.core import aggregation, clients
+from fedjax_graph.core.federated import federated_round
+
+IDS = np.array([3, 1, 4, 15, 9])
+WEIGHTS = np.array([2.0, 1, 5, 3, 4], np.float32)
+READINGS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+AGGREGATORS = {"weighted_mean": aggregation.weighted_mean, "none": aggregation.none}
+
+
+def drift(params, client, key):
+    """A toy update: towards the client's readings, with noise of its own."""
+    noise = jax.random.normal(key, (3,))
+    return {"w": 0.5 * params["w"] + client["x"] + noise}, jnp.sum(client["x"])
+
+
+def drift_of(row, place, key, ids=IDS, readings=READINGS):
+    noise = np.asarray(jax.random.normal(jax.random.fold_in(key, ids[place]), (3,)))
+    return 0.5 * row + readings[place] + noise
+
+
+def cohort_of(key, participation, ids=IDS, weights=WEIGHTS):
+    """Places of the clients that take part, and the key of their updates."""
+    cohort_key, update_key = jax.random.split(key)
+    places, _ = clients.sample_cohort(cohort_key, ids, weights, participation)
+    return np.asarray(places), update_key
+
+
+def toy_round(key, rows=1, readings=READINGS, ids=IDS, weights=WEIGHTS, **settings):
+    start = {"w": jnp.arange(3.0 * rows).reshape(rows, 3)}
+    aggregate = AGGREGATORS[settings.pop("aggregate", "weighted_mean")]
+    round_ = federated_round(drift, aggregate, **settings)
+    params, loss = round_(start, {"x": jnp.asarray(readings)}, ids, weights, key)
+    return np.asarray(params["w"]), float(loss)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize("aggregate", AGGREGATORS)
+@pytest.mark.parametrize("clients_per_chunk", [None, 1, 2])
+def test_a_round_is_a_loop_over_the_cohort(participation, aggregate, clients_per_chunk):
+    key, rows = jax.random.key(2), 1 if aggregate == "weighted_mean" else 5
+    params, loss = toy_round(
+        key,
+        rows,
+        aggregate=aggregate,
+        participation=participation,
+        clients_per_chunk=clients_per_chunk,
+    )
+    start = np.arange(3.0 * rows).reshape(rows, 3)
+    cohort, update_key = cohort_of(key, participation)
+    assert len(cohort) == (5 if participation == 1 else 2)
+    moved = {k: drift_of(start[k % rows], k, update_key) for k in cohort}
+    weights = WEIGHTS[cohort]
+    if rows == 1:
+        mean = np.average(list(moved.values()), axis=0, weights=weights)
+        npt.assert_allclose(params, mean[None], atol=1e-6)
+    else:
+        for client in range(5):
+            expected = moved.get(client, start[client])
+            npt.assert_allclose(params[client], expected, atol=1e-6)
+    npt.assert_allclose(
+        loss, np.average(READINGS[cohort].sum(1), weights=weights), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("aggregate, rows", [("weighted_mean", 1), ("none", 5)])
+@pytest.mark.parametrize("seed", range(3))
+def test_only_sampled_clients_count(seed, aggregate, rows):
+    key = jax.random.key(seed)
+    settings = {"rows": rows, "aggregate": aggregate, "participation": 0.4}
+    params, loss = toy_round(key, **settings)
+    cohort, _ = cohort_of(key, 0.4)
+    for client in range(5):
+        altered = READINGS.copy()
+        altered[client] += 7
+        new_params, new_loss = toy_round(key, readings=altered, **settings)
+        is_same = np.array_equal(params, new_params) and loss == new_loss
+        assert is_same == (client not in cohort)
+
+
+def test_cohorts_change_from_round_to_round():
+    drawn = {tuple(cohort_of(jax.random.key(s), 0.4)[0]) for s in range(20)}
+    assert len(drawn) > 3
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize("aggregate, rows", [("weighted_mean", 1), ("none", 5)])
+def test_the_order_of_clients_does_not_matter(participation, aggregate, rows):
+    order, key = np.array([4, 2, 0, 1, 3]), jax.random.key(7)
+    settings = {"aggregate": aggregate, "participation": participation}
+    start = {"w": jnp.arange(3.0 * rows).reshape(rows, 3)}
+    round_ = federated_round(drift, AGGREGATORS[settings.pop("aggregate")], **settings)
+    params, loss = round_(start, {"x": READINGS}, IDS, WEIGHTS, key)
+    places = order if rows == 5 else np.array([0])
+    permuted, permuted_loss = round_(
+        {"w": start["w"][places]},
+        {"x": READINGS[order]},
+        IDS[order],
+        WEIGHTS[order],
+        key,
+    )
+    npt.assert_allclose(permuted["w"], params["w"][places], atol=1e-6)
+    npt.assert_allclose(permuted_loss, loss, rtol=1e-5)
+
+
+PADDED = {
+    "ids": np.array([100, *IDS, 101, 102]),
+    "weights": np.array([0, *WEIGHTS, 0, 0], np.float32),
+    "readings": np.concatenate([[[9.0] * 3], READINGS, [[8.0] * 3] * 2]),
+}
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+def test_padded_clients_change_nothing(participation):
+    key = jax.random.key(3)
+    params, loss = toy_round(key, participation=participation)
+    padded, padded_loss = toy_round(key, participation=participation, **PADDED)
+    npt.assert_allclose(padded, params, atol=1e-6)
+    npt.assert_allclose(padded_loss, loss, rtol=1e-5)
+
+
+def test_clients_of_weight_zero_change_nothing():
+    weights, altered = WEIGHTS.copy(), READINGS.copy()
+    weights[2], altered[2] = 0, 1e3
+    params, loss = toy_round(jax.random.key(0), weights=weights)
+    new_params, new_loss = toy_round(
+        jax.random.key(0), weights=weights, readings=altered
+    )
+    npt.assert_array_equal(params, new_params)
+    assert loss == new_loss
+
+
+@pytest.mark.parametrize("aggregate, rows", [("weighted_mean", 1), ("none", 5)])
+def test_padding_that_diverges_changes_nothing(aggregate, rows):
+    weights, broken = WEIGHTS.copy(), READINGS.copy()
+    weights[2], broken[2] = 0, np.nan
+    settings = {"rows": rows, "aggregate": aggregate, "weights": weights}
+    params, loss = toy_round(jax.random.key(0), **settings)
+    new_params, new_loss = toy_round(jax.random.key(0), readings=broken, **settings)
+    npt.assert_array_equal(params, new_params)
+    assert loss == new_loss and np.isfinite(loss)

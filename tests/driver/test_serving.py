@@ -1,0 +1,174 @@
+"""A forecast from a checkpoint is the method's own prediction."""
+
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_graph import algorithms
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.traffic import inductive, windows
+from fedjax_graph.driver import rounds
+from fedjax_graph.driver.serving import load_forecaster, save_network
+
+HALVES = {"hidden_size": 4, "gn_mlp_sizes": (6, 4), "gn_layers": 1}
+CONFIGS = {
+    "cnfgnn": HALVES,
+    "gru_fedavg": {"hidden_size": 4},
+}
+SEEDS = (3, 4)
+
+
+def train_method(name, splits, workdir):
+    """One round of a method; its algorithm and the first seed's state."""
+    values = CONFIGS.get(name, HALVES) | {"clients_per_chunk": 1}
+    config = algorithms.make_config(name, values)
+    algorithm = algorithms.get_method(name).factory(config)
+    settings = {"config": dataclasses.asdict(config), "seeds": SEEDS}
+    run_config = rounds.RunConfig(num_rounds=1, seeds=SEEDS, seeds_per_chunk=1)
+    result = rounds.run(name, algorithm, splits, run_config, workdir, settings)
+    return algorithm, jax.tree.map(lambda x: x[0], result.best_state)
+
+
+@pytest.fixture(scope="module")
+def quick_compilation(rolled_scans):
+    del rolled_scans
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, True)
+    yield
+    jax.config.update(name, before)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, network, splits, quick_compilation):
+    """The folder of a run, and by method its algorithm and state."""
+    del quick_compilation
+    workdir = tmp_path_factory.mktemp("run")
+    save_network(workdir / "network.npz", network, splits["train"])
+    return workdir, {name: train_method(name, splits, workdir) for name in CONFIGS}
+
+
+def last_readings(network, start):
+    steps = slice(start, start + windows.INPUT_STEPS)
+    return network.speed[steps], network.timestamps[steps]
+
+
+@pytest.fixture(scope="module")
+def forecaster(finished):
+    return load_forecaster(finished[0], "gru_fedavg")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_forecast_is_the_prediction_of_the_window(finished, network, splits, name):
+    workdir, trained = finished
+    algorithm, state = trained[name]
+    expected = jax.jit(algorithm.predict)(state, splits["test"])
+    forecast = load_forecaster(str(workdir), name)
+    for i in (0, 6):
+        start = int(splits["test"].starts[i])
+        speeds = forecast(*last_readings(network, start))
+        assert speeds.shape == (windows.TARGET_STEPS, network.speed.shape[1])
+        np.testing.assert_allclose(speeds, expected[i].T, atol=1e-4)
+
+
+def test_nan_is_a_missing_reading(forecaster, network):
+    readings, timestamps = last_readings(network, 5)
+    assert (readings == 0).any()
+    with_nan = np.where(readings == 0, np.nan, readings)
+    np.testing.assert_array_equal(
+        forecaster(with_nan, timestamps), forecaster(readings, timestamps)
+    )
+    assert np.isnan(with_nan).any()  # the caller's array is left alone
+
+
+def test_the_time_of_day_matters(forecaster, network):
+    readings, timestamps = last_readings(network, 5)
+    later = timestamps + np.timedelta64(12, "h")
+    changed = forecaster(readings, later) != forecaster(readings, timestamps)
+    assert changed.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r, t: (r[1:], t), r"readings have shape \(11, 5\), expected \(12, 5\)"),
+        (lambda r, t: (r[:, :4], t), r"\(12, 4\), expected \(12, 5\)"),
+        (lambda r, t: (r, t[:11]), r"timestamps have shape \(11,\)"),
+        (lambda r, t: (np.where(r > 50, np.inf, r), t), "infinite or negative"),
+        (lambda r, t: (-r, t), "infinite or negative"),
+    ],
+)
+def test_readings_that_do_not_fit_are_one_line(forecaster, network, change, words):
+    with pytest.raises(InputError, match=words) as caught:
+        forecaster(*change(*last_readings(network, 5)))
+    assert "\n" not in str(caught.value)
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("method", "damage", "words"),
+    [
+        ("persistence", lambda run: None, "no finished round of persistence"),
+        ("gru_fedavg", shutil.rmtree, "no finished round"),
+        ("gru_fedavg", lambda run: (run / "network.npz").unlink(), "no finished round"),
+        ("gru_fedavg", lambda run: halve(run / "network.npz"), "not a readable"),
+        (
+            "gru_fedavg",
+            lambda run: np.savez(run / "network.npz", mean=0),
+            "network.npz: not a readable network",
+        ),
+        (
+            "gru_fedavg",
+            lambda run: shutil.rmtree(run / "gru_fedavg" / "checkpoints" / "1"),
+            "no finished round",
+        ),
+        (
+            "gru_fedavg",
+            lambda run: halve(
+                run / "gru_fedavg" / "checkpoints" / "1" / "settings" / "metadata"
+            ),
+            "cannot be read",
+        ),
+    ],
+)
+def test_a_missing_or_broken_run_is_one_line(finished, tmp_path, method, damage, words):
+    run = shutil.copytree(finished[0], tmp_path / "run")
+    damage(run)
+    with pytest.raises(InputError, match=words) as caught:
+        load_forecaster(run, method)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_forecaster_of_a_run_on_some_of_the_sensors(
+    tmp_path, network, quick_compilation
+):
+    """Its state has a row for each sensor trained on, its forecasts are of all."""
+    is_seen = np.array([True, False, True, True, False])
+    splits, whole = inductive.make_splits(network, is_seen)
+    save_network(tmp_path / "network.npz", network, splits["train"])
+    algorithm, state = train_method("split_learning_fedavg", splits, tmp_path)
+    expected = jax.jit(algorithm.predict)(state, whole["test"])
+    forecast = load_forecaster(tmp_path, "split_learning_fedavg")
+    speeds = forecast(*last_readings(network, int(whole["test"].starts[0])))
+    assert speeds.shape == (windows.TARGET_STEPS, 5)
+    np.testing.assert_allclose(speeds, expected[0].T, atol=1e-4)
+
+
+def test_the_network_of_a_run_is_not_written_over(tmp_path, network, splits):
+    path = tmp_path / "network.npz"
+    path.write_bytes(b"half written, and no checkpoint yet")
+    save_network(path, network, splits["train"])
+    before = path.read_bytes()
+    (tmp_path / "cnfgnn" / "checkpoints" / "1").mkdir(parents=True)
+    save_network(path, network, splits["train"])
+    other = dataclasses.replace(network, adjacency=network.adjacency.T)
+    with pytest.raises(InputError, match=r"other data \(adjacency differs\)"):
+        save_network(path, other, splits["train"])
+    assert path.read_bytes() == before
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, "cnfgnn"}

@@ -1,0 +1,163 @@
+"""Trainings of networks as a user runs them, and bad command lines."""
+
+import numpy as np
+import pytest
+
+from tests.experiments import binary
+from tests.experiments.fl_agcns_machine import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    NUM_NODES,
+    Machine,
+    losses,
+    output,
+    write_graph,
+)
+
+CODE = "3,4,16,5"  # two GCNConv, one after another
+BAD = {  # flags: words of the line
+    ("--methods=fl_agcns,genetic",): ["unknown method 'genetic'", "all, fl_agcns"],
+    ("--methods=gcn,gcn",): ["--methods", "only once"],
+    ("--methods=code",): ["--methods=code needs --code"],
+    ("--methods=all,code",): ["--methods=code needs --code"],
+    ("--methods=all,genetic",): ["unknown method 'genetic'"],
+    ("--code=1,13,0,2",): ["layer 1 is 13, which reads layer 1", "0 (absent) to 12"],
+    ("--code=1,-1,0,2",): ["layer 1 is -1", "0 (absent) to 12"],
+    ("--code=6,1,0,2",): ["input stage 6", "3 ReLU"],
+    ("--code=1,1,0,0",): ["output stage 0", "3 ReLU"],
+    ("--code=1,2",): ["at least 3 genes", "got 2"],
+    ("--code=GCN,ReLU",): ["'GCN,ReLU'", "integers with commas between"],
+    ("--code=1,2.5,1",): ["'1,2.5,1'", "integers with commas between"],
+    ("--num_seeds=2",): ["--num_seeds", "--seed", "--num_retrain"],
+    ("--num_rounds=5",): ["--num_rounds", "--num_generations", "--num_epochs"],
+    ("--participation=0.5",): ["--participation", "every client"],
+    ("--patience=5",): ["--patience", "--num_epochs"],
+    ("--methods=fl_rl", "--num_trials=7"): ["--num_trials=7", "multiple of 5"],
+    ("--codes_per_step=5",): ["--codes_per_step=5", "--population_size=4"],
+    ("--population_size=1",): ["--population_size"],
+    ("--learning_rate=nan",): ["--learning_rate", "number"],
+    ("--learning_rate=1e38",): ["gcn", "not finite", "smaller learning rate"],
+    ("--dropout=1",): ["--dropout=1"],
+    ("--stages=6,5",): ["stages 6,5", "3 ReLU"],
+    ("--stages=ReLU",): ["--stages=ReLU", "such as 3,5"],
+    ("--fusion=none",): ["--fusion", "leaves", "all"],
+    ("--encryption=rsa",): ["--encryption", "ckks"],
+    (f"--num_clients={NUM_NODES + 1}",): [f"{NUM_NODES + 1}", f"{NUM_NODES}"],
+    ("--labels=drawn",): ["num_test = 1000", "fewer"],
+    ("--dataset=corra",): ["'corra'", "cora", "citeseer"],
+    ("--eval_only",): ["holds no run to score"],
+}
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory):
+    """The machine where there are all convolutions."""
+    folder = tmp_path_factory.mktemp("machine")
+    write_graph(folder)
+    return Machine(folder)
+
+
+@pytest.fixture(scope="module")
+def trainings(training):
+    """Answers to command lines that search nothing, by name or flags."""
+    lines = {
+        "code": training.command_line("code", f"--code={CODE}", methods=()),
+        "fused": training.command_line(
+            "fused", f"--code={CODE}", "--fusion=all", methods=("gcn",)
+        ),
+        "random": training.command_line("random", "--partition=random"),
+        "copies": training.command_line("copies", "--outside_neighbours"),
+        "accuracy": training.command_line("accuracy", "--fitness=accuracy"),
+        "other code": training.command_line(
+            "code", "--code=3,4,4,5", "--resume", methods=()
+        ),
+    }
+    for number, flags in enumerate(BAD):
+        lines[" ".join(flags)] = training.command_line(f"bad/{number}", *flags)
+    # The last, as it sets defaults of the process.
+    lines["synthetic"] = [
+        f"--workdir={training.folder / 'synthetic'}",
+        "--methods=gcn",
+        "--num_epochs=1",
+    ]
+    return training.run_many(lines)
+
+
+def test_a_code_is_trained(training, trainings):
+    out = output(trainings, "code")
+    assert list(binary.table_of(out)) == ["given code"]
+    assert list(training.results("code")["methods"]) == ["code"]
+    entry = training.entry("code", "code")
+    assert entry["code"] == [3, 4, 16, 5]
+    assert entry["search"] is None
+    assert entry["architecture"] == [
+        "input stage: ReLU of a fully connected layer",
+        "layer 1: GCNConv of the input stage",
+        "layer 2: GCNConv of layer 1, fused",
+        "output stage: Identity of a fully connected layer of layer 2",
+    ]
+    number = (NUM_FEATURES + 1) * 64 + 2 * (64 + 1) * 64 + (64 + 1) * NUM_CLASSES
+    assert entry["params_millions"] == pytest.approx(number / 1e6)
+    assert losses(training, "code", "code")[-1] < np.log(NUM_CLASSES)
+    binary.assert_picture(training.folder / "code" / "architecture_code.png")
+    assert not (training.folder / "code" / "search_curves.png").exists()
+
+
+def test_fusion_of_all_layers_is_another_network(training, trainings):
+    output(trainings, "fused")
+    assert list(training.results("fused")["methods"]) == ["gcn", "code"]
+    entry = training.entry("fused", "code")
+    assert entry["architecture"][1] == "layer 1: GCNConv of the input stage, fused"
+    assert entry["architecture"][-1].endswith("the mean of layer 1, layer 2")
+    plain = training.entry("code", "code")
+    assert entry["params_millions"] == plain["params_millions"]
+    assert losses(training, "fused", "code")[0] != losses(training, "code", "code")[0]
+
+
+def test_a_random_partition_cuts_more_edges(training, trainings):
+    output(trainings, "random")
+    output(trainings, "fused")
+    random, metis = map(training.subgraphs, ("random", "fused"))
+    assert random["edges_cut"] > 2 * metis["edges_cut"]
+    assert random["edges"] == metis["edges"]
+
+
+def test_outside_neighbours_are_copied(training, trainings):
+    output(trainings, "copies")
+    output(trainings, "fused")
+    facts, plain = map(training.subgraphs, ("copies", "fused"))
+    # A cut edge has one end with each of the two clients.
+    assert all(0 < number <= plain["edges_cut"] for number in facts["outside_copies"])
+    assert facts["test_nodes"] == plain["test_nodes"]
+    names = ("copies", "fused")
+    assert len({losses(training, name, "gcn")[0] for name in names}) == 2
+
+
+def test_fitness_can_be_accuracy(training, trainings):
+    output(trainings, "accuracy")
+    for record in training.metrics("accuracy"):
+        error = 1 - record["validation_accuracy"] / 100
+        assert record["validation_loss"] == pytest.approx(error, abs=1e-6)
+    kinds = {
+        name: training.entry(name, "gcn")["config"]["task"]["fitness"]
+        for name in ("accuracy", "fused")
+    }
+    assert kinds == {"accuracy": "accuracy", "fused": "loss"}
+
+
+def test_without_a_dataset_it_is_synthetic_and_short(training, trainings):
+    assert "note: synthetic" in output(trainings, "synthetic")
+    found = training.results("synthetic")
+    flags = found["settings"]["flags"]
+    assert found["dataset"] == "synthetic"
+    assert (flags["num_generations"], flags["num_retrain"]) == (20, 3)
+    assert found["settings"]["subgraphs"]["num_clients"] == 3
+
+
+@pytest.mark.parametrize(("flags", "words"), BAD.items())
+def test_bad_flags_are_one_line_and_status_2(trainings, flags, words):
+    binary.assert_refused(trainings[" ".join(flags)], words)
+
+
+def test_another_code_is_not_resumed(trainings):
+    binary.assert_refused(trainings["other code"], ["code", "16"])

@@ -1,0 +1,504 @@
+"""The papers' tables: data, how runs are chosen, the binary's output, flagfiles."""
+
+import csv
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments import _table_runs, tables
+from fedjax_graph.core.communication import Bytes
+from fedjax_graph.driver import results
+from fedjax_graph.driver.rounds import RunResult
+from tests.experiments import binary
+
+ROOT = pathlib.Path(__file__).parents[2]
+FLAGFILES = ROOT / "experiments" / "flagfiles"
+# What each binary reads its flags with.
+READERS = {
+    "cnfgnn": ("_cnfgnn_flags.chosen_methods", "_cnfgnn_flags.swept_values"),
+    "sfl": ("sfl.chosen_methods",),
+    "graphfl": (
+        "_graphfl_flags.chosen_methods",
+        "_graphfl_flags.first_setting",
+        "_graphfl_flags.swept_values",
+    ),
+    "fl_agcns": ("_fl_agcns_flags.chosen_methods",),
+}
+PAPERS = {name: tables.load_paper(name) for name in tables.PAPERS}
+ROWS = [
+    pytest.param(name, table, row, id=f"{name}-{table.number}-{number}")
+    for name, paper in PAPERS.items()
+    for table in paper.tables
+    for number, row in enumerate(table.rows)
+    if row.method is not None
+]
+METR_LA = {"num_sensors": 207, "num_steps": 34272}
+SMALL = {"hidden_size": 100, "num_layers": 1}
+LARGE = {"hidden_size": 200, "num_layers": 2}
+GIB = 2**30
+
+
+def table_of(name, number):
+    (table,) = [table for table in PAPERS[name].tables if table.number == number]
+    return table
+
+
+def put(tree, path, value):
+    """Puts a value where a path of keys leads."""
+    *keys, last = path.split(".")
+    for key in keys:
+        tree = tree.setdefault(key, {})
+    tree[last] = value
+
+
+def make_run(name, table, row, flags=None, time=0.0, folder="run", **settings):
+    """A run in full that has all figures of a table, each of them 1."""
+    entry = {"test": {}, "config": dict(row.config)}
+    for metric in table.metrics:
+        for path in metric.paths:
+            put(entry, path, 1.0)
+    sizes = PAPERS[name].datasets[row.dataset].sizes
+    settings = entry.pop("settings", {}) | {"flags": flags or {}} | sizes | settings
+    return _table_runs.Run(folder, time, row.dataset, settings, {row.method: entry})
+
+
+def taken(name, table, row, *runs, defaults=None):
+    return _table_runs.find(row, table, PAPERS[name], runs, defaults or {})
+
+
+# --- The data ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "table", "row"), ROWS)
+def test_a_run_fills_its_own_row_only(name, table, row):
+    run = make_run(name, table, row, tables.row_flags(row) | PAPERS[name].options)
+    filled = [
+        other
+        for other in table.rows
+        if other.method and taken(name, table, other, run) is not None
+    ]
+    assert filled == [row]
+    found = taken(name, table, row, run)
+    assert (found.cuts, found.deviations) == ((), ())
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_rows_have_what_their_table_has_columns_for(name):
+    for table in PAPERS[name].tables:
+        for row in table.rows:
+            assert len(row.labels) == len(table.columns)
+            assert len(row.values) == len(table.metrics)
+            assert any(value is not None for value in row.values)
+        rows = [(row.labels, row.dataset) for row in table.rows]
+        assert len(set(rows)) == len(rows)
+
+
+def test_some_of_the_printed_figures():
+    def value(name, number, labels, dataset):
+        (row,) = [
+            row
+            for row in table_of(name, number).rows
+            if (row.labels, row.dataset) == (labels, dataset)
+        ]
+        return row.values
+
+    assert value("cnfgnn", 7, ("GRU (727K) + FMTL",), "metr_la") == (11.57,)
+    assert value("cnfgnn", 9, ("CNFGNN", "5%"), "pems_bay") == (5.869, None, None)
+    assert value("cnfgnn", 10, ("SL + FedAvg",), "pems_bay") == (4.383, 80.2)
+    assert value("sfl", 1, ("SFL*",), "pems_d8") == (35.82, 34.68, 47.82)
+    assert value("sfl", 2, ("SFL", "5"), "cifar10")[2] == (9.2, 5.53)
+    assert value("graphfl", 2, ("SGC", "GraphFL", "6"), "cora") == (71.0,)
+    assert value("graphfl", 3, ("20",), "citeseer") == (64,)
+    assert value("fl_agcns", 4, ("SAGE",), "coauthor_physics")[1] == 1.078
+
+
+# --- Which run counts ----------------------------------------------------------------
+
+
+def gru_fedavg(size):
+    """The row of Table 7 on METR-LA."""
+    table = table_of("cnfgnn", 7)
+    label = f"GRU ({size}) + FedAvg"
+    (row,) = [r for r in table.rows if (*r.labels, r.dataset) == (label, "metr_la")]
+    return table, row
+
+
+def test_the_newest_run_counts():
+    table, row = gru_fedavg("63K")
+    old, new = (
+        make_run("cnfgnn", table, row, time=time, folder=folder)
+        for time, folder in ((1.0, "z"), (2.0, "a"))
+    )
+    for runs in ((old, new), (new, old)):
+        assert taken("cnfgnn", table, row, *runs).run.folder == "a"
+
+
+def test_a_run_by_the_defaults_counts_before_a_newer_one():
+    table, row = gru_fedavg("63K")
+    plain = make_run("cnfgnn", table, row, {"num_rounds": None}, time=1.0)
+    short = make_run("cnfgnn", table, row, {"num_rounds": 3}, time=2.0)
+    assert taken("cnfgnn", table, row, plain, short).run is plain
+    alone = taken("cnfgnn", table, row, short)
+    assert alone.deviations == ("num_rounds=3",)
+    nothing = taken("cnfgnn", table, row, short, defaults={"num_rounds": 3})
+    assert nothing.deviations == ()
+
+
+def test_of_cut_runs_the_one_with_the_fewest_other_flags_counts():
+    table, row = gru_fedavg("63K")
+    cut = {"num_sensors": 16, "num_steps": 34272}
+    flags = {"num_sensors": 16}
+    plain = make_run("cnfgnn", table, row, flags, time=1.0, **cut)
+    masked = make_run(
+        "cnfgnn", table, row, flags | {"masked_loss": True}, time=2.0, **cut
+    )
+    for runs in ((plain, masked), (masked, plain)):
+        assert taken("cnfgnn", table, row, *runs).run is plain
+
+
+def test_a_dataset_in_full_counts_before_all_else():
+    table, row = gru_fedavg("63K")
+    flags = {"participation": 0.5}
+    whole = make_run("cnfgnn", table, row, flags, time=1.0)
+    cut = make_run("cnfgnn", table, row, time=2.0, num_sensors=16)
+    assert taken("cnfgnn", table, row, cut, whole).run is whole
+    assert taken("cnfgnn", table, row, cut).cuts == ("num_sensors is 16, not 207",)
+
+
+def test_a_part_of_a_dataset_is_a_cut_of_it():
+    table, row = table_of("cnfgnn", 7), table_of("cnfgnn", 7).rows[-2]
+    run = make_run("cnfgnn", table, row, num_sensors=67)
+    run = run._replace(dataset="pems_bay_subset")
+    assert taken("cnfgnn", table, row, run).cuts == ("num_sensors is 67, not 325",)
+    assert taken("cnfgnn", table, row, run._replace(dataset="synthetic")) is None
+
+
+def test_a_run_with_all_figures_counts_before_one_without():
+    table = table_of("cnfgnn", 8)
+    row = table.rows[-1]
+    whole = make_run("cnfgnn", table, row, time=1.0)
+    part = make_run("cnfgnn", table, row, time=2.0)
+    del part.methods[row.method]["device_gflops"]
+    assert taken("cnfgnn", table, row, part, whole).run is whole
+    assert taken("cnfgnn", table, row, part).ours == (None, 2 / GIB)
+    del part.methods[row.method]["communication_bytes"]
+    assert taken("cnfgnn", table, row, part) is None
+
+
+def test_sizes_of_models_are_told_apart_by_config():
+    table, row = gru_fedavg("63K")
+    run = make_run("cnfgnn", table, row, {"gru_hidden_size": 100})
+    assert taken("cnfgnn", table, row, run) is not None
+    run.methods["gru_fedavg"]["config"] = LARGE
+    assert taken("cnfgnn", table, row, run) is None
+
+
+def test_none_in_a_row_is_the_default():
+    table, row = gru_fedavg("63K")
+    run = make_run("cnfgnn", table, row, {"train_fraction": 1.0})
+    assert taken("cnfgnn", table, row, run) is None
+    assert taken("cnfgnn", table, row, run, defaults={"train_fraction": 1.0})
+
+
+def test_a_sweep_is_read_by_its_setting():
+    table = table_of("graphfl", 2)
+    row = table.rows[1]  # GCN, 6 labels of a class
+    flags = {"task": "new_labels", "model": "gcn", "sweep": "labels_per_class"}
+    setting = {"model": "gcn", "labels_per_class": 6, "overlap": None}
+    run = make_run("graphfl", table, row, flags, setting=setting)
+    assert [taken("graphfl", table, r, run) is not None for r in table.rows[:3]] == [
+        False,
+        True,
+        False,
+    ]
+    assert taken("graphfl", table, row, run).deviations == ()
+
+
+def test_what_another_sweep_changed_is_said():
+    table = table_of("graphfl", 3)
+    row = table.rows[0]
+    flags = {"task": "self_training", "model": "gcn", "sweep": "overlap"}
+    setting = {"model": "gcn", "pseudo_labels": 5, "overlap": 0.2}
+    run = make_run("graphfl", table, row, flags, setting=setting)
+    assert taken("graphfl", table, row, run).deviations == ("overlap=0.2",)
+
+
+def test_deviations_over_draws_and_over_clients():
+    table = table_of("graphfl", 3)
+    row = table.rows[0]
+    self_training = {"precision": 80.0, "precision_by_draw": [78.0, 80.0, 82.0]}
+    run = make_run(
+        *("graphfl", table, row, tables.row_flags(row)), self_training=self_training
+    )
+    assert taken("graphfl", table, row, run).ours == ((80.0, 2.0),)
+    self_training["precision_by_draw"] = [80.0]
+    assert taken("graphfl", table, row, run).ours == (80.0,)
+    table = table_of("sfl", 2)
+    row = table.rows[0]
+    run = make_run("sfl", table, row, tables.row_flags(row))
+    run.methods[row.method]["test"]["mean_accuracy_client_std"] = 9.0
+    assert taken("sfl", table, row, run).ours == ((1.0, 9.0), 1.0, 1.0)
+
+
+# --- The binary ----------------------------------------------------------------------
+
+
+def write_run(folder, dataset, sizes, methods, flags):
+    """A `results.json` as the binaries write it; errors by method and seed."""
+    folder.mkdir(parents=True)
+    entries = {}
+    for method, (rmse, config) in methods.items():
+        result = RunResult(
+            best_state=None,
+            test={"rmse": np.array(rmse)},
+            best_round=np.arange(4, 4 + len(rmse)),
+            num_rounds=9,
+            communication=Bytes(up=GIB, down=2 * GIB),
+            seconds=1.0,
+            compile_seconds=1.0,
+        )
+        entries[method] = results.method_entry(result, ("rmse",), config)
+    results.write_results(folder, dataset, {"flags": flags, **sizes}, entries)
+
+
+CUT = METR_LA | {"num_sensors": 16}
+OURS = (12.0, 12.2, 12.5)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """A folder with runs, old ones first."""
+    machine = binary.Machine(tmp_path_factory.mktemp("machine"), "experiments.tables")
+    runs = machine.folder / "runs"
+    large = {"gru_hidden_size": 200, "gru_layers": 2}
+    for number, (folder, flags, *run) in enumerate(
+        [
+            ("old/gru", {}, "metr_la", METR_LA, {"gru_fedavg": ([99.0], SMALL)}),
+            ("gru", {}, "metr_la", METR_LA, {"gru_fedavg": (OURS, SMALL)}),
+            ("large", large, "metr_la", METR_LA, {"gru_fedavg": ([11.0], LARGE)}),
+            ("$^$", {"num_rounds": 3}, "metr_la", METR_LA, {"cnfgnn": ([11.9], {})}),
+            ("cut", {}, "metr_la", CUT, {"gru_local": ([8.0], SMALL)}),
+        ]
+    ):
+        write_run(runs / folder, *run, flags)
+        os.utime(runs / folder / "results.json", (number, number))
+    return machine
+
+
+@pytest.fixture(scope="module")
+def answers(machine):
+    """Status, output and errors of many command lines."""
+    folder = machine.folder
+    (folder / "a_file").write_text("")
+    for name, text in {
+        "torn": '{"dataset": ',
+        "foreign": '{"score": 1}',
+        "list": "[1]",
+        "no_test": '{"dataset": "a", "settings": {"flags": {}}, "methods": {"b": {}}}',
+    }.items():
+        (folder / name / "deep").mkdir(parents=True)
+        (folder / name / "deep" / "results.json").write_text(text)
+
+    def line(*flags, runs="runs", out="out"):
+        return [f"--runs={folder / runs}", f"--out={folder / out}", *flags]
+
+    paper = "--paper=cnfgnn"
+    broken = ("torn", "foreign", "list", "no_test")
+    return machine.run_many(
+        {
+            "all": line(paper),
+            "cut": line(paper, "--table=7", "--allow_cut", out="cut"),
+            "commands": [paper, "--table=9", "--commands"],
+            "no paper": line(),
+            "unknown paper": line("--paper=mine"),
+            "unknown table": line(paper, "--table=1"),
+            "no runs": [paper, f"--out={folder / 'out'}"],
+            "no out": [paper, f"--runs={folder / 'runs'}"],
+            "no folder": line(paper, runs="nowhere"),
+            "a file": line(paper, out="a_file"),
+            **{name: line(paper, runs=name) for name in broken},
+        }
+    )
+
+
+def rows_of(text):
+    """Cells of the rows of a Markdown table, by method and dataset."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return {(method, dataset): cells for method, dataset, *cells in rows}
+
+
+def read_table(machine, folder, number):
+    path = machine.folder / folder / f"cnfgnn_table_{number}"
+    text = path.with_suffix(".md").read_text()
+    with open(path.with_suffix(".csv"), newline="") as file:
+        return text, list(csv.DictReader(file))
+
+
+def test_all_tables_are_printed_and_written(machine, answers):
+    status, out, err = answers["all"]
+    assert (status, err) == (0, "")
+    numbers = [table.number for table in PAPERS["cnfgnn"].tables]
+    written = {path.name for path in (machine.folder / "out").iterdir()}
+    ends = ("md", "csv", "png")
+    assert written == {f"cnfgnn_table_{n}.{end}" for n in numbers for end in ends}
+    for number in numbers:
+        assert read_table(machine, "out", number)[0] in out
+        binary.assert_picture(machine.folder / "out" / f"cnfgnn_table_{number}.png")
+
+
+def test_figures_stand_beside_the_papers(machine, answers):
+    del answers
+    text, lines = read_table(machine, "out", 7)
+    rows = rows_of(text)
+    mean, std = np.mean(OURS), np.std(OURS, ddof=1)
+    ours = f"{mean:.3f} ± {std:.3f}"
+    gap = f"+{mean - 12.132:.3f}"
+    assert rows["GRU (63K) + FedAvg", "METR-LA"] == [
+        *("12.132", ours, gap, "in full", "[1]")
+    ]
+    assert rows["GRU (727K) + FedAvg", "METR-LA"] == [
+        *("12.058", "11.000", "-1.058", "in full", "[2]")
+    ]
+    assert rows["CNFGNN", "METR-LA"][1:] == ["11.900", "+0.413", "in full", "[3]"]
+    for method, dataset in (("GRU (local, 63K)", "METR-LA"), ("CNFGNN", "PEMS-BAY")):
+        assert rows[method, dataset][1:] == ["not run", "", "", ""]
+    notes = [line for line in text.splitlines() if line.startswith("[")]
+    assert notes[0].startswith("[1] gru: 3 seeds, of 19")
+    assert "flags" not in notes[0] + notes[1]
+    assert notes[2].endswith("; flags that are not the defaults: num_rounds=3")
+    assert "of a cut dataset only, which --allow_cut shows: 1." in text
+    assert "8.000" not in text
+    found = {(line["method"], line["dataset"]): line for line in lines}
+    line = found["GRU (63K) + FedAvg", "METR-LA"]
+    assert float(line["ours"]) == pytest.approx(mean)
+    assert float(line["ours ±"]) == pytest.approx(std)
+    assert float(line["difference"]) == pytest.approx(mean - 12.132)
+    assert (line["paper"], line["seeds"], line["run"]) == ("12.132", "3", "gru")
+    line = found["CNFGNN", "PEMS-BAY"]
+    assert (line["paper"], line["ours"], line["seeds"]) == ("3.822", "", "not run")
+
+
+def test_traffic_is_in_gib_up_to_the_best_round(machine, answers):
+    del answers
+    text, _ = read_table(machine, "out", 3)
+    cells = rows_of(text)["AT + FedAvg", "METR-LA"]
+    assert cells[:3] == ["46", "4", "-42"]
+    assert cells[3:6] == ["222.246", "12.000", "-210.246"]  # 4 rounds of 3 GiB
+
+
+def test_a_figure_that_a_run_lacks(machine, answers):
+    del answers
+    text, _ = read_table(machine, "out", 8)
+    cells = rows_of(text)["CNFGNN", "METR-LA"]
+    assert cells[:3] == ["0.1620", "not in the run", ""]
+
+
+def test_a_cut_dataset_is_shown_on_demand_and_said(machine, answers):
+    status, out, err = answers["cut"]
+    assert (status, err) == (0, "")
+    text, lines = read_table(machine, "cut", 7)
+    cells = rows_of(text)["GRU (local, 63K)", "METR-LA"]
+    assert cells == ["11.801", "8.000", "-3.801", "cut", "[1]"]
+    notes = [line for line in text.splitlines() if line.startswith("[1]")]
+    assert "CUT DATASET metr_la: num_sensors is 16, not 207" in notes[0]
+    assert [line["data"] for line in lines].count("cut") == 1
+    assert rows_of(text)["GRU (63K) + FedAvg", "METR-LA"][3] == "in full"
+
+
+def test_commands_of_rows(answers):
+    status, out, err = answers["commands"]
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) == 2 * 20
+    assert lines[lines.index("# Table 9: CNFGNN, 25%, METR-LA") + 1] == (
+        "python -m experiments.cnfgnn --dataset=metr_la --train_fraction=0.25 "
+        "--methods=cnfgnn"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    {
+        "no paper": ["--paper", "fl_agcns"],
+        "unknown paper": ["--paper", "mine", "fl_agcns"],
+        "unknown table": ["--table=1", "CNFGNN", "2, 3, 4", "10"],
+        "no runs": ["--runs and --out"],
+        "no out": ["--runs and --out"],
+        "no folder": ["--runs=", "nowhere", "not a folder"],
+        "a file": ["--out=", "a_file", "cannot be made"],
+        "torn": ["torn/deep/results.json", "cannot read"],
+        "foreign": ["foreign/deep/results.json", "cannot read"],
+        "list": ["list/deep/results.json", "cannot read"],
+        "no_test": ["no_test/deep/results.json", "cannot read"],
+    }.items(),
+)
+def test_bad_input_is_one_line_and_status_2(answers, name, words):
+    binary.assert_refused(answers[name], words)
+
+
+# --- Flagfiles -----------------------------------------------------------------------
+
+# Reads flagfiles as a binary does; gives its default flags.
+READ = """
+import importlib, json, sys
+from absl import flags
+from experiments import _table_runs
+name, *readers = sys.argv[1:]
+defaults = _table_runs.default_flags(name)
+for path in json.load(sys.stdin):
+    flags.FLAGS.unparse_flags()
+    flags.FLAGS([name, f"--flagfile={path}"])
+    for reader in readers:
+        module, function = reader.split(".")
+        getattr(importlib.import_module(f"experiments.{module}"), function)()
+print(json.dumps(defaults))
+"""
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_flagfiles_are_those_of_the_tables(name):
+    expected = tables.flagfiles(name, PAPERS[name])
+    found = {path.name: path.read_text() for path in (FLAGFILES / name).iterdir()}
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_each_row_is_in_a_flagfile(name):
+    files = []
+    for text in tables.flagfiles(name, PAPERS[name]).values():
+        lines = [line[2:] for line in text.splitlines() if line.startswith("--")]
+        files.append(dict(line.split("=", 1) for line in lines))
+    for table in PAPERS[name].tables:
+        for row in table.rows:
+            flags = {k: str(v) for k, v in tables.row_flags(row).items()}
+            value = flags.pop(table.sweep, None)
+            assert row.method is None or any(
+                flags.items() <= file.items()
+                and row.method in file["methods"].split(",")
+                and (value is None or value in file["sweep_values"].split(","))
+                for file in files
+            )
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_binary_reads_its_flagfiles(name):
+    process = subprocess.run(
+        [sys.executable, "-c", READ, name, *READERS[name]],
+        input=json.dumps([str(path) for path in (FLAGFILES / name).iterdir()]),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert process.returncode == 0, process.stderr
+    defaults = json.loads(process.stdout)
+    rows = [row for table in PAPERS[name].tables for row in table.rows]
+    named = {flag for row in rows for flag in row.flags} | PAPERS[name].options.keys()
+    assert named | {"num_rounds", "seed"} <= defaults.keys()
+    assert not {"paper", "table", "runs", "out"} & defaults.keys()

@@ -1,0 +1,297 @@
+"""Architecture codes against a decoder in plain Python, counting and hand-made ones."""
+
+import collections
+import itertools
+import json
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.core import trees
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.models import architecture
+from fedjax_graph.models.architecture import OPS, parse, random_codes
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+PUBLISHED = [1, 6, 0, 0, 6, 54, 55, 5]  # for Cora; layers 2 and 3 are absent
+decode_all = jax.jit(jax.vmap(architecture.decode))
+canonical_all = jax.jit(jax.vmap(architecture.canonical))
+
+
+def plain_decode(code):
+    """The layers of a code as {layer: (op, source)}, and the leaves among them."""
+    layers = {}
+    for layer, gene in enumerate(code[1:-1], 1):
+        if gene:
+            predecessor = 0
+            while gene > 12:
+                gene, predecessor = gene - 12, predecessor + 1
+            layers[layer] = (OPS[gene - 1], predecessor if predecessor in layers else 0)
+    read = {source for _, source in layers.values()}
+    return layers, set(layers) - read
+
+
+def assert_decoded(codes):
+    decoded = jax.tree.map(np.asarray, decode_all(jnp.asarray(codes)))
+    for row, code in enumerate(np.asarray(codes).tolist()):
+        network = trees.take(decoded, row)
+        layers = {
+            i + 1: (OPS[network.op[i]], network.source[i])
+            for i in np.flatnonzero(network.is_present)
+        }
+        leaves = set(np.flatnonzero(network.is_leaf) + 1)
+        assert (layers, leaves) == plain_decode(code), code
+        assert (network.input_stage + 1, network.output_stage + 1) == (
+            code[0],
+            code[-1],
+        )
+
+
+def all_codes(num_layers):
+    genes = [range(1, 6), *(range(12 * i + 1) for i in range(1, num_layers + 1))]
+    return np.array(list(itertools.product(*genes, [3])))
+
+
+valid_codes = st.integers(1, 7).flatmap(
+    lambda num_layers: st.tuples(
+        st.integers(1, 5),
+        *(st.integers(0, 12 * i) for i in range(1, num_layers + 1)),
+        st.integers(1, 5),
+    )
+)
+
+
+def test_decoding_by_hand():
+    network = architecture.decode_static(PUBLISHED)
+    assert (network.input_stage, network.output_stage) == (0, 4)
+    npt.assert_array_equal(network.is_present, [1, 0, 0, 1, 1, 1])
+    assert [OPS[op] for op in network.op[[0, 3, 4, 5]]] == [
+        *("APPNP", "APPNP", "APPNP", "AGNNConv")
+    ]
+    npt.assert_array_equal(network.source, [0, 0, 0, 0, 4, 4])
+    npt.assert_array_equal(network.is_leaf, [1, 0, 0, 0, 1, 1])
+    npt.assert_array_equal(network.is_fused("leaves"), network.is_leaf)
+    npt.assert_array_equal(network.is_fused("all"), network.is_present)
+
+
+def test_decoding_every_code_of_two_layers():
+    assert_decoded(all_codes(2))
+
+
+def test_decoding_every_predecessor_present_and_absent():
+    """Layer 6 reads every layer in turn, with every subset of the others present."""
+    codes = [
+        [2, *(4 * np.array(present)), 12 * predecessor + 5, 4]
+        for present in itertools.product([0, 1], repeat=5)
+        for predecessor in range(6)
+    ]
+    assert_decoded(codes)
+
+
+def test_decoding_drawn_codes():
+    assert_decoded(random_codes(jax.random.key(0), 300, num_certain=0))
+
+
+def test_static_decoding_while_tracing():
+    traced = jax.jit(lambda x: x + len(architecture.decode_static([1, 5, 2]).op))
+    assert traced(1) == 2
+
+
+def test_equal_networks_have_equal_canonical_codes():
+    codes = all_codes(2)
+    names = collections.defaultdict(set)
+    for code, canonical in zip(codes, np.asarray(canonical_all(codes)), strict=True):
+        layers, _ = plain_decode(code)
+        names[code[0], *layers.items()].add(tuple(canonical))
+        assert plain_decode(canonical)[0] == layers
+    assert all(len(codes) == 1 for codes in names.values())
+    assert len(names) == 5 * (13 + 12 * 25)  # c_1 absent: 12 of layer 2's 25 repeat
+
+
+def test_size_of_the_space():
+    assert architecture.space_size() == 5**2 * 13 * 25 * 37 * 49 * 61 * 73
+    assert architecture.space_size(2) == 5 * len(all_codes(2))
+
+
+# --- Random codes --------------------------------------------------------------------
+
+
+def assert_valid(codes):
+    for code in np.asarray(codes).tolist():
+        assert architecture.check(code).tolist() == code
+
+
+def test_drawn_codes_as_released():
+    codes = np.asarray(random_codes(jax.random.key(1), 4000))
+    assert codes.shape == (4000, 8)
+    assert_valid(codes[:200])
+    absent = np.mean(codes[:, 1:-1] == 0, axis=0)
+    assert not absent[:2].any()
+    npt.assert_allclose(absent[2:], 0.2, atol=0.03)  # 4.7 standard deviations
+    for place, largest in enumerate(architecture.largest_genes(6)):
+        present = codes[codes[:, place] > 0, place]
+        counts = np.bincount(present, minlength=largest + 1)[1:]
+        expected = len(present) / largest
+        deviation = np.sum((counts - expected) ** 2) / expected
+        assert deviation < largest - 1 + 5 * (2 * largest) ** 0.5, place  # chi-square
+
+
+def test_every_code_is_equally_likely():
+    codes = random_codes(jax.random.key(2), 40000, 1, absence=None, num_certain=0)
+    counts = collections.Counter(map(tuple, np.asarray(codes).tolist()))
+    assert len(counts) == architecture.space_size(1) == 325
+    expected = 40000 / 325
+    deviation = sum((n - expected) ** 2 for n in counts.values()) / expected
+    assert deviation < 324 + 5 * (2 * 324) ** 0.5
+
+
+def test_draws_belong_to_their_key():
+    draw = jax.jit(lambda seed: random_codes(jax.random.key(seed), 5))
+    npt.assert_array_equal(draw(3), draw(3))
+    assert (draw(3) != draw(4)).any()
+
+
+@pytest.mark.parametrize("stages", [(3, 5), (3, 0), (0, 5)])
+def test_given_stages(stages):
+    """Of drawn codes, and of the values that genes may have."""
+    codes = np.asarray(random_codes(jax.random.key(6), 300, 2, stages=stages))
+    free = np.asarray(random_codes(jax.random.key(6), 300, 2))
+    npt.assert_array_equal(codes[:, 1:-1], free[:, 1:-1])
+    allowed, anything = (architecture.is_gene(2, own) for own in (stages, (0, 0)))
+    npt.assert_array_equal(allowed[1:-1], anything[1:-1])
+    for place, stage in zip((0, -1), stages, strict=True):
+        expected = [stage] if stage else [1, 2, 3, 4, 5]
+        assert np.unique(codes[:, place]).tolist() == expected
+        assert np.flatnonzero(allowed[place]).tolist() == expected
+
+
+@pytest.mark.parametrize("stages", [(6, 5), (-1, 0), (3,)])
+def test_stages_that_are_none(stages):
+    with pytest.raises(InputError, match="expected the activations .* 0 any, 1 Sigm"):
+        random_codes(jax.random.key(0), 1, stages=stages)
+
+
+@pytest.mark.parametrize(
+    ("settings", "largest"),
+    [({"absence": 1.0, "num_certain": 0}, 0), ({"absence": 0.0}, 72)],
+)
+def test_probability_of_absence(settings, largest):
+    layers = random_codes(jax.random.key(5), 500, **settings)[:, 1:-1]
+    assert jnp.max(layers) == largest
+    assert jnp.all((layers == 0) == (largest == 0))
+
+
+# --- Codes for people ----------------------------------------------------------------
+
+
+@hypothesis.given(code=valid_codes)
+def test_text_and_json_and_back(code):
+    array = architecture.check(code)
+    assert array.dtype == np.int32
+    for text in (architecture.to_text(array), json.dumps(array.tolist())):
+        npt.assert_array_equal(parse(text), code)
+        npt.assert_array_equal(parse(f" {text}\n", len(code) - 2), code)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "code '': expected integers with commas"),
+        ("3,6,x,5", "'3,6,x,5': expected integers with commas"),
+        ("3,6.5,5", "expected integers with commas"),
+        ("3,true,5", "expected integers with commas"),
+        ("[[3],6,5]", "expected integers with commas"),
+        ("[[3,6,5]", "expected integers with commas"),
+        ("[3,6,5", "expected integers with commas"),
+        ("[" * 3000, "code '.*expected integers with commas"),
+        ("3," + "9" * 5000 + ",5", "expected integers with commas"),
+        ("3,5", "at least 3 genes, the input stage, the layers .* got 2"),
+        ("0,6,5", "code 0,6,5: input stage 0; expected one of 1 Sigmoid, 2 Tanh, 3 "),
+        ("6,6,5", "input stage 6; expected one of .*, 5 Identity$"),
+        ("3,6,0", "output stage 0; expected one of"),
+        ("3,6,6", "output stage 6; expected one of"),
+        ("3,-1,5", r"layer 1 is -1; expected 0 \(absent\) to 12, as"),
+        ("3,13,5", "layer 1 is 13, which reads layer 1; expected 0 .* to 12, as a "),
+        ("3,6,37,5", "layer 2 is 37, which reads layer 3; expected 0 .* to 24, as a "),
+        ("3," + "9" * 30 + ",5", r"shape \(3,\) and type object: expected a row"),
+    ],
+)
+def test_what_is_no_code(text, message):
+    with pytest.raises(InputError, match=message) as error:
+        parse(text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_code_of_another_length():
+    with pytest.raises(InputError, match="expected 8 genes, .* got 3"):
+        parse("3,6,5", num_layers=6)
+
+
+def test_a_code_is_a_row_of_integers():
+    with pytest.raises(InputError, match="rows of unequal length: expected a row of i"):
+        architecture.check([[1, 2, 3], [4]])
+    with pytest.raises(InputError, match=r"shape \(1, 3\) and type int32"):
+        architecture.check(np.array([[3, 6, 5]], np.int32))
+    with pytest.raises(InputError, match=r"shape \(3,\) and type float64"):
+        architecture.check([3.0, 6.0, 5.0])
+
+
+def test_a_code_in_words():
+    assert architecture.describe(PUBLISHED).splitlines() == [
+        "input stage: Sigmoid of a fully connected layer",
+        "layer 1: APPNP of the input stage, fused",
+        "layer 2: absent",
+        "layer 3: absent",
+        "layer 4: APPNP of the input stage",
+        "layer 5: APPNP of layer 4, fused",
+        "layer 6: AGNNConv of layer 4, fused",
+        "output stage: Identity of a fully connected layer of the mean of layer 1, "
+        "layer 5, layer 6",
+    ]
+    assert architecture.describe([3, 0, 4]).splitlines() == [
+        "input stage: ReLU of a fully connected layer",
+        "layer 1: absent",
+        "output stage: Softmax of a fully connected layer of the input stage",
+    ]
+
+
+def test_a_code_as_a_diagram():
+    labels, edges = architecture.diagram(PUBLISHED)
+    assert labels == {
+        0: "input stage: Sigmoid",
+        1: "layer 1: APPNP",
+        4: "layer 4: APPNP",
+        5: "layer 5: APPNP",
+        6: "layer 6: AGNNConv",
+        7: "output stage: Identity",
+    }
+    layers = [(0, 1), (0, 4), (4, 5), (4, 6)]
+    assert edges == [*layers, (1, 7), (5, 7), (6, 7)]
+    _, edges = architecture.diagram(PUBLISHED, "all")
+    assert edges == [*layers, (1, 7), (4, 7), (5, 7), (6, 7)]
+    assert architecture.diagram([1, 0, 0, 2]).edges == [(0, 3)]
+
+
+def test_an_unknown_fusion():
+    with pytest.raises(InputError, match="'sum'; known: leaves, all"):
+        architecture.diagram(PUBLISHED, "sum")
+
+
+def test_values_of_genes_are_those_of_valid_codes():
+    table = architecture.is_gene(2)
+    assert table.shape == (4, 25)
+    for place, value in np.ndindex(table.shape):
+        code = [1, 1, 1, 1]
+        code[place] = value
+        try:
+            architecture.check(code)
+            is_valid = True
+        except InputError:
+            is_valid = False
+        assert table[place, value] == is_valid, code
