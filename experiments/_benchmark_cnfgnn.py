@@ -121,11 +121,11 @@ def client_measures(data, config) -> tuple[dict[str, Measure], dict[str, float]]
     one = cnfgnn.client_phase(config, aggregation.none)
 
     def take_one(i):
-        place = jnp.array([i])
+        index = jnp.array([i])
         return data._replace(
-            speed=data.speed[place],
-            client_ids=data.client_ids[place],
-            client_weights=data.client_weights[place],
+            speed=data.speed[index],
+            client_ids=data.client_ids[index],
+            client_weights=data.client_weights[index],
         )
 
     one_args = (params, embeddings[:1], take_one(0), *args[3:])

@@ -98,7 +98,7 @@ def benchmark_fl_agcns() -> dict[str, Any]:
         outputs, _ = net.apply(model, subgraph_task.as_graph(own), code)
         return subgraph_task.scores(outputs, own)[1]
 
-    each = [trees.take(data, place) for place in range(num_clients)]
+    each = [trees.take(data, index) for index in range(num_clients)]
     one, _ = compiled(score_one, model, each[0], codes[0])
 
     def loop():

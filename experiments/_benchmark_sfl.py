@@ -100,7 +100,7 @@ def random_images(num_clients: int, images_per_client: int) -> ImageData:
     return ImageData(
         images=jnp.asarray(rng.integers(0, 256, (total, 32, 32, 3)), jnp.uint8),
         labels=jnp.asarray(rng.integers(0, 10, total), jnp.int32),
-        places=jnp.arange(total, dtype=jnp.int32).reshape(num_clients, -1),
+        indices=jnp.arange(total, dtype=jnp.int32).reshape(num_clients, -1),
         mask=jnp.ones((num_clients, images_per_client)),
         mean=jnp.full(3, 0.5),
         std=jnp.full(3, 0.25),
@@ -133,13 +133,13 @@ def image_measures() -> dict[str, Measure]:
     program, compile_s = compiled(method.round, state, data, key)
 
     def one(i):
-        place = jnp.array([i])
+        index = jnp.array([i])
         return data._replace(
-            places=data.places[place],
-            mask=data.mask[place],
+            indices=data.indices[index],
+            mask=data.mask[index],
             graph=graphs.from_adjacency(np.ones((1, 1), np.float32)),
-            client_ids=data.client_ids[place],
-            client_weights=data.client_weights[place],
+            client_ids=data.client_ids[index],
+            client_weights=data.client_weights[index],
         )
 
     each = [one(i) for i in range(num_clients)]

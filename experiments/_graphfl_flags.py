@@ -88,7 +88,7 @@ class Protocol(NamedTuple):
     inner_rate: float  # alpha
     local_rate: float  # of other methods
     outer_rate: float  # beta
-    outer_optimiser: str = "sgd"
+    outer_optimizer: str = "sgd"
     weight_decay: float = 0.0
 
 

@@ -56,7 +56,7 @@ def run_method(
       examples_per_round: of all clients, for the rate shown.
       rate_name: of that rate.
       registered_name: of the method, where it is another one.
-      run_settings: fields of `rounds.RunConfig`, in the place of what flags say.
+      run_settings: fields of `rounds.RunConfig`, in place of what the flags say.
     """
     registered_name = registered_name or method
     registered = algorithms.get_method(registered_name)

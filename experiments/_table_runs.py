@@ -51,7 +51,7 @@ def read_runs(folder: pathlib.Path) -> list[Run]:
 
 
 def read_run(path: pathlib.Path, folder: pathlib.Path) -> Run:
-    """One run, named by its place in `folder`."""
+    """One run, named by its index in `folder`."""
     try:
         found = json.loads(path.read_text())
         run = Run(

@@ -287,8 +287,8 @@ def run_methods(
         labels = ("GiB exchanged", "lowest validation RMSE so far (mph)")
         plots.curves(workdir / "communication.png", lines, *labels, log_x=True)
     if is_seen is not None:
-        places = (dataset.longitude, dataset.latitude)
-        plots.sensor_map(workdir / "sensors.png", *places, is_seen)
+        coordinates = (dataset.longitude, dataset.latitude)
+        plots.sensor_map(workdir / "sensors.png", *coordinates, is_seen)
     return entries
 
 

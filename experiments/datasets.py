@@ -27,7 +27,7 @@ from fedjax_graph.data.traffic import datasets as traffic
 from fedjax_graph.data.traffic import synthetic
 
 _DOWNLOAD = flags.DEFINE_bool(
-    "download", False, "Fetch the dataset from its public place into the cache folder."
+    "download", False, "Fetch the dataset from its public index into the cache folder."
 )
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
 

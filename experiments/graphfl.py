@@ -75,7 +75,7 @@ def config_values(method: str, problem: Problem, workdir: pathlib.Path):
         "participation": 1.0 if method == "il" else setting.participation,
         "clients_per_chunk": _run_flags.clients_per_chunk(workdir, method),
         "outer_rate": protocol.outer_rate,
-        "outer_optimiser": protocol.outer_optimiser,
+        "outer_optimizer": protocol.outer_optimizer,
         "weight_decay": protocol.weight_decay,
         "first_order": is_code() if first_order is None else first_order,
         "fine_tune": not is_new_labels(),

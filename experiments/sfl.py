@@ -287,7 +287,7 @@ def image_problem() -> Problem:
             dataset.train_images,
             dataset.test_images,
             train.labels,
-            *[split.places for split in splits.values()],
+            *[split.indices for split in splits.values()],
         ),
         rate_name="images_per_s",
         test_keys=IMAGE_KEYS,
@@ -307,7 +307,7 @@ def note_on_graph(problem: Problem) -> tuple[str, ...]:
     names = ", ".join(str(i) for i in alone[:5]) + (", ..." if len(alone) > 5 else "")
     return (
         f"{len(alone)} of {len(adjacency)} clients take from no neighbour in the graph "
-        f"(places {names}): along it they keep their own model",
+        f"(indices {names}): along it they keep their own model",
     )
 
 

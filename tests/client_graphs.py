@@ -50,9 +50,9 @@ def make_splits() -> dict[str, SubgraphData]:
     return client_graphs.make_splits(make_dataset(), parts, split)
 
 
-def alone(data: SubgraphData, place: int) -> SubgraphData:
+def alone(data: SubgraphData, index: int) -> SubgraphData:
     """ONE client's subgraph without padding, in NumPy."""
-    own = SubgraphData(*(np.asarray(x)[place] for x in data))
+    own = SubgraphData(*(np.asarray(x)[index] for x in data))
     num_nodes, is_edge = int(own.is_real.sum()), own.edge_weights > 0
     edges = {name: getattr(own, name)[is_edge] for name in EDGE_FIELDS}
     nodes = {name: getattr(own, name)[:num_nodes] for name in NODE_FIELDS}

@@ -103,7 +103,7 @@ def draw_params():
 
 @pytest.fixture(scope="module")
 def quick_compiles():
-    """Little optimisation for whatever is compiled op by op."""
+    """Little optimization for whatever is compiled op by op."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

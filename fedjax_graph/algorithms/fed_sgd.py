@@ -1,7 +1,7 @@
-"""FedSGD with an optimiser at the server: one gradient of each client a round.
+"""FedSGD with an optimizer at the server: one gradient of each client a round.
 
 McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of
-Deep Networks from Decentralized Data", AISTATS 2017, Section 2; the server's optimiser
+Deep Networks from Decentralized Data", AISTATS 2017, Section 2; the server's optimizer
 as in Reddi et al., "Adaptive Federated Optimization", ICLR 2021. So FL-AGCNS (arXiv
 2104.04141, Eq. 2) trains weights: g = sum_i (N_i / N) grad L_i, one Adam for all. The
 gradients can be summed under encryption.
@@ -24,30 +24,30 @@ from fedjax_graph.core.federated import (
     task_round,
 )
 
-SERVER_OPTIMISERS = {"sgd": optax.sgd, "adam": optax.adam}
+SERVER_OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
 
 
 @dataclasses.dataclass(frozen=True)
 class FedSGDConfig(FederatedConfig):
-    server_optimiser: str = "adam"
+    server_optimizer: str = "adam"
     server_rate: float = 0.02
     weight_decay: float = 5e-6  # added to the gradient
     encryption: Literal["none", "ckks"] = "none"
 
-    def optimiser(self) -> optax.GradientTransformation:
+    def optimizer(self) -> optax.GradientTransformation:
         """The server's.
 
         Raises:
           InputError: if its name is unknown.
         """
-        if self.server_optimiser not in SERVER_OPTIMISERS:
+        if self.server_optimizer not in SERVER_OPTIMIZERS:
             raise InputError(
-                f"unknown optimiser {self.server_optimiser!r}; known: "
-                f"{', '.join(SERVER_OPTIMISERS)}"
+                f"unknown optimizer {self.server_optimizer!r}; known: "
+                f"{', '.join(SERVER_OPTIMIZERS)}"
             )
         return optax.chain(
             optax.add_decayed_weights(self.weight_decay),
-            SERVER_OPTIMISERS[self.server_optimiser](self.server_rate),
+            SERVER_OPTIMIZERS[self.server_optimizer](self.server_rate),
         )
 
 
@@ -57,7 +57,7 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the task has no such gradient.
     """
-    task, optimiser = config.task.build(), config.optimiser()
+    task, optimizer = config.task.build(), config.optimizer()
     if task.train_loss is None:
         raise InputError(
             f"fed_sgd: the task {config.task.kind!r} trains on minibatches; use fed_avg"
@@ -78,12 +78,12 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
         del data
         model = task.init(key)
         models = jax.tree.map(lambda x: x[None], model)
-        return FederatedState(models, jnp.int32(0), optimiser.init(models["params"]))
+        return FederatedState(models, jnp.int32(0), optimizer.init(models["params"]))
 
     def round_(state, data, key):
         params = state.models["params"]
         merged, loss, cost = gradient_round(state.models, data, key)
-        updates, opt_state = optimiser.update(merged["params"], state.memory, params)
+        updates, opt_state = optimizer.update(merged["params"], state.memory, params)
         models = merged | {"params": optax.apply_updates(params, updates)}
         state = FederatedState(models, state.num_rounds + 1, opt_state)
         return state, {"train_loss": loss} | cost

@@ -39,7 +39,7 @@ from fedjax_graph.core.federated import (
 )
 from fedjax_graph.core.meta_learning import meta_gradient
 
-OUTER_OPTIMISERS = {"sgd": optax.sgd, "adam": optax.adam}
+OUTER_OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +47,16 @@ class GraphFLConfig(FederatedConfig):
     """The task holds alpha and the number of inner steps: they are its local steps."""
 
     outer_rate: float = 0.1  # beta
-    outer_optimiser: str = "sgd"
+    outer_optimizer: str = "sgd"
     weight_decay: float = 0.0  # of the outer step
     first_order: bool = False
     fine_tune: bool = True  # whether a round has its second stage
 
-    def optimiser(self) -> optax.GradientTransformation:
+    def optimizer(self) -> optax.GradientTransformation:
         """The server's; Eq. 6 is `sgd`."""
         return optax.chain(
             optax.add_decayed_weights(self.weight_decay),
-            OUTER_OPTIMISERS[self.outer_optimiser](self.outer_rate),
+            OUTER_OPTIMIZERS[self.outer_optimizer](self.outer_rate),
         )
 
 
@@ -69,10 +69,10 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
     task = config.task.build()
     if task.query_loss is None:
         raise InputError(f"graphfl: the task {config.task.kind} has no query sets")
-    outer = config.optimiser()
+    outer = config.optimizer()
 
     def meta_update(model, own, key, data):
-        """One client's meta-gradient, in the place of a model."""
+        """One client's meta-gradient, in the shape of a model."""
         inner_key, query_key = jax.random.split(key)
 
         def adapt(params):  # Eqs. 5 and 11
@@ -94,7 +94,7 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
 
         def aggregate(stacked, cohort):
             if task.has_query is not None:
-                judged = cohort.weights * task.has_query(data)[cohort.places]
+                judged = cohort.weights * task.has_query(data)[cohort.indices]
                 cohort = cohort._replace(
                     weights=jnp.where(jnp.any(judged > 0), judged, cohort.weights)
                 )

@@ -95,7 +95,7 @@ def graph_convolution(
 
 def cohort_adjacency(adjacency: jax.Array, cohort: Cohort) -> jax.Array:
     """The [C, C] part of a [K, K] adjacency; nobody takes from a client of weight 0."""
-    part = adjacency[cohort.places][:, cohort.places]
+    part = adjacency[cohort.indices][:, cohort.indices]
     return part * (cohort.weights > 0)
 
 

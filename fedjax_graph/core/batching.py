@@ -68,8 +68,8 @@ def shuffled_batches(
         order = jax.random.permutation(key, num_windows)
         return batches(order.astype(jnp.int32), batch_size)
 
-    places, mask = jax.vmap(one_pass)(jax.random.split(key, num_epochs))
-    return places.reshape(-1, batch_size), mask.reshape(-1, batch_size)
+    indices, mask = jax.vmap(one_pass)(jax.random.split(key, num_epochs))
+    return indices.reshape(-1, batch_size), mask.reshape(-1, batch_size)
 
 
 def steps_per_epoch(num_windows: int, batch_size: int) -> int:

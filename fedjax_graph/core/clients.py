@@ -18,8 +18,8 @@ from fedjax_graph.core.errors import InputError
 class Cohort(NamedTuple):
     """The clients of a round."""
 
-    places: jax.Array  # [C] int32, ascending places among the K clients
-    weights: jax.Array  # [C] float32; 0 for places that padding left over
+    indices: jax.Array  # [C] int32, ascending indices among the K clients
+    weights: jax.Array  # [C] float32; 0 for indices that padding left over
 
 
 def map_axis(fn: Callable[..., Any], rows_per_chunk: int | None = None):
@@ -145,8 +145,8 @@ def sample_cohort(
         return Cohort(jnp.arange(num_clients), weights)
     draws = jax.vmap(jax.random.uniform)(client_keys(key, client_ids))
     draws = jnp.where(weights > 0, draws, jnp.inf)
-    places = jnp.argsort(draws)[: sizes[-1]]
+    indices = jnp.argsort(draws)[: sizes[-1]]
     is_wanted = jnp.arange(sizes[-1]) < jnp.array(sizes)[jnp.sum(weights > 0)]
-    ascending = jnp.argsort(places)
-    kept = jnp.where(is_wanted, weights[places], 0)
-    return Cohort(places[ascending], kept[ascending])
+    ascending = jnp.argsort(indices)
+    kept = jnp.where(is_wanted, weights[indices], 0)
+    return Cohort(indices[ascending], kept[ascending])

@@ -46,12 +46,14 @@ def cohort_update(
         num_clients = client_ids.shape[0]
         cohort = clients.sample_cohort(cohort_key, client_ids, weights, participation)
         models = _cross(
-            _send_down(num_clients, len(cohort.places)), models, is_personal
+            _send_down(num_clients, len(cohort.indices)), models, is_personal
         )
         own = jax.tree.map(lambda x: x if len(x) == num_clients else None, models)
         common = jax.tree.map(lambda x: None if len(x) == num_clients else x[0], models)
-        if len(cohort.places) < num_clients:  # else no copy of what may fill the memory
-            own, client_data = trees.take((own, client_data), cohort.places)
+        if (
+            len(cohort.indices) < num_clients
+        ):  # else no copy of what may fill the memory
+            own, client_data = trees.take((own, client_data), cohort.indices)
 
         def update_one(own, client_data, key, common, *shared):
             model = trees.combine(own, common)
@@ -60,7 +62,7 @@ def cohort_update(
         updated, losses = clients.map_clients(update_one, clients_per_chunk)(
             own,
             client_data,
-            clients.client_keys(update_key, client_ids[cohort.places]),
+            clients.client_keys(update_key, client_ids[cohort.indices]),
             shared=(common, *shared),
         )
         updated, losses = _without_padding((updated, losses), cohort)
@@ -96,7 +98,7 @@ def _cross(mark: Callable[[Any], Any], models: Any, is_personal: IsPersonal) -> 
     return trees.combine(mark(shared), personal)
 
 
-def place(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> Any:
+def write_back(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> Any:
     """The models after a round: a leaf for all is replaced, rows go to their clients.
 
     Who did not take part, or has weight 0, keeps what it had.
@@ -107,12 +109,12 @@ def place(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> Any:
     """
 
     def put(x, new):
-        if x.shape[0] != num_clients or new.shape[0] != len(cohort.places):
+        if x.shape[0] != num_clients or new.shape[0] != len(cohort.indices):
             return new
         is_new = _takes_part(cohort, x)
-        if len(cohort.places) == num_clients:
+        if len(cohort.indices) == num_clients:
             return jnp.where(is_new, new, x)
-        return x.at[cohort.places].set(jnp.where(is_new, new, x[cohort.places]))
+        return x.at[cohort.indices].set(jnp.where(is_new, new, x[cohort.indices]))
 
     return jax.tree.map(put, models, merged)
 
@@ -155,7 +157,7 @@ def federated_round(
         merged = aggregate(shared, cohort)
         merged, *aux = merged if has_aux else (merged,)
         merged = trees.combine(merged, personal)
-        return place(models, merged, cohort, client_ids.shape[0]), loss, *aux
+        return write_back(models, merged, cohort, client_ids.shape[0]), loss, *aux
 
     return round_
 

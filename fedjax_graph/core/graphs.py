@@ -17,7 +17,9 @@ class Graph(NamedTuple):
     receivers: jax.Array  # [E] int32, ascending
     weights: jax.Array  # [E] float32
     node_mask: jax.Array  # [N] float32, 0 for padding
-    neighbours: jax.Array | None = None  # [E'] int32, places of edges between two nodes
+    neighbours: jax.Array | None = (
+        None  # [E'] int32, indices of edges between two nodes
+    )
 
     @property
     def num_nodes(self) -> int:
@@ -42,8 +44,8 @@ def _between_nodes(senders: np.ndarray, receivers: np.ndarray) -> jax.Array:
 
 def permute(graph: Graph, order: np.ndarray) -> Graph:
     """The same graph with node `order[i]` moved to place i (host only)."""
-    place = np.argsort(order)
-    senders, receivers = place[graph.senders], place[graph.receivers]
+    index = np.argsort(order)
+    senders, receivers = index[graph.senders], index[graph.receivers]
     by_receiver = np.argsort(receivers, kind="stable")
     senders, receivers = senders[by_receiver], receivers[by_receiver]
     return Graph(

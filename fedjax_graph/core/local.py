@@ -1,4 +1,4 @@
-"""The local update of ONE client: a scan of optimiser steps over minibatches."""
+"""The local update of ONE client: a scan of optimizer steps over minibatches."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,11 +23,11 @@ class LocalResult(NamedTuple):
     loss: jax.Array  # [] mean over the steps
 
 
-def optimiser_step(
-    loss: Loss, optimiser: optax.GradientTransformation
+def optimizer_step(
+    loss: Loss, optimizer: optax.GradientTransformation
 ) -> Callable[[tuple[Params, optax.OptState], Batch], tuple[Any, jax.Array]]:
     """One step, in the form of a `lax.scan` body: (params, state), batch -> loss."""
-    model_step = _model_step(_without_statistics(loss), optimiser, lambda p: p)
+    model_step = _model_step(_without_statistics(loss), optimizer, lambda p: p)
 
     def step(carry, batch):
         params, opt_state = carry
@@ -39,7 +39,7 @@ def optimiser_step(
 
 def local_steps(
     loss: ModelLoss,
-    optimiser: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     *,
     adjust: optax.GradientTransformation | None = None,
     view: Callable[[Params], Params] = lambda params: params,
@@ -48,13 +48,13 @@ def local_steps(
     """Factory of the client's update of a whole model.
 
     What a method adds (a proximal pull, a control variate, clipping, noise) is a
-    gradient transformation chained into `optimiser` or a term of `loss`: the loop
+    gradient transformation chained into `optimizer` or a term of `loss`: the loop
     stays this one.
 
     Args:
       loss: of the parameters, and the new batch statistics.
-      optimiser: started anew at each call.
-      adjust: acts on the gradients ahead of the optimiser; its state is then the
+      optimizer: started anew at each call.
+      adjust: acts on the gradients ahead of the optimizer; its state is then the
         first element of `opt_state`.
       view: parameters -> those of the loss, where gradients are taken; they are
         applied to the former as they are.
@@ -67,8 +67,8 @@ def local_steps(
     """
 
     if adjust is not None:
-        optimiser = optax.chain(adjust, optimiser)
-    step = _model_step(loss, optimiser, view)
+        optimizer = optax.chain(adjust, optimizer)
+    step = _model_step(loss, optimizer, view)
     if checkpoint:
         step = jax.checkpoint(step, prevent_cse=False)
 
@@ -76,7 +76,7 @@ def local_steps(
         params, stats = model["params"], model["batch_stats"]
         (params, stats, opt_state), losses = jax.lax.scan(
             step,
-            (params, stats, optimiser.init(params)),
+            (params, stats, optimizer.init(params)),
             batches,
         )
         model = {"params": params, "batch_stats": stats}
@@ -86,18 +86,18 @@ def local_steps(
 
 
 def local_update(
-    loss: Loss, optimiser: optax.GradientTransformation
+    loss: Loss, optimizer: optax.GradientTransformation
 ) -> Callable[[Params, Batch], tuple[Params, jax.Array]]:
     """`local_steps` of a model without batch statistics.
 
     Args:
       loss: (params, batch) -> mean loss.
-      optimiser: started anew at each call.
+      optimizer: started anew at each call.
 
     Returns:
       (params, batches) -> (params, mean loss over the steps).
     """
-    steps = local_steps(_without_statistics(loss), optimiser)
+    steps = local_steps(_without_statistics(loss), optimizer)
 
     def update(params, batches):
         result = steps({"params": params, "batch_stats": {}}, batches)
@@ -106,13 +106,13 @@ def local_update(
     return update
 
 
-def _model_step(loss: ModelLoss, optimiser: optax.GradientTransformation, view):
+def _model_step(loss: ModelLoss, optimizer: optax.GradientTransformation, view):
     def step(carry, batch):
         params, stats, opt_state = carry
         (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(
             view(params), stats, batch
         )
-        updates, opt_state = optimiser.update(grads, opt_state, params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), stats, opt_state), value
 
     return step

@@ -70,7 +70,7 @@ def _spec(axis: int | None) -> PartitionSpec:
 def put_replicated(tree: Any) -> Any:
     """Copies of a pytree on every device (host call).
 
-    A leaf that stands in several places of the tree is copied once.
+    A leaf that stands several times in the tree is copied once.
     """
     is_single = jax.device_count() == 1
     target = None if is_single else NamedSharding(_mesh(), PartitionSpec())
@@ -120,8 +120,8 @@ def concat_parts(fn: Callable[..., Any], out_axis: int = 0) -> Callable[..., Any
         size = jax.tree.leaves(rows)[0].shape[0]
         if size % jax.device_count() == 0:
             return spread(rows, shared)
-        places = jnp.minimum(jnp.arange(padded_size(size)), size - 1)
-        results = spread(jax.tree.map(lambda x: x[places], rows), shared)
+        indices = jnp.minimum(jnp.arange(padded_size(size)), size - 1)
+        results = spread(jax.tree.map(lambda x: x[indices], rows), shared)
         if out_axis:
             return results
         return jax.tree.map(lambda x: x[:size], results)

@@ -1,4 +1,4 @@
-"""Pulls towards a centre, as gradient transformations ahead of an optimiser."""
+"""Pulls towards a centre, as gradient transformations ahead of an optimizer."""
 
 from typing import Any, Literal
 

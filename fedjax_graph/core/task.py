@@ -28,7 +28,7 @@ class Task(NamedTuple):
         [Model, Any, jax.Array, Data, optax.GradientTransformation | None], LocalResult
     ]
     """(model, own client data, key, data, adjust) -> the local steps of ONE client.
-    `adjust`, if any, acts on the gradients ahead of the task's optimiser; its state is
+    `adjust`, if any, acts on the gradients ahead of the task's optimizer; its state is
     the first element of the result's `opt_state`."""
     evaluate: Callable[[Model, Data], Metrics]
     """(models, data) -> scores; the models' leaves are [1 or K, ...]."""

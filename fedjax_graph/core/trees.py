@@ -9,7 +9,7 @@ IsPersonal = Callable[[tuple[Any, ...]], bool]  # path of a leaf -> stays on the
 
 
 def partition(tree: Any, is_personal: IsPersonal) -> tuple[Any, Any]:
-    """A tree as its shared and its personal leaves, None in the place of the others."""
+    """A tree as its shared and its personal leaves, None where the others stood."""
 
     def keep(wanted):
         return jax.tree_util.tree_map_with_path(
@@ -29,9 +29,9 @@ def combine(shared: Any, personal: Any) -> Any:
     )
 
 
-def take(tree: Any, places: jax.Array) -> Any:
-    """The rows `places` [C] of a pytree of [K, ...]."""
-    return jax.tree.map(lambda x: x[places], tree)
+def take(tree: Any, indices: jax.Array) -> Any:
+    """The rows `indices` [C] of a pytree of [K, ...]."""
+    return jax.tree.map(lambda x: x[indices], tree)
 
 
 def nothing(path: tuple[Any, ...]) -> bool:

@@ -81,11 +81,11 @@ def folders(data_dir: str | os.PathLike | None = None) -> list[Path]:
 
 
 def find(
-    names: Iterable[str], places: Iterable[Path], subfolders: Iterable[str] = ()
+    names: Iterable[str], paths: Iterable[Path], subfolders: Iterable[str] = ()
 ) -> Path | None:
     """The first file of these names, tried in order, in the first place with one."""
-    for place in places:
-        for folder in (place, *(place / sub for sub in subfolders)):
+    for path in paths:
+        for folder in (path, *(path / sub for sub in subfolders)):
             for name in names:
                 if (folder / name).is_file():
                     return folder / name

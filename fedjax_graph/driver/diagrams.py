@@ -52,7 +52,7 @@ def architecture(
 def architecture_figure(labels, edges, title=""):
     row_of = _rows(labels, edges)
     chains = _chains(row_of, edges)
-    texts = {place: label.replace(": ", ":\n") for place, label in labels.items()}
+    texts = {index: label.replace(": ", ":\n") for index, label in labels.items()}
     lines = [text.split("\n") for text in texts.values()]
     width = 2 * BOX_MARGIN + max(_text_width(line) for text in lines for line in text)
     height = 2 * BOX_MARGIN + LINE_HEIGHT * max(map(len, lines))
@@ -77,10 +77,10 @@ def architecture_figure(labels, edges, title=""):
                 linewidth=1.2,
             )
         )
-    for place, text in texts.items():
-        is_inner = all(place in side for side in zip(*edges, strict=True))
+    for index, text in texts.items():
+        is_inner = all(index in side for side in zip(*edges, strict=True))
         colour = plots.COLOURS[not is_inner]
-        corner = x[place] - width / 2, y[place] - height / 2
+        corner = x[index] - width / 2, y[index] - height / 2
         box = FancyBboxPatch(
             corner,
             width,
@@ -91,7 +91,7 @@ def architecture_figure(labels, edges, title=""):
         )
         axes.add_patch(box)
         axes.text(
-            x[place], y[place], text, ha="center", va="center", size=plots.FONT_SIZE
+            x[index], y[index], text, ha="center", va="center", size=plots.FONT_SIZE
         )
     return figure
 
@@ -104,9 +104,9 @@ def _rows(labels: Mapping[int, str], edges) -> dict[Hashable, int]:
     """The longest path to each place."""
     if not labels:
         raise InputError("an architecture without boxes: expected at least one label")
-    before = {place: [] for place in labels}
+    before = {index: [] for index in labels}
     for edge in edges:
-        if not all(place in labels for place in edge):
+        if not all(index in labels for index in edge):
             raise InputError(
                 f"edge {edge} joins a place without label; labelled: "
                 f"{', '.join(map(str, labels))}"
@@ -114,8 +114,8 @@ def _rows(labels: Mapping[int, str], edges) -> dict[Hashable, int]:
         before[edge[1]].append(edge[0])
     row_of = {}
     try:
-        for place in TopologicalSorter(before).static_order():
-            row_of[place] = max((row_of[p] + 1 for p in before[place]), default=0)
+        for index in TopologicalSorter(before).static_order():
+            row_of[index] = max((row_of[p] + 1 for p in before[index]), default=0)
     except CycleError as error:
         cycle = " -> ".join(map(str, error.args[1]))
         raise InputError(
@@ -178,8 +178,8 @@ def _ports(chains, x, width) -> np.ndarray:
     """
     shifts = np.zeros((len(chains), 2))
     for side, (at, near) in enumerate(((0, 1), (-1, -2))):
-        for place in {chain[at] for chain in chains}:
-            here = [i for i, chain in enumerate(chains) if chain[at] == place]
+        for index in {chain[at] for chain in chains}:
+            here = [i for i, chain in enumerate(chains) if chain[at] == index]
             here.sort(key=lambda i, near=near: x[chains[i][near]])
             gap = min(PORT_GAP, 0.8 * width / len(here))
             shifts[here, side] = gap * (np.arange(len(here)) - (len(here) - 1) / 2)

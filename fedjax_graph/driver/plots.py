@@ -323,7 +323,7 @@ def scatter_figure(points, xlabel, ylabel, title="", highlight=()):
 def _name_points(figure: Figure, axes: Axes):
     """Writes the label of each line, which is one point, beside it.
 
-    A name takes, of the places around its point, one where it covers least of other
+    A name takes, of the positions around its point, one where it covers least of other
     names and points, of those one where links cross fewest, and of those the first.
     Places are found in pixels of the finished layout, large points first.
     """
@@ -355,23 +355,23 @@ def _name_points(figure: Figure, axes: Axes):
         size = np.array(note.get_window_extent().size) + NAME_MARGIN * pixels
         others = names + markers[:i] + markers[i + 1 :]
 
-        def hidden(place, size=size, centre=centres[i], others=others):
-            name, link = _box(place, size), Curve([centre, place])
+        def hidden(position, size=size, centre=centres[i], others=others):
+            name, link = _box(position, size), Curve([centre, position])
             crossed = [link.intersects_bbox(other) for other in others]
             crossed += [other.intersects_bbox(name) for other in links]
             covered = [_overlap(name, other) for other in others]
             outside = size.prod() - _overlap(name, axes.bbox)
             return round(outside + sum(covered), 3), sum(crossed)
 
-        places = [
+        positions = [
             centres[i] + np.array(direction) * (size / 2 + radii[i] + distance * pixels)
             for distance in NAME_DISTANCES
             for direction in NAME_DIRECTIONS
         ]
-        place = min(places, key=hidden)
-        note.set_position((place - centres[i]) / pixels)
-        names.append(_box(place, size))
-        links.append(Curve([centres[i], place]))
+        position = min(positions, key=hidden)
+        note.set_position((position - centres[i]) / pixels)
+        names.append(_box(position, size))
+        links.append(Curve([centres[i], position]))
 
 
 def _box(centre, size) -> Bbox:

@@ -95,10 +95,10 @@ def map_seeds(
     return clients.map_axis(one, seeds_per_chunk)(own, drawn)
 
 
-def of_seed(data: Data, place: int, is_drawn=nothing) -> Data:
+def of_seed(data: Data, index: int, is_drawn=nothing) -> Data:
     """A split as one seed sees it; see `RunConfig.is_drawn`."""
     common, drawn = trees.partition(data, is_drawn)
-    return trees.combine(common, jax.tree.map(lambda x: x[place], drawn))
+    return trees.combine(common, jax.tree.map(lambda x: x[index], drawn))
 
 
 def init_seeds(

@@ -40,18 +40,18 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 Fusion = Literal["leaves", "all"]
 Stages = tuple[int, int]  # activations IS and OS that are given; 0: any
 ANY_STAGES = (0, 0)
-INPUT = 0  # the place of the input stage in a diagram; layer i has place i
+INPUT = 0  # the index of the input stage in a diagram; layer i has index i
 
 
 class Architecture(NamedTuple):
     """What a code says."""
 
-    input_stage: jax.Array  # [] int32, place in ACTIVATIONS
+    input_stage: jax.Array  # [] int32, index into ACTIVATIONS
     is_present: jax.Array  # [L] bool
-    op: jax.Array  # [L] int32, place in OPS; 0 for an absent layer
+    op: jax.Array  # [L] int32, index into OPS; 0 for an absent layer
     source: jax.Array  # [L] int32, what a layer reads: 0 the input stage, i layer i
     is_leaf: jax.Array  # [L] bool, present and read by no other layer
-    output_stage: jax.Array  # [] int32, place in ACTIVATIONS
+    output_stage: jax.Array  # [] int32, index into ACTIVATIONS
 
     def is_fused(self, fusion: Fusion) -> jax.Array:
         """[L] bool, whose outputs are averaged.
@@ -91,9 +91,9 @@ def is_gene(num_layers: int, stages: Stages = ANY_STAGES) -> np.ndarray:
     smallest[1:-1] = 0
     values = np.arange(largest[1:-1].max() + 1)
     allowed = (smallest <= values) & (values <= largest)
-    for place, stage in zip((0, -1), check_stages(stages), strict=True):
+    for index, stage in zip((0, -1), check_stages(stages), strict=True):
         if stage:
-            allowed[place] = values == stage
+            allowed[index] = values == stage
     return allowed
 
 
@@ -126,8 +126,8 @@ def decode(code: jax.Array) -> Architecture:
     can_be_read = jnp.concatenate([jnp.array([False]), is_present])
     source = jnp.where(can_be_read[predecessor], predecessor, INPUT)
     source = jnp.where(is_present, source, INPUT)
-    places = jnp.arange(1, len(genes) + 1)
-    is_read = jnp.any(source == places[:, None], axis=1)
+    indices = jnp.arange(1, len(genes) + 1)
+    is_read = jnp.any(source == indices[:, None], axis=1)
     op = jnp.where(is_present, op, 0)
     is_leaf = is_present & ~is_read
     return Architecture(code[0] - 1, is_present, op, source, is_leaf, code[-1] - 1)
@@ -300,19 +300,19 @@ def describe(code: Sequence[int], fusion: Fusion = "leaves") -> str:
     labels, edges = diagram(code, fusion)
     output = len(code) - 1
 
-    def name(place):
-        return f"layer {place}" if place else "the input stage"
+    def name(index):
+        return f"layer {index}" if index else "the input stage"
 
-    def line(place):
-        if place not in labels:
-            return f"layer {place}: absent"
-        if place == INPUT:
-            return f"{labels[place]} of a fully connected layer"
-        read = [name(source) for source, receiver in edges if receiver == place]
-        if place != output:
-            is_fused = (place, output) in edges
-            return f"{labels[place]} of {read[0]}{', fused' if is_fused else ''}"
+    def line(index):
+        if index not in labels:
+            return f"layer {index}: absent"
+        if index == INPUT:
+            return f"{labels[index]} of a fully connected layer"
+        read = [name(source) for source, receiver in edges if receiver == index]
+        if index != output:
+            is_fused = (index, output) in edges
+            return f"{labels[index]} of {read[0]}{', fused' if is_fused else ''}"
         kind = "the mean of " if len(read) > 1 else ""
-        return f"{labels[place]} of a fully connected layer of {kind}{', '.join(read)}"
+        return f"{labels[index]} of a fully connected layer of {kind}{', '.join(read)}"
 
-    return "\n".join(line(place) for place in range(output + 1))
+    return "\n".join(line(index) for index in range(output + 1))

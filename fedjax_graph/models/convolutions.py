@@ -319,7 +319,7 @@ class ARMAConv(Convolution):
     """
 
     num_stacks: int = 2
-    activation: Callable[[jax.Array], jax.Array] = nn.relu  # in the place of ReLU
+    activation: Callable[[jax.Array], jax.Array] = nn.relu  # instead of ReLU
 
     @nn.compact
     def convolve(self, x, structure):

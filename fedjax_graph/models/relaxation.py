@@ -73,12 +73,12 @@ def relaxed(
     ops = [mixed_layer(op, net.width) for op in OPS]
 
     def slot(outputs, step):
-        place, source, shares, weights, stats = step
+        index, source, shares, weights, stats = step
         x, output = outputs[source], 0
         for share, op in zip(shares, ops, strict=True):
             summand, stats = op(share, weights, stats, x, structure)
             output += summand
-        return outputs.at[place].add(output), stats
+        return outputs.at[index].add(output), stats
 
     product = net.input_product(params, graph.nodes, key)
     x = mix_stage(probabilities["input"], product)

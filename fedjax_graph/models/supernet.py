@@ -99,7 +99,7 @@ class Network(nn.Module):
 @dataclasses.dataclass(frozen=True)
 class SuperNet:
     """Pure functions of {"params", "batch_stats"}, whose leaves are stacked, so that an
-    optimiser can step those sets of weights alone that a code touches:
+    optimizer can step those sets of weights alone that a code touches:
 
     - params["input"] and ["output"]: [1, ...], of all activations.
     - params["layers"][op] and batch_stats[op]: [L (L + 1) / 2, ...], by layer and what
@@ -193,15 +193,17 @@ class SuperNet:
                 f"architecture code of shape {code.shape}: expected "
                 f"{self.num_layers + 2} genes, of {self.num_layers} layers"
             )
-        return jax.tree.map(lambda x, place: x[place], model, self._places(model, code))
+        return jax.tree.map(
+            lambda x, index: x[index], model, self._indices(model, code)
+        )
 
     def with_path(self, model: Model, code: jax.Array, path: Model) -> Model:
         """A model with a `path`, or a part of one, put back in its place."""
         parts = {kind: model[kind] for kind in path}
         return model | jax.tree.map(
-            lambda x, place, new: x.at[place].set(new),
+            lambda x, index, new: x.at[index].set(new),
             parts,
-            self._places(parts, code),
+            self._indices(parts, code),
             path,
         )
 
@@ -227,11 +229,11 @@ class SuperNet:
         structure = make_structure(graph, mask)
 
         def layer(outputs, step):
-            place, choice, source, own = step
+            index, choice, source, own = step
             output, stats = jax.lax.switch(
                 choice, branches, *own, outputs[source], structure
             )
-            return outputs.at[place].set(output), stats
+            return outputs.at[index].set(output), stats
 
         input_key, output_key = self.dropout_keys(key)
         if product is None:
@@ -240,11 +242,11 @@ class SuperNet:
             )
         x = activate_stage(architecture.input_stage, product)
         outputs = jnp.zeros((self.num_layers + 1, *x.shape), x.dtype).at[0].set(x)
-        places = jnp.arange(1, self.num_layers + 1)
+        indices = jnp.arange(1, self.num_layers + 1)
         choices = jnp.where(architecture.is_present, architecture.op + 1, 0)
         own = (params["layers"], path["batch_stats"])
         outputs, stats = jax.lax.scan(
-            layer, outputs, (places, choices, architecture.source, own)
+            layer, outputs, (indices, choices, architecture.source, own)
         )
         x = jnp.tensordot(self._fusion_weights(architecture), outputs, axes=1)
         x = self.drop(x, output_key)
@@ -355,19 +357,19 @@ class SuperNet:
 
     def _slots(self, architecture: Architecture) -> jax.Array:
         """[L], where each layer has its weights in the stacks of ops."""
-        places = np.arange(self.num_layers)
-        return places * (places + 1) // 2 + architecture.source
+        indices = np.arange(self.num_layers)
+        return indices * (indices + 1) // 2 + architecture.source
 
-    def _places(self, model: Model, code: jax.Array) -> Model:
+    def _indices(self, model: Model, code: jax.Array) -> Model:
         """Where in its stack each leaf of a model, or of a part, has a code's path."""
         slots = self._slots(decode(code))
 
-        def place(path, leaf):
+        def index(path, leaf):
             del leaf
             is_stage = path[0].key == "params" and path[1].key != "layers"
             return jnp.int32(0) if is_stage else slots
 
-        return jax.tree_util.tree_map_with_path(place, model)
+        return jax.tree_util.tree_map_with_path(index, model)
 
     def _fusion_weights(self, architecture: Architecture) -> jax.Array:
         """[L + 1], of the input stage's and the layers' outputs in their mean."""

@@ -64,13 +64,13 @@ def transform(images: jax.Array, draws: Draws) -> jax.Array:
     return jnp.where((in_rows & in_columns)[..., None], 0, views)
 
 
-def reflect(places: jax.Array, size: int) -> jax.Array:
-    """Brings places from -size + 1 to 2 size - 2 inside, mirrored at the end pixels."""
-    return (size - 1) - jnp.abs(size - 1 - jnp.abs(places))
+def reflect(positions: jax.Array, size: int) -> jax.Array:
+    """Positions from -size + 1 to 2 size - 2 mirrored at the end pixels, to inside."""
+    return (size - 1) - jnp.abs(size - 1 - jnp.abs(positions))
 
 
 def is_cut(starts: jax.Array, size: int) -> jax.Array:
-    """Whether each of `size` places is in the square from `starts` [B]: [B, size]."""
+    """Whether each of `size` pixels is in the square from `starts` [B]: [B, size]."""
     distance = jnp.arange(size) - starts[:, None]
     return (distance >= 0) & (distance < CUTOUT_SIZE)
 

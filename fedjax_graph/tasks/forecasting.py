@@ -37,13 +37,13 @@ class ClientData(NamedTuple):
 class Batch(NamedTuple):
     """One minibatch of a client's windows."""
 
-    places: jax.Array  # [B] int32, indices into the split's windows
+    indices: jax.Array  # [B] int32, indices into the split's windows
     mask: jax.Array  # [B] float32, 0 for padding
     feed_truth: jax.Array  # [12] bool
 
 
 def sampling_probability(step: jax.Array, decay: float) -> jax.Array:
-    """Probability k / (k + exp(i / k)) of feeding the truth at optimisation step i.
+    """Probability k / (k + exp(i / k)) of feeding the truth at optimization step i.
 
     Bengio et al., "Scheduled Sampling for Sequence Prediction with Recurrent Neural
     Networks", NeurIPS 2015: inverse sigmoid decay.
@@ -78,22 +78,22 @@ def epoch_batches(
       num_windows: S, windows in a pass.
       batch_size: B.
       num_epochs: passes.
-      first_step: [] optimisation steps taken so far.
+      first_step: [] optimization steps taken so far.
       sampling_decay: k of `sampling_probability`.
     """
     shuffle_key, feed_key = jax.random.split(key)
-    places, mask = shuffled_batches(shuffle_key, num_windows, batch_size, num_epochs)
-    feed_truth = feed_draws(feed_key, len(places), first_step, sampling_decay)
-    return Batch(places, mask, feed_truth)
+    indices, mask = shuffled_batches(shuffle_key, num_windows, batch_size, num_epochs)
+    feed_truth = feed_draws(feed_key, len(indices), first_step, sampling_decay)
+    return Batch(indices, mask, feed_truth)
 
 
 def joint_batches(*args) -> Batch:
     """`epoch_batches`, padded to a size that the devices divide."""
     batches = epoch_batches(*args)
-    size = batches.places.shape[1]
+    size = batches.indices.shape[1]
     extra = ((0, 0), (0, mesh.padded_size(size) - size))
     return batches._replace(
-        places=jnp.pad(batches.places, extra), mask=jnp.pad(batches.mask, extra)
+        indices=jnp.pad(batches.indices, extra), mask=jnp.pad(batches.mask, extra)
     )
 
 
@@ -123,7 +123,7 @@ def joint_weights(
     """
 
     def of_client(speed):
-        truth = windows.truth(speed, data.starts[batch.places])
+        truth = windows.truth(speed, data.starts[batch.indices])
         return target_weights(truth, batch.mask, masked_loss)
 
     real = (data.client_weights > 0).astype(jnp.float32)[:, None, None]
@@ -132,7 +132,7 @@ def joint_weights(
 
 def client_update(
     model: Seq2Seq,
-    optimiser: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     *,
     batch_size: int,
     num_epochs: int,
@@ -143,7 +143,7 @@ def client_update(
 
     Args:
       model: the client's.
-      optimiser: starts anew with each call.
+      optimizer: starts anew with each call.
       batch_size: windows in a minibatch.
       num_epochs: passes.
       sampling_decay: see `epoch_batches`.
@@ -155,12 +155,12 @@ def client_update(
 
     def update(params, client, key, data, first_step):
         def loss(params, batch):
-            starts = data.starts[batch.places]
+            starts = data.starts[batch.indices]
             inputs, targets = windows.gather(data, client.speed, starts)
             outputs = model.apply(
                 {"params": params},
                 inputs,
-                client.embeddings[batch.places],
+                client.embeddings[batch.indices],
                 targets,
                 batch.feed_truth,
             )
@@ -171,7 +171,7 @@ def client_update(
         minibatches = epoch_batches(
             key, len(data.starts), batch_size, num_epochs, first_step, sampling_decay
         )
-        return local_update(loss, optimiser)(params, minibatches)
+        return local_update(loss, optimizer)(params, minibatches)
 
     return update
 

@@ -27,7 +27,7 @@ GROUP_PERCENT = 5  # of the clients make the best and the worst group
 class Batch(NamedTuple):
     """One minibatch of a client's images."""
 
-    places: jax.Array  # [B] int32, indices into all images
+    indices: jax.Array  # [B] int32, indices into all images
     mask: jax.Array  # [B] float32, 0 for padding
     key: jax.Array  # of the augmentation
 
@@ -52,7 +52,7 @@ class ImageTask:
         model = ResNet9(self.width, self.num_classes)
         return Task(
             init=lambda key: init_model(model, key),
-            client_data=lambda data: (data.places, data.mask),
+            client_data=lambda data: (data.indices, data.mask),
             update=client_update(model, self),
             evaluate=evaluate_images(model, self.eval_batch_size),
             predict=predict_images(model, self.eval_batch_size),
@@ -70,10 +70,10 @@ def client_update(model: ResNet9, config: ImageTask):
     """
 
     def update(start, own, key, data: ImageData, adjust):
-        places, mask = own
+        indices, mask = own
 
         def loss(params, stats, batch):
-            images = normalise(data, data.images[batch.places])
+            images = normalise(data, data.images[batch.indices])
             if config.augment:
                 images = augmentation.augment(batch.key, images)
             logits, changed = model.apply(
@@ -82,16 +82,16 @@ def client_update(model: ResNet9, config: ImageTask):
                 batch.mask,
                 mutable=["batch_stats"],
             )
-            losses = cross_entropy(logits, data.labels[batch.places])
+            losses = cross_entropy(logits, data.labels[batch.indices])
             total = jnp.sum(batch.mask * losses)
             return total / config.batch_size, changed["batch_stats"]
 
         batches = epoch_batches(
-            key, places, mask, config.batch_size, config.local_epochs
+            key, indices, mask, config.batch_size, config.local_epochs
         )
-        num_steps = len(batches.places)
-        optimiser = local_optimiser(config, num_steps // config.local_epochs)
-        result = local_steps(loss, optimiser, adjust=adjust)(start, batches)
+        num_steps = len(batches.indices)
+        optimizer = local_optimizer(config, num_steps // config.local_epochs)
+        result = local_steps(loss, optimizer, adjust=adjust)(start, batches)
         total = result.loss * num_steps * config.batch_size
         num_images = jnp.maximum(jnp.sum(batches.mask), 1)
         return result._replace(loss=total / num_images)
@@ -101,7 +101,7 @@ def client_update(model: ResNet9, config: ImageTask):
 
 def epoch_batches(
     key: jax.Array,
-    places: jax.Array,
+    indices: jax.Array,
     mask: jax.Array,
     batch_size: int,
     num_epochs: int,
@@ -112,21 +112,21 @@ def epoch_batches(
 
     Args:
       key: of the client and round.
-      places: [S], of the client's images.
+      indices: [S], of the client's images.
       mask: [S], 0 for padding.
       batch_size: B; S is taken where it is less.
       num_epochs: passes.
     """
     shuffle_key, augment_key = jax.random.split(key)
-    size = places.shape[0]
+    size = indices.shape[0]
     order, is_filled = batching.shuffled_batches(
         shuffle_key, size, min(batch_size, size), num_epochs
     )
     keys = jax.random.split(augment_key, len(order))
-    return Batch(places[order], mask[order] * is_filled, keys)
+    return Batch(indices[order], mask[order] * is_filled, keys)
 
 
-def local_optimiser(
+def local_optimizer(
     config: ImageTask, steps_per_epoch: int
 ) -> optax.GradientTransformation:
     """Nesterov SGD with weight decay of all parameters, started anew each round."""
@@ -179,34 +179,34 @@ def map_logits(model: ResNet9, batch_size: int, reduce: Callable[..., Any]):
       (models, data) -> results [K, ...]; the models' leaves are [1 or K, ...].
     """
 
-    def one_client(variables, places, mask, data):
-        def logits_of(places):
-            return model.apply(variables, normalise(data, data.images[places]))
+    def one_client(variables, indices, mask, data):
+        def logits_of(indices):
+            return model.apply(variables, normalise(data, data.images[indices]))
 
-        logits = map_batches(logits_of, places, batch_size)
-        return reduce(logits, data.labels[places], mask)
+        logits = map_batches(logits_of, indices, batch_size)
+        return reduce(logits, data.labels[indices], mask)
 
     def run(models: Model, data: ImageData):
         chunk = clients.auto_clients_per_chunk()
         mapped = clients.map_rows(one_client, chunk)
-        return mapped(models, data.places, data.mask, shared=(data,))
+        return mapped(models, data.indices, data.mask, shared=(data,))
 
     return run
 
 
 def map_batches(
-    fn: Callable[[jax.Array], jax.Array], places: jax.Array, batch_size: int
+    fn: Callable[[jax.Array], jax.Array], indices: jax.Array, batch_size: int
 ) -> jax.Array:
-    """`fn` of places [S] in batches of at most `batch_size`, one after another.
+    """`fn` of the indices [S] in batches of at most `batch_size`, one after another.
 
     The batches are as equal as can be, so that little is computed for padding.
 
     Returns:
       [S, ...].
     """
-    size = places.shape[0]
+    size = indices.shape[0]
     num_batches = -(-size // batch_size)
-    batches, _ = batching.batches(places, -(-size // num_batches))
+    batches, _ = batching.batches(indices, -(-size // num_batches))
     results = jax.lax.map(fn, batches)
     return results.reshape(-1, *results.shape[2:])[:size]
 

@@ -137,7 +137,7 @@ def support_steps(
     The first layer takes the products P = X W of features X [H, F]. With G the loss's
     gradient in P, that in W is X^T G, so after some steps W is W_0 - alpha X^T sum G
     and P is P_0 - alpha X X^T sum G. Where the field brings X X^T, the steps keep
-    -alpha sum G [H, units] in the place of W and never multiply by the F features:
+    -alpha sum G [H, units] in place of W and never multiply by the F features:
     equal to steps in W up to rounding.
 
     Args:

@@ -26,7 +26,7 @@ from fedjax_graph.tasks import forecasting
 class Batch(NamedTuple):
     """One minibatch of a client's windows."""
 
-    places: jax.Array  # [B] int32, indices into the split's windows
+    indices: jax.Array  # [B] int32, indices into the split's windows
     mask: jax.Array  # [B] float32, 0 for padding
 
 
@@ -68,7 +68,7 @@ def client_update(model: RNNForecaster, config: TrafficTask):
 
     def update(start, speed, key, data: TrafficData, adjust):
         def loss(params, stats, batch):
-            starts = data.starts[batch.places]
+            starts = data.starts[batch.indices]
             inputs, _ = windows.gather(data, speed, starts)
             outputs = model.apply({"params": params}, inputs)
             steps = starts + windows.INPUT_STEPS

@@ -13,9 +13,9 @@ import optax
 from fedjax_graph.data.traffic.windows import TrafficData
 
 
-def read_window(data: TrafficData, client: int, place: int):
+def read_window(data: TrafficData, client: int, index: int):
     """Inputs and targets [12, 1, 2] of one window of one client."""
-    start = int(data.starts[place])
+    start = int(data.starts[index])
     value = (np.asarray(data.speed[client]) - float(data.mean)) / float(data.std)
     frames = np.stack([value, np.asarray(data.clock)], axis=-1)
     window = frames[start : start + 24, None].astype(np.float32)
@@ -23,19 +23,19 @@ def read_window(data: TrafficData, client: int, place: int):
 
 
 def draw_batches(key, num_windows, batch_size, num_epochs, first_step, decay):
-    """[(places of windows, whether to feed the truth [12])] of all passes."""
+    """[(indices of windows, whether to feed the truth [12])] of all passes."""
     shuffle_key, feed_key = jax.random.split(key)
-    places = []
+    indices = []
     for epoch_key in jax.random.split(shuffle_key, num_epochs):
         order = np.asarray(jax.random.permutation(epoch_key, num_windows))
-        places += [
+        indices += [
             order[low : low + batch_size] for low in range(0, len(order), batch_size)
         ]
-    draws = np.asarray(jax.random.uniform(feed_key, (len(places), 12)))
+    draws = np.asarray(jax.random.uniform(feed_key, (len(indices), 12)))
     with np.errstate(over="ignore"):
-        steps = first_step + np.arange(len(places), dtype=np.float64)
+        steps = first_step + np.arange(len(indices), dtype=np.float64)
         probability = decay / (decay + np.exp(steps / decay))
-    return list(zip(places, draws < probability[:, None], strict=True))
+    return list(zip(indices, draws < probability[:, None], strict=True))
 
 
 def draw_cohort(key, client_ids, size):
@@ -61,15 +61,15 @@ class Clients:
     """ClientUpdate of Algorithm 2 for a model."""
 
     def __init__(self, model, learning_rate, jit):
-        optimiser = optax.adam(learning_rate)
-        self.start = optimiser.init
+        optimizer = optax.adam(learning_rate)
+        self.start = optimizer.init
 
         def loss(params, inputs, targets, embedding, feed):
             outputs = model.apply({"params": params}, inputs, embedding, targets, feed)
             return ((outputs - targets[..., 0]) ** 2).mean()
 
         def step(params, grads, opt_state):
-            updates, opt_state = optimiser.update(grads, opt_state)
+            updates, opt_state = optimizer.update(grads, opt_state)
             return optax.apply_updates(params, updates), opt_state
 
         self.value_and_grad = jit(jax.value_and_grad(loss))
@@ -82,13 +82,13 @@ class Clients:
           pull: parameters -> what is added to the gradient.
         """
         opt_state, losses = self.start(params), []
-        for places, feed in batches:
+        for indices, feed in batches:
             values, grads = [], []
-            for place in places:
+            for index in indices:
                 value, grad = self.value_and_grad(
                     params,
-                    *read_window(data, client, place),
-                    embeddings[client, place][None],
+                    *read_window(data, client, index),
+                    embeddings[client, index][None],
                     feed,
                 )
                 values.append(value)
@@ -143,8 +143,8 @@ class Server:
     trained = 0  # of the arguments of the joint loss: the server's parameters
 
     def __init__(self, model, gn, learning_rate, jit):
-        optimiser = optax.adam(learning_rate)
-        self.start = optimiser.init
+        optimizer = optax.adam(learning_rate)
+        self.start = optimizer.init
 
         def embed(server_params, rows, graph, inputs):
             hidden = [
@@ -169,33 +169,33 @@ class Server:
             return total
 
         def step(params, grads, opt_state):
-            updates, opt_state = optimiser.update(grads, opt_state)
+            updates, opt_state = optimizer.update(grads, opt_state)
             return optax.apply_updates(params, updates), opt_state
 
         self.embed = jit(embed)
         self.value_and_grad = jit(jax.value_and_grad(joint_loss, self.trained))
         self.step = jit(step)
 
-    def window(self, data, place):
+    def window(self, data, index):
         """Inputs and targets of all clients, [K, 12, 1, 2]."""
-        windows = [read_window(data, k, place) for k in range(len(data.speed))]
+        windows = [read_window(data, k, index) for k in range(len(data.speed))]
         return tuple(np.stack(part) for part in zip(*windows, strict=True))
 
     def embed_all(self, server_params, rows, data):
         """h_G [K, S, H] of every window, lines 31-35."""
         columns = [
-            self.embed(server_params, rows, data.graph, self.window(data, place)[0])
-            for place in range(len(data.starts))
+            self.embed(server_params, rows, data.graph, self.window(data, index)[0])
+            for index in range(len(data.starts))
         ]
         return np.concatenate(columns, axis=1)
 
-    def gradient(self, server_params, rows, data, places, feed):
+    def gradient(self, server_params, rows, data, indices, feed):
         """Of the joint loss, a mean over windows of a sum over clients."""
         parts = [
             self.value_and_grad(
-                server_params, rows, data.graph, *self.window(data, place), feed
+                server_params, rows, data.graph, *self.window(data, index), feed
             )
-            for place in places
+            for index in indices
         ]
         values, grads = zip(*parts, strict=True)
         return np.mean(values), mean_of(grads)
@@ -203,8 +203,8 @@ class Server:
     def update(self, server_params, opt_state, rows, data, batches):
         """Lines 19-30; also the mean loss of a client."""
         losses = []
-        for places, feed in batches:
-            loss, grads = self.gradient(server_params, rows, data, places, feed)
+        for indices, feed in batches:
+            loss, grads = self.gradient(server_params, rows, data, indices, feed)
             server_params, opt_state = self.step(server_params, grads, opt_state)
             losses.append(loss / len(rows))
         return server_params, opt_state, np.mean(losses)
@@ -217,10 +217,10 @@ class Joint(Server):
 
     def __init__(self, model, gn, client_rate, server_rate, jit):
         super().__init__(model, gn, server_rate, jit)
-        self.client_optimiser = optax.adam(client_rate)
+        self.client_optimizer = optax.adam(client_rate)
 
         def client_step(params, grads, opt_state):
-            updates, opt_state = self.client_optimiser.update(grads, opt_state)
+            updates, opt_state = self.client_optimizer.update(grads, opt_state)
             return optax.apply_updates(params, updates), opt_state
 
         self.client_step = jit(client_step)
@@ -236,7 +236,7 @@ def joint_rounds(joint, start, data, keys, config, merged):
     params, server_params = start
     num_clients = len(data.speed)
     rows = [params] * (1 if merged == "one" else num_clients)
-    client_states = [joint.client_optimiser.init(row) for row in rows]
+    client_states = [joint.client_optimizer.init(row) for row in rows]
     server_state, num_steps = joint.start(server_params), 0
     weights = [float(x) for x in data.client_weights]
 
@@ -253,10 +253,10 @@ def joint_rounds(joint, start, data, keys, config, merged):
             config.sampling_decay,
         )
         losses = []
-        for places, feed in batches:
+        for indices, feed in batches:
             everybody = rows * num_clients if merged == "one" else rows
             loss, (row_grads, server_grads) = joint.gradient(
-                server_params, everybody, data, places, feed
+                server_params, everybody, data, indices, feed
             )
             if merged == "one":
                 row_grads = [jax.tree.map(lambda *x: sum(x), *row_grads)]

@@ -58,8 +58,8 @@ class Problem(abc.ABC):
         del path
         return jnp.ndim(leaf) > 0 and leaf.shape[0] in (NUM_CLIENTS, NUM_PADDED)
 
-    def outputs_of(self, places, outputs):
-        return jnp.take(outputs, jnp.asarray(places), axis=self.OUTPUTS_AXIS)
+    def outputs_of(self, indices, outputs):
+        return jnp.take(outputs, jnp.asarray(indices), axis=self.OUTPUTS_AXIS)
 
 
 class Traffic(Problem):

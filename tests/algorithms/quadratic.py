@@ -186,8 +186,8 @@ class Twin:
         """{client: key of its updates} of a round."""
         train_key, _ = jax.random.split(key)
         cohort_key, update_key = jax.random.split(train_key)
-        places = draw_cohort(cohort_key, self.ids, self.size)
-        return {i: jax.random.fold_in(update_key, self.ids[i]) for i in places}
+        indices = draw_cohort(cohort_key, self.ids, self.size)
+        return {i: jax.random.fold_in(update_key, self.ids[i]) for i in indices}
 
     def steps(self, client, row, key, extra=lambda v: 0.0):
         """The local steps of one client -> (row, mean loss).
@@ -196,8 +196,8 @@ class Twin:
           extra: params [5] -> what is added to the gradient there.
         """
         v, mean, losses = row[PARAMS], row[MEAN], []
-        for places in np.asarray(batches_of(key, self.config)):
-            x, y = self.features[client, places], self.targets[client, places]
+        for indices in np.asarray(batches_of(key, self.config)):
+            x, y = self.features[client, indices], self.targets[client, indices]
             error = x @ v - y
             losses.append(np.mean(error**2) / 2)
             v = v - self.config.learning_rate * (x.T @ error / len(y) + extra(v))
@@ -220,14 +220,14 @@ class Twin:
         return np.average(list(rows.values()), axis=0, weights=weights)
 
 
-def normalised_adjacency(edges=EDGES, places=range(NUM_CLIENTS)):
+def normalised_adjacency(edges=EDGES, indices=range(NUM_CLIENTS)):
     """[i, j] = what i takes from j, self edges included, rows of sum 1."""
     takes = np.zeros((NUM_CLIENTS, NUM_CLIENTS))
     for sender, receiver, weight in edges:
         takes[receiver, sender] = weight
     for i in range(NUM_CLIENTS):
         takes[i, i] = takes[i, i] or 1
-    takes = takes[np.ix_(places, places)]
+    takes = takes[np.ix_(indices, indices)]
     return takes / takes.sum(axis=1, keepdims=True)
 
 

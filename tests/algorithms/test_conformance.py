@@ -248,12 +248,12 @@ def map_rows(problem, change, tree):
     )
 
 
-def rows(problem, tree, places):
+def rows(problem, tree, indices):
     """The rows of some clients; of a matrix of clients by clients also the columns."""
 
     def pick(x):
         is_matrix = x.ndim == 2 and x.shape[0] == x.shape[1]
-        return x[places][:, places] if is_matrix else x[places]
+        return x[indices][:, indices] if is_matrix else x[indices]
 
     return map_rows(problem, pick, tree)
 
@@ -335,9 +335,9 @@ def test_seeds_map(system, outcome):
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *states)
     mapped = system.jit(jax.vmap(system.algorithm.round, (0, None, 0)))
     together = mapped(stacked, system.train, jnp.stack(KEYS))
-    for place, (state, key) in enumerate(zip(states, KEYS, strict=True)):
+    for index, (state, key) in enumerate(zip(states, KEYS, strict=True)):
         alone = system.round()(state, system.train, key)
-        assert_close(jax.tree.map(lambda x, i=place: x[i], together), alone)
+        assert_close(jax.tree.map(lambda x, i=index: x[i], together), alone)
 
 
 def test_first_states_depend_on_the_seed_and_nothing_else(system):

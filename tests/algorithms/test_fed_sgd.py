@@ -7,7 +7,7 @@ import numpy.testing as npt
 import optax
 import pytest
 
-from fedjax_graph.algorithms.fed_sgd import SERVER_OPTIMISERS, FedSGDConfig, fed_sgd
+from fedjax_graph.algorithms.fed_sgd import SERVER_OPTIMIZERS, FedSGDConfig, fed_sgd
 from fedjax_graph.core import communication
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.tasks.nodes import NodeTask
@@ -32,7 +32,7 @@ def dense_loss(data):
 
     The subgraphs stand side by side in one dense matrix.
     """
-    owns = [alone(data, place) for place in range(len(data.client_ids))]
+    owns = [alone(data, index) for index in range(len(data.client_ids))]
     sizes = [len(own.labels) for own in owns]
     adjacency = np.eye(sum(sizes))
     for own, start in zip(owns, np.cumsum([0, *sizes[:-1]]), strict=True):
@@ -58,28 +58,28 @@ def first_clients(data, count):
     return type(data)(*(x[:count] for x in data))
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("num_clients", [1, NUM_CLIENTS])
 def test_rounds_are_steps_of_full_batch_training(
-    num_clients, optimiser, train, quick_jit
+    num_clients, optimizer, train, quick_jit
 ):
     """Of one graph, or of several whose clients weigh as much as they train on."""
     data = first_clients(train, num_clients)
     config = FedSGDConfig(
-        TASK, server_optimiser=optimiser, server_rate=0.05, weight_decay=DECAY
+        TASK, server_optimizer=optimizer, server_rate=0.05, weight_decay=DECAY
     )
     algorithm = fed_sgd(config)
     state = quick_jit(algorithm.init)(KEYS[0], data)
     params = jax.tree.map(lambda x: x[0], state.models["params"])
     take = quick_jit(jax.value_and_grad(dense_loss(data)))
     round_ = quick_jit(algorithm.round)
-    alone_optimiser = {"adam": optax.adam, "sgd": optax.sgd}[optimiser](0.05)
-    opt_state = alone_optimiser.init(params)
+    alone_optimizer = {"adam": optax.adam, "sgd": optax.sgd}[optimizer](0.05)
+    opt_state = alone_optimizer.init(params)
     for number, key in enumerate(KEYS, 1):
         state, metrics = round_(state, data, key)
         loss, gradient = take(params)
         gradient = jax.tree.map(lambda g, x: g + DECAY * x, gradient, params)
-        update, opt_state = alone_optimiser.update(gradient, opt_state, params)
+        update, opt_state = alone_optimizer.update(gradient, opt_state, params)
         params = optax.apply_updates(params, update)
         npt.assert_allclose(metrics["train_loss"], loss, rtol=1e-5)
         jax.tree.map(
@@ -108,7 +108,7 @@ def test_encrypted_gradients_take_the_same_steps(train, quick_jit):
         pytest.skip("encryption runs on one device")
     models = []
     for encryption in ("none", "ckks"):
-        config = FedSGDConfig(TASK, server_optimiser="sgd", encryption=encryption)
+        config = FedSGDConfig(TASK, server_optimizer="sgd", encryption=encryption)
         algorithm = fed_sgd(config)
         state = quick_jit(algorithm.init)(KEYS[0], train)
         state, metrics = quick_jit(algorithm.round)(state, train, KEYS[1])
@@ -141,7 +141,7 @@ def test_the_ledger_counts_a_model_and_a_gradient(train, participation):
     assert found == communication.Bytes(up=sent, down=sent)
 
 
-def test_an_unknown_optimiser_is_refused():
-    known = ", ".join(SERVER_OPTIMISERS)
-    with pytest.raises(InputError, match=f"unknown optimiser 'lion'; known: {known}"):
-        fed_sgd(FedSGDConfig(TASK, server_optimiser="lion"))
+def test_an_unknown_optimizer_is_refused():
+    known = ", ".join(SERVER_OPTIMIZERS)
+    with pytest.raises(InputError, match=f"unknown optimizer 'lion'; known: {known}"):
+        fed_sgd(FedSGDConfig(TASK, server_optimizer="lion"))

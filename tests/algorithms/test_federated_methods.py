@@ -231,9 +231,9 @@ def test_local_training_goes_on_where_it_ended(follow, participation):
 def test_graph_fed_avg_is_two_products_with_the_graph(follow, participation):
     def round_(twin, rows, key):
         trained, loss = twin.train(rows, key)
-        places = list(trained)
-        A, mixed = normalised_adjacency(places=places), rows.copy()
-        mixed[places] = A @ (A @ np.stack(list(trained.values())))
+        indices = list(trained)
+        A, mixed = normalised_adjacency(indices=indices), rows.copy()
+        mixed[indices] = A @ (A @ np.stack(list(trained.values())))
         return mixed, loss
 
     config = FederatedConfig(TASK, participation)

@@ -47,14 +47,14 @@ class MetaTwin(Twin):
     def cohort(self, key):
         """{client: key of its updates} of both stages."""
         cohort_key, update_key = jax.random.split(key)
-        places = draw_cohort(cohort_key, self.ids, self.size)
-        return {i: jax.random.fold_in(update_key, self.ids[i]) for i in places}
+        indices = draw_cohort(cohort_key, self.ids, self.size)
+        return {i: jax.random.fold_in(update_key, self.ids[i]) for i in indices}
 
     def meta_gradient(self, client, v, key, order):
         """Eq. 12 over all inner steps -> (gradient in v, query loss)."""
         jacobian = np.eye(len(v))
-        for places in np.asarray(batches_of(key, self.config)):
-            x, y = self.features[client, places], self.targets[client, places]
+        for indices in np.asarray(batches_of(key, self.config)):
+            x, y = self.features[client, indices], self.targets[client, indices]
             v = v - self.config.learning_rate * x.T @ (x @ v - y) / len(y)
             hessian = x.T @ x / len(y)
             jacobian = (np.eye(len(v)) - self.config.learning_rate * hessian) @ jacobian
@@ -95,7 +95,7 @@ def first_adam_step(v, gradient):
     return v - 0.3 * gradient / (np.abs(gradient) + 1e-8)
 
 
-ADAM = {"outer_optimiser": "adam", "weight_decay": 0.05}
+ADAM = {"outer_optimizer": "adam", "weight_decay": 0.05}
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.6])

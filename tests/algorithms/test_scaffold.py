@@ -108,26 +108,26 @@ def test_a_control_is_the_mean_of_the_gradients_before_the_correction():
 
 
 @pytest.mark.parametrize(
-    "optimiser",
+    "optimizer",
     [
         optax.sgd(0.1, momentum=0.9, nesterov=True),
         optax.sgd(optax.linear_schedule(0.3, 0.01, 4)),
         optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1)),
     ],
 )
-def test_a_control_does_not_depend_on_what_the_optimiser_makes_of_it(optimiser):
+def test_a_control_does_not_depend_on_what_the_optimizer_makes_of_it(optimizer):
     """The gradient of 1/2 v^2 is v: the control is the mean of the iterates."""
 
     def loss(params, stats, batch):
         del batch
         return params**2 / 2, stats
 
-    iterates, v, state = [], np.float32(2.0), optimiser.init(np.float32(2.0))
+    iterates, v, state = [], np.float32(2.0), optimizer.init(np.float32(2.0))
     for _ in range(4):
         iterates.append(v)
-        updates, state = optimiser.update(v + 0.3, state, v)
+        updates, state = optimizer.update(v + 0.3, state, v)
         v = v + updates
-    steps = local_steps(loss, optax.chain(control(np.float32(0.3)), optimiser))
+    steps = local_steps(loss, optax.chain(control(np.float32(0.3)), optimizer))
     result = steps({"params": np.float32(2), "batch_stats": {}}, np.zeros(4))
     npt.assert_allclose(result.opt_state[0].mean_gradient, np.mean(iterates), rtol=1e-5)
     npt.assert_allclose(result.model["params"], v, rtol=1e-5)

@@ -144,9 +144,9 @@ def random_adjacency(num_clients=5):
     return adjacency
 
 
-def convolved(adjacency, rows, num_steps, alpha, places):
+def convolved(adjacency, rows, num_steps, alpha, indices):
     """u = alpha A^m V + (1 - alpha) V in NumPy, A the cohort's with rows of sum 1."""
-    A = adjacency[np.ix_(places, places)].astype(float)
+    A = adjacency[np.ix_(indices, indices)].astype(float)
     for i, row in enumerate(A):
         A[i] = row / row.sum() if row.any() else np.eye(len(A))[i]
     V = rows.reshape(len(rows), -1).astype(float)
@@ -156,14 +156,14 @@ def convolved(adjacency, rows, num_steps, alpha, places):
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
 @pytest.mark.parametrize("alpha", [1.0, 0.4, 0.0])
-@pytest.mark.parametrize("places", [[0, 1, 2, 3, 4], [0, 2, 3]])
-def test_a_graph_convolution_is_a_power_of_the_cohorts_graph(num_steps, alpha, places):
-    adjacency, stacked = random_adjacency(), stacked_params(len(places))
-    cohort = Cohort(jnp.array(places), jnp.ones(len(places)))
+@pytest.mark.parametrize("indices", [[0, 1, 2, 3, 4], [0, 2, 3]])
+def test_a_graph_convolution_is_a_power_of_the_cohorts_graph(num_steps, alpha, indices):
+    adjacency, stacked = random_adjacency(), stacked_params(len(indices))
+    cohort = Cohort(jnp.array(indices), jnp.ones(len(indices)))
     aggregate = aggregation.graph_convolution(adjacency, num_steps, alpha)
     merged = aggregate(stacked, cohort)
     for name, rows in stacked.items():
-        expected = convolved(adjacency, rows, num_steps, alpha, places)
+        expected = convolved(adjacency, rows, num_steps, alpha, indices)
         npt.assert_allclose(merged[name], expected, rtol=1e-5, atol=1e-5)
     alone = aggregate({"kernel": stacked["kernel"]}, cohort)  # as one of several leaves
     npt.assert_array_equal(alone["kernel"], merged["kernel"])

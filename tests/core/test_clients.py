@@ -84,9 +84,9 @@ def test_a_key_belongs_to_an_identity_not_to_a_place():
     key = jax.random.key(3)
     ids = jnp.array([4, 0, 9])
     keys = clients.client_keys(key, ids)
-    for place, client_id in enumerate(ids):
+    for index, client_id in enumerate(ids):
         expected = jax.random.fold_in(key, client_id)
-        assert jax.random.key_data(keys[place]).tolist() == (
+        assert jax.random.key_data(keys[index]).tolist() == (
             jax.random.key_data(expected).tolist()
         )
 
@@ -100,13 +100,13 @@ def test_cohort_sizes(num_clients, participation, size):
 
 
 def cohort_ids(key, client_ids, weights, participation):
-    places, kept = clients.sample_cohort(key, client_ids, weights, participation)
-    assert places.shape == (clients.cohort_size(len(client_ids), participation),)
-    assert np.all(np.diff(places) > 0)  # ascending, without replacement
+    indices, kept = clients.sample_cohort(key, client_ids, weights, participation)
+    assert indices.shape == (clients.cohort_size(len(client_ids), participation),)
+    assert np.all(np.diff(indices) > 0)  # ascending, without replacement
     takes_part = np.asarray(kept) > 0
-    npt.assert_array_equal(kept[takes_part], weights[places][takes_part])
+    npt.assert_array_equal(kept[takes_part], weights[indices][takes_part])
     assert np.sum(takes_part) == clients.cohort_size(np.sum(weights > 0), participation)
-    return set(np.asarray(client_ids)[places][takes_part].tolist())
+    return set(np.asarray(client_ids)[indices][takes_part].tolist())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -125,7 +125,7 @@ def test_a_cohort_depends_on_identities_alone(seed, participation):
 def test_a_cohort_is_the_smallest_draws():
     key, ids = jax.random.key(1), jnp.array([2, 5, 8, 11])
     draws = [float(jax.random.uniform(jax.random.fold_in(key, i))) for i in ids]
-    expected = {int(ids[place]) for place in np.argsort(draws)[:2]}
+    expected = {int(ids[index]) for index in np.argsort(draws)[:2]}
     assert cohort_ids(key, ids, jnp.ones(4), 0.5) == expected
 
 

@@ -21,16 +21,16 @@ def drift(params, client, key):
     return {"w": 0.5 * params["w"] + client["x"] + noise}, jnp.sum(client["x"])
 
 
-def drift_of(row, place, key, ids=IDS, readings=READINGS):
-    noise = np.asarray(jax.random.normal(jax.random.fold_in(key, ids[place]), (3,)))
-    return 0.5 * row + readings[place] + noise
+def drift_of(row, index, key, ids=IDS, readings=READINGS):
+    noise = np.asarray(jax.random.normal(jax.random.fold_in(key, ids[index]), (3,)))
+    return 0.5 * row + readings[index] + noise
 
 
 def cohort_of(key, participation, ids=IDS, weights=WEIGHTS):
     """Places of the clients that take part, and the key of their updates."""
     cohort_key, update_key = jax.random.split(key)
-    places, _ = clients.sample_cohort(cohort_key, ids, weights, participation)
-    return np.asarray(places), update_key
+    indices, _ = clients.sample_cohort(cohort_key, ids, weights, participation)
+    return np.asarray(indices), update_key
 
 
 def toy_round(key, rows=1, readings=READINGS, ids=IDS, weights=WEIGHTS, **settings):
@@ -98,15 +98,15 @@ def test_the_order_of_clients_does_not_matter(participation, aggregate, rows):
     start = {"w": jnp.arange(3.0 * rows).reshape(rows, 3)}
     round_ = federated_round(drift, AGGREGATORS[settings.pop("aggregate")], **settings)
     params, loss = round_(start, {"x": READINGS}, IDS, WEIGHTS, key)
-    places = order if rows == 5 else np.array([0])
+    indices = order if rows == 5 else np.array([0])
     permuted, permuted_loss = round_(
-        {"w": start["w"][places]},
+        {"w": start["w"][indices]},
         {"x": READINGS[order]},
         IDS[order],
         WEIGHTS[order],
         key,
     )
-    npt.assert_allclose(permuted["w"], params["w"][places], atol=1e-6)
+    npt.assert_allclose(permuted["w"], params["w"][indices], atol=1e-6)
     npt.assert_allclose(permuted_loss, loss, rtol=1e-5)
 
 

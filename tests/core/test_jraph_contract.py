@@ -108,7 +108,7 @@ def test_graphs_of_one_shape_stack_under_vmap():
     scaled = [make_graph(scale * NODES) for scale in (1, 3)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *scaled)
     mapped = jax.vmap(network({}))(stacked)
-    for place, graph in enumerate(scaled):
+    for index, graph in enumerate(scaled):
         one = network({})(graph)
-        npt.assert_allclose(mapped.nodes[place], one.nodes)
-        npt.assert_allclose(mapped.globals[place], one.globals)
+        npt.assert_allclose(mapped.nodes[index], one.nodes)
+        npt.assert_allclose(mapped.globals[index], one.globals)

@@ -1,4 +1,4 @@
-"""The local update against optimiser steps written out."""
+"""The local update against optimizer steps written out."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import numpy.testing as npt
 import optax
 import pytest
 
-from fedjax_graph.core.local import local_steps, local_update, optimiser_step
+from fedjax_graph.core.local import local_steps, local_update, optimizer_step
 
 NUM_STEPS, BATCH = 6, 4
 LEARNING_RATE = 0.05
@@ -61,7 +61,7 @@ class Adam:
         return -LEARNING_RATE * mean / (np.sqrt(square) + 1e-8)
 
 
-OPTIMISERS = {
+OPTIMIZERS = {
     "sgd": (optax.sgd(LEARNING_RATE), SGD),
     "momentum": (optax.sgd(LEARNING_RATE, momentum=0.9), Momentum),
     "adam": (optax.adam(LEARNING_RATE), Adam),
@@ -72,22 +72,22 @@ def start_params():
     return {"w": np.array([0.5, -1.0, 2.0], np.float32), "b": np.float32(0.3)}
 
 
-def loop(make_optimiser, params, data):
+def loop(make_optimizer, params, data):
     """All steps in NumPy, with the masked rows cut off."""
-    optimiser, losses = make_optimiser(), []
+    optimizer, losses = make_optimizer(), []
     for x, y, mask in zip(data["x"], data["y"], data["mask"], strict=True):
         grads, value = gradient(params, x[mask > 0], y[mask > 0])
-        params = {k: v + optimiser(k, grads[k]) for k, v in params.items()}
+        params = {k: v + optimizer(k, grads[k]) for k, v in params.items()}
         losses.append(value)
     return params, np.mean(losses)
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_update_is_a_loop_of_steps(name):
-    optimiser, make_optimiser = OPTIMISERS[name]
+    optimizer, make_optimizer = OPTIMIZERS[name]
     data = batches()
-    params, mean_loss = local_update(loss, optimiser)(start_params(), data)
-    expected, expected_loss = loop(make_optimiser, start_params(), data)
+    params, mean_loss = local_update(loss, optimizer)(start_params(), data)
+    expected, expected_loss = loop(make_optimizer, start_params(), data)
     npt.assert_allclose(params["w"], expected["w"], rtol=1e-5, atol=1e-6)
     npt.assert_allclose(params["b"], expected["b"], rtol=1e-5, atol=1e-6)
     npt.assert_allclose(mean_loss, expected_loss, rtol=1e-5)
@@ -105,7 +105,7 @@ def test_masked_rows_change_nothing():
         npt.assert_array_equal(left, right)
 
 
-def test_the_optimiser_starts_anew_at_each_call():
+def test_the_optimizer_starts_anew_at_each_call():
     update = local_update(loss, optax.adam(LEARNING_RATE))
     data = batches()
     params, _ = update(start_params(), data)
@@ -116,11 +116,11 @@ def test_the_optimiser_starts_anew_at_each_call():
 
 
 def test_a_gradient_transformation_extends_the_step():
-    optimiser = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1.0))
-    step = optimiser_step(loss, optimiser)
+    optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1.0))
+    step = optimizer_step(loss, optimizer)
     params = start_params()
     batch = jax.tree.map(lambda x: x[0], batches())
-    (moved, _), value = step((params, optimiser.init(params)), batch)
+    (moved, _), value = step((params, optimizer.init(params)), batch)
     grads, expected_value = gradient(params, batch["x"], batch["y"])
     norm = np.sqrt(np.sum(grads["w"] ** 2) + grads["b"] ** 2)
     assert norm > 0.1
@@ -137,15 +137,15 @@ def centred_loss(params, stats, batch):
     return loss(params, moved), {"mean": mean, "count": stats["count"] + 1}
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_batch_statistics_pass_from_step_to_step(name):
     """A batch is centred by the statistics before it; no gradient goes into them."""
-    optimiser, make_optimiser = OPTIMISERS[name]
-    data, by_hand, losses = batches(), make_optimiser(), []
+    optimizer, make_optimizer = OPTIMIZERS[name]
+    data, by_hand, losses = batches(), make_optimizer(), []
     params, mean = start_params(), np.array([0.1, -0.2, 0.3])
     stats = {"mean": np.float32(mean), "count": np.int32(2)}
     model = {"params": start_params(), "batch_stats": stats}
-    result = local_steps(centred_loss, optimiser)(model, data)
+    result = local_steps(centred_loss, optimizer)(model, data)
     for x, y, mask in zip(data["x"], data["y"], data["mask"], strict=True):
         grads, value = gradient(params, x[mask > 0] - mean, y[mask > 0])
         params = {k: v + by_hand(k, grads[k]) for k, v in params.items()}
@@ -158,12 +158,12 @@ def test_batch_statistics_pass_from_step_to_step(name):
     npt.assert_allclose(result.loss, np.mean(losses), rtol=1e-5)
 
 
-def test_the_last_state_of_the_optimiser_is_returned():
-    optimiser = optax.chain(optax.identity(), optax.trace(decay=0.0), optax.scale(-0.1))
+def test_the_last_state_of_the_optimizer_is_returned():
+    optimizer = optax.chain(optax.identity(), optax.trace(decay=0.0), optax.scale(-0.1))
     model = {"params": start_params(), "batch_stats": {}}
     data = batches()
     before, after = (
-        local_steps(lambda p, s, b: (loss(p, b), s), optimiser)(
+        local_steps(lambda p, s, b: (loss(p, b), s), optimizer)(
             model, jax.tree.map(lambda x, n=n: x[:n], data)
         )
         for n in (NUM_STEPS - 1, NUM_STEPS)
@@ -174,9 +174,9 @@ def test_the_last_state_of_the_optimiser_is_returned():
 
 
 def test_the_local_update_is_a_model_without_statistics():
-    data, optimiser = batches(), optax.adam(LEARNING_RATE)
-    params, mean_loss = local_update(loss, optimiser)(start_params(), data)
-    steps = local_steps(lambda p, s, b: (loss(p, b), s), optimiser)
+    data, optimizer = batches(), optax.adam(LEARNING_RATE)
+    params, mean_loss = local_update(loss, optimizer)(start_params(), data)
+    steps = local_steps(lambda p, s, b: (loss(p, b), s), optimizer)
     result = steps({"params": start_params(), "batch_stats": {}}, data)
     for name, expected in result.model["params"].items():
         npt.assert_array_equal(params[name], expected)
@@ -203,18 +203,18 @@ def test_recomputed_steps_are_the_same_steps():
         npt.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
 
 
-def test_an_adjustment_acts_ahead_of_the_optimiser():
+def test_an_adjustment_acts_ahead_of_the_optimizer():
     data, model = batches(), {"params": start_params(), "batch_stats": {}}
     result = local_steps(
         lambda p, s, b: (loss(p, b), s),
         optax.adam(LEARNING_RATE),
         adjust=optax.add_decayed_weights(0.5),
     )(model, data)
-    optimiser, params = Adam(), start_params()
+    optimizer, params = Adam(), start_params()
     for x, y, mask in zip(data["x"], data["y"], data["mask"], strict=True):
         grads, _ = gradient(params, x[mask > 0], y[mask > 0])
         grads = {k: g + 0.5 * params[k] for k, g in grads.items()}
-        params = {k: v + optimiser(k, grads[k]) for k, v in params.items()}
+        params = {k: v + optimizer(k, grads[k]) for k, v in params.items()}
     for name, expected in params.items():
         npt.assert_allclose(result.model["params"][name], expected, 1e-5, 1e-6)
 

@@ -19,11 +19,11 @@ from fedjax_graph.core import mesh
 
 PROGRAM = """
 import json, sys
-from fedjax_graph import devices
+from fedjax_graph.core import mesh
 mesh.use_cpu_cores(int(sys.argv[1]))
 import jax, jax.numpy as jnp, numpy as np
 from fedjax_graph.algorithms import get_method, make_config
-from fedjax_graph.data import synthetic, windows
+from fedjax_graph.data.traffic import synthetic, windows
 from fedjax_graph.driver import rounds
 
 scan = jax.lax.scan  # not unrolled: quicker to compile
@@ -113,7 +113,7 @@ def test_one_device_is_the_plain_call():
 
 
 APART = """
-from fedjax_graph import devices
+from fedjax_graph.core import mesh
 mesh.use_cpu_cores(2)
 import jax, jax.numpy as jnp
 

@@ -107,12 +107,12 @@ def test_personal_leaves_neither_pull_nor_are_pulled(distance):
     npt.assert_allclose(flatten(new["base"]), flatten(alone), rtol=1e-6)
 
 
-def test_pulls_add_up_and_come_ahead_of_an_optimiser():
+def test_pulls_add_up_and_come_ahead_of_an_optimizer():
     other = {"params": draw(3)}
-    optimiser = optax.chain(
+    optimizer = optax.chain(
         pull(0.3, MODEL, "l2"), pull(0.5, other), optax.sgd(0.1, momentum=0.9)
     )
-    updates, _ = optimiser.update(GRADIENTS, optimiser.init(PARAMS), PARAMS)
+    updates, _ = optimizer.update(GRADIENTS, optimizer.init(PARAMS), PARAMS)
     v, w, u = flatten(PARAMS), flatten(CENTRE), flatten(other["params"])
     pulls = 0.3 * (v - w) / np.linalg.norm(v - w) + 0.5 * (v - u)
     expected = -0.1 * (flatten(GRADIENTS) + pulls)

@@ -100,12 +100,12 @@ def test_a_file_with_another_digest_is_not_kept(cache, server, register, digest)
 def test_the_next_mirror_is_asked(cache, server, register):
     (server.folder / "bad.csv").write_bytes(CONTENT[:-3])  # cut off on the way
     (server.folder / "good.csv").write_bytes(CONTENT)
-    places = ("absent.csv", "bad.csv", "good.csv")
-    urls = tuple(f"{server.url}/{place}" for place in places)
+    names = ("absent.csv", "bad.csv", "good.csv")
+    urls = tuple(f"{server.url}/{name}" for name in names)
     register(Source("distances.csv", urls, sha256=SHA256))
     (path,) = download.fetch("toy")
     assert path.read_bytes() == CONTENT
-    assert server.requested == [f"/{place}" for place in places]
+    assert server.requested == [f"/{name}" for name in names]
 
 
 def test_another_format_is_fetched_where_the_first_is_gone(cache, server, register):

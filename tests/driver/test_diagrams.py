@@ -28,18 +28,18 @@ def drawn(labels, edges, title=""):
     (axes,) = figure.axes
     boxes = [p for p in axes.patches if isinstance(p, FancyBboxPatch)]
     arrows = [p for p in axes.patches if isinstance(p, FancyArrowPatch)]
-    places = {
+    indices = {
         text.get_text(): box.get_bbox()
         for text, box in zip(axes.texts, boxes, strict=True)
     }
-    return figure, places, [arrow._path_original for arrow in arrows]
+    return figure, indices, [arrow._path_original for arrow in arrows]
 
 
 def ladder(num_rows):
     """Two chains, and an edge from every place to every place after the next."""
-    places = range(2 * num_rows)
-    labels = {place: f"place {place}" for place in places}
-    edges = [(a, b) for a in places for b in places if b == a + 2 or b > a + 4]
+    indices = range(2 * num_rows)
+    labels = {index: f"place {index}" for index in indices}
+    edges = [(a, b) for a in indices for b in indices if b == a + 2 or b > a + 4]
     return labels, edges
 
 
@@ -61,13 +61,13 @@ def test_boxes_are_apart_and_arrows_lead_around_them(labels, edges):
     assert len(arrows) == len(edges)
     for a, b in itertools.combinations(boxes.values(), 2):
         assert not covers(a, b)
-    by_place = dict(zip(labels, boxes.values(), strict=True))
+    by_index = dict(zip(labels, boxes.values(), strict=True))
     for (start, end), arrow in zip(edges, arrows, strict=True):
         first, last = arrow.vertices[[0, -1]]
-        npt.assert_allclose([first[1], last[1]], [by_place[start].y0, by_place[end].y1])
-        assert by_place[start].x0 < first[0] < by_place[start].x1
-        assert by_place[end].x0 < last[0] < by_place[end].x1
-        assert by_place[start].y0 > by_place[end].y1
+        npt.assert_allclose([first[1], last[1]], [by_index[start].y0, by_index[end].y1])
+        assert by_index[start].x0 < first[0] < by_index[start].x1
+        assert by_index[end].x0 < last[0] < by_index[end].x1
+        assert by_index[start].y0 > by_index[end].y1
         curve = arrow.to_polygons(closed_only=False)
         points = np.concatenate(
             [
@@ -93,7 +93,7 @@ def test_rows_are_the_longest_paths():
     heights = {int(text[-1]): box.y0 for text, box in boxes.items()}
     assert boxes["layer:\n7"].y0 == -boxes["layer:\n7"].y1
     assert heights[7] == heights[3] > heights[1] > heights[2] > heights[4]
-    steps = np.diff([heights[place] for place in (7, 1, 2, 4)])
+    steps = np.diff([heights[index] for index in (7, 1, 2, 4)])
     npt.assert_allclose(steps, steps[0])
 
 

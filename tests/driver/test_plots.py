@@ -90,8 +90,8 @@ def legend(figure):
         lambda path: plots.scatter(path, POINTS, "x", "y"),
         lambda path: diagrams.architecture(
             path,
-            {place: f"place {place}" for place in range(9)},
-            [((place - 1) // 2, place) for place in range(1, 9)],
+            {index: f"place {index}" for index in range(9)},
+            [((index - 1) // 2, index) for index in range(1, 9)],
         ),
     ],
     ids=[
@@ -244,9 +244,9 @@ def test_a_map_has_seen_and_unseen_sensors(tmp_path):
     is_seen = np.array([True, False, True])
     figure = plots.sensor_map_figure(longitude, latitude, is_seen)
     (axes,) = figure.axes
-    places = np.stack([longitude, latitude], axis=1)
-    npt.assert_array_equal(plot(axes, "seen in training: 2").get_xydata(), places[::2])
-    npt.assert_array_equal(plot(axes, "unseen: 1").get_xydata(), places[1:2])
+    indices = np.stack([longitude, latitude], axis=1)
+    npt.assert_array_equal(plot(axes, "seen in training: 2").get_xydata(), indices[::2])
+    npt.assert_array_equal(plot(axes, "unseen: 1").get_xydata(), indices[1:2])
     colours = {to_rgb(line.get_color()) for line in axes.lines}
     assert len(colours) == len(axes.lines) == 2
     kilometres = np.cos(np.deg2rad(np.mean(latitude)))  # of a degree east, over north

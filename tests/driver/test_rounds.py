@@ -276,9 +276,9 @@ def test_a_resumed_run_of_drawn_data_ends_as_if_never_stopped(tmp_path, drawn):
 
 def test_a_split_as_a_seed_sees_it(drawn):
     script, alone = drawn
-    for place in range(len(DRAWN_SEEDS)):
-        own = rounds.of_seed(script["train"], place, losses_are_drawn)
-        assert_same_bits(own, alone[place]["train"])
+    for index in range(len(DRAWN_SEEDS)):
+        own = rounds.of_seed(script["train"], index, losses_are_drawn)
+        assert_same_bits(own, alone[index]["train"])
     assert_same_bits(rounds.of_seed(script["train"], 1), script["train"])
 
 

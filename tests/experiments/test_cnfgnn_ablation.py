@@ -22,7 +22,7 @@ OF_SINGLE_SENSORS = (
 # Loops stay loops, which compile faster, but for `flops`, which has to see each step.
 ROLLED = """
 import functools, jax
-from fedjax_graph import flops
+from fedjax_graph.algorithms.cnfgnn import flops
 scan, count = jax.lax.scan, flops.count
 @functools.wraps(scan)
 def rolled(*args, unroll=1, **kwargs):
@@ -42,8 +42,8 @@ def machine(tmp_path_factory):
     machine = Machine(tmp_path_factory.mktemp("machine"), ROLLED)
     with np.load(machine.folder / "tiny.npz") as arrays:
         arrays = dict(arrays)
-    places = {"longitude": LONGITUDE, "latitude": np.linspace(34, 35, 4)}
-    np.savez(machine.folder / "placed.npz", **arrays, **places)
+    indices = {"longitude": LONGITUDE, "latitude": np.linspace(34, 35, 4)}
+    np.savez(machine.folder / "placed.npz", **arrays, **indices)
     return machine
 
 
@@ -69,7 +69,7 @@ def answers(machine):
         "sweep over a run": sweep("inductive", "--resume"),
         "run over a sweep": line("sweep", "--resume"),
         "scored sweep": sweep("sweep", "--eval_only"),
-        "no places": line("bad", HALF)[1:] + machine.command_line("bad")[:1],
+        "no indices": line("bad", HALF)[1:] + machine.command_line("bad")[:1],
         "too few": line("bad", "--train_fraction=0.1"),
         "zero": line("bad", "--train_fraction=0"),
         "all": line("bad", "--train_fraction=1"),
@@ -212,7 +212,7 @@ def test_a_finished_sweep_resumed_is_the_same(answers):
         ("sweep over a run", ["inductive", "holds a single run"]),
         ("run over a sweep", ["sweep", "holds a sweep"]),
         ("scored sweep", ["--eval_only", "single run"]),
-        ("no places", ["tiny: no latitude and longitude"]),
+        ("no indices", ["tiny: no latitude and longitude"]),
         ("too few", ["placed: a share of 0.1 is 0 of 4 sensors"]),
         ("zero", ["--train_fraction=0", "between 0 and 1"]),
         ("all", ["--train_fraction=1", "between 0 and 1"]),

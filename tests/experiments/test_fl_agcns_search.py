@@ -40,7 +40,7 @@ ROUNDS_OF_OTHERS = (NUM_GENERATIONS, NUM_GENERATIONS, 2, 1, 1)
 CKKS = "--encryption=ckks"
 OPS = ("GINConv", "APPNP")  # with batch statistics, and without weights
 FEW_CONVOLUTIONS = f"""
-from fedjax_graph import architecture
+from fedjax_graph.models import architecture
 from fedjax_graph.models import relaxation, supernet
 architecture.OPS = relaxation.OPS = supernet.OPS = {OPS}
 """

@@ -229,7 +229,7 @@ def test_pseudo_labels_are_counted_and_compared_with_the_truth(machine, outputs)
 
 def test_the_protocol_of_the_code_is_recorded_and_felt(machine, outputs):
     config = machine.entry("code")["config"]
-    kept = ("first_order", "outer_optimiser", "weight_decay", "outer_rate")
+    kept = ("first_order", "outer_optimizer", "weight_decay", "outer_rate")
     assert [config[key] for key in kept] == [True, "adam", 5e-4, 0.02]
     assert config["task"]["inner_rate"] == 0.01
     assert machine.results("code")["settings"]["setting"]["num_train"] == 300

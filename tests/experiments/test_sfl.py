@@ -235,7 +235,7 @@ def test_a_network_of_ones_own_has_its_unit(machine, outputs):
 def test_clients_without_neighbours_are_named(machine, outputs):
     (note,) = [line for line in outputs["mine"].splitlines() if "neighbour" in line]
     assert note.startswith("note: 2 of 5 clients take from no neighbour")
-    assert "(places 3, 4)" in note
+    assert "(indices 3, 4)" in note
     assert note.removeprefix("note: ") in machine.results("mine")["settings"]["notes"]
     assert "neighbour" not in outputs["none"], "without a graph there is none to lack"
 

@@ -53,9 +53,9 @@ def make_graph(seed, num_padded=0):
     return graph, (jnp.arange(len(nodes)) < NUM_NODES).astype(jnp.float32)
 
 
-def at(place, stacked):
+def at(index, stacked):
     """A row of all leaves."""
-    return jax.tree.map(lambda x: np.asarray(x[place]), stacked)
+    return jax.tree.map(lambda x: np.asarray(x[index]), stacked)
 
 
 def stage(model, name, gene, x):

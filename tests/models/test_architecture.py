@@ -134,12 +134,12 @@ def test_drawn_codes_as_released():
     absent = np.mean(codes[:, 1:-1] == 0, axis=0)
     assert not absent[:2].any()
     npt.assert_allclose(absent[2:], 0.2, atol=0.03)  # 4.7 standard deviations
-    for place, largest in enumerate(architecture.largest_genes(6)):
-        present = codes[codes[:, place] > 0, place]
+    for index, largest in enumerate(architecture.largest_genes(6)):
+        present = codes[codes[:, index] > 0, index]
         counts = np.bincount(present, minlength=largest + 1)[1:]
         expected = len(present) / largest
         deviation = np.sum((counts - expected) ** 2) / expected
-        assert deviation < largest - 1 + 5 * (2 * largest) ** 0.5, place  # chi-square
+        assert deviation < largest - 1 + 5 * (2 * largest) ** 0.5, index  # chi-square
 
 
 def test_every_code_is_equally_likely():
@@ -165,10 +165,10 @@ def test_given_stages(stages):
     npt.assert_array_equal(codes[:, 1:-1], free[:, 1:-1])
     allowed, anything = (architecture.is_gene(2, own) for own in (stages, (0, 0)))
     npt.assert_array_equal(allowed[1:-1], anything[1:-1])
-    for place, stage in zip((0, -1), stages, strict=True):
+    for index, stage in zip((0, -1), stages, strict=True):
         expected = [stage] if stage else [1, 2, 3, 4, 5]
-        assert np.unique(codes[:, place]).tolist() == expected
-        assert np.flatnonzero(allowed[place]).tolist() == expected
+        assert np.unique(codes[:, index]).tolist() == expected
+        assert np.flatnonzero(allowed[index]).tolist() == expected
 
 
 @pytest.mark.parametrize("stages", [(6, 5), (-1, 0), (3,)])
@@ -286,12 +286,12 @@ def test_an_unknown_fusion():
 def test_values_of_genes_are_those_of_valid_codes():
     table = architecture.is_gene(2)
     assert table.shape == (4, 25)
-    for place, value in np.ndindex(table.shape):
+    for index, value in np.ndindex(table.shape):
         code = [1, 1, 1, 1]
-        code[place] = value
+        code[index] = value
         try:
             architecture.check(code)
             is_valid = True
         except InputError:
             is_valid = False
-        assert table[place, value] == is_valid, code
+        assert table[index, value] == is_valid, code

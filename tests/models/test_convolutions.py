@@ -270,8 +270,8 @@ def pad(graph, rng):
     Returns:
       The padded graph, its node mask [N], and where the graph's own nodes are.
     """
-    places = rng.permutation(PADDED_NODES)
-    own, padding = places[:NUM_NODES], places[NUM_NODES:]
+    indices = rng.permutation(PADDED_NODES)
+    own, padding = indices[:NUM_NODES], indices[NUM_NODES:]
     nodes = 100 * rng.normal(size=(PADDED_NODES, SIZE))
     nodes[own] = graph.nodes
     half = (PADDED_EDGES - NUM_EDGES) // 2
@@ -341,11 +341,11 @@ def graphs_and_orders(draw):
 @hypothesis.given(case=graphs_and_orders())
 def test_permuting_nodes_permutes_outputs(name, case, variables, apply):
     graph, order = case
-    place = np.argsort(order)
+    index = np.argsort(order)
     permuted = graph._replace(
         nodes=graph.nodes[order],
-        senders=jnp.asarray(place[graph.senders], jnp.int32),
-        receivers=jnp.asarray(place[graph.receivers], jnp.int32),
+        senders=jnp.asarray(index[graph.senders], jnp.int32),
+        receivers=jnp.asarray(index[graph.receivers], jnp.int32),
     )
     mask = jnp.ones(NUM_NODES).at[0].set(0)
     for masks in ((None, None), (mask, mask[order])):
@@ -427,7 +427,7 @@ def test_a_switch_under_vmap(variables, apply, quick_jit):
     rng = np.random.default_rng(1)
     drawn = {name: variables(name) for name in CONVOLUTIONS}
     alone = [random_graph(seed) for seed in (7, 8)]
-    padded, masks, places = zip(*(pad(graph, rng) for graph in alone), strict=True)
+    padded, masks, indices = zip(*(pad(graph, rng) for graph in alone), strict=True)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *padded)
 
     def branch(name):
@@ -448,7 +448,7 @@ def test_a_switch_under_vmap(variables, apply, quick_jit):
         for client, graph in enumerate(alone):
             expected, _ = apply(name)(drawn[name], graph, jnp.ones(NUM_NODES))
             npt.assert_allclose(
-                outputs[client][places[client]], expected, atol=1e-5, err_msg=name
+                outputs[client][indices[client]], expected, atol=1e-5, err_msg=name
             )
 
 

@@ -253,8 +253,8 @@ def test_padding_changes_nothing(op, dense, variables, apply):
     matrix, nodes = dense
     graph, rng = to_graph(matrix, nodes), np.random.default_rng(1)
     garbage = 50 * rng.normal(size=(NUM_PADDED_NODES, NUM_FEATURES))
-    places = NUM_NODES + rng.integers(0, NUM_PADDED_NODES, (2, NUM_PADDED_EDGES))
-    ends = np.concatenate([places, np.stack([graph.senders, graph.receivers])], axis=1)
+    indices = NUM_NODES + rng.integers(0, NUM_PADDED_NODES, (2, NUM_PADDED_EDGES))
+    ends = np.concatenate([indices, np.stack([graph.senders, graph.receivers])], axis=1)
     padded = graph._replace(
         nodes=jnp.concatenate([graph.nodes, jnp.asarray(garbage, jnp.float32)]),
         edges=jnp.concatenate([jnp.ones(NUM_PADDED_EDGES), graph.edges]),

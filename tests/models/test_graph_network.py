@@ -65,10 +65,10 @@ def test_number_of_parameters():
 
 def mlp(layers, x):
     depth = len(layers)
-    for place in range(depth):
-        layer = layers[f"layers_{place}"]
+    for index in range(depth):
+        layer = layers[f"layers_{index}"]
         x = x @ layer["kernel"] + layer["bias"]
-        x = np.maximum(x, 0) if place < depth - 1 else x
+        x = np.maximum(x, 0) if index < depth - 1 else x
     return x
 
 

@@ -96,8 +96,8 @@ def test_the_cases_cover_all_ops_and_weights():
     assert {op for path in paths for op, _ in path.values()} == set(OPS)
     read = {(i - 1, source) for path in paths for i, (_, source) in path.items()}
     assert read == set(SLOTS)
-    for place in (0, -1):
-        assert {code[place] for code in CODES} == {1, 2, 3, 4, 5}
+    for index in (0, -1):
+        assert {code[index] for code in CODES} == {1, 2, 3, 4, 5}
 
 
 def test_fusion_of_all_layers(net_model, quick_jit, net_convolve):
@@ -277,20 +277,20 @@ def test_training_a_code_moves_only_its_weights(code, net_model, net_gradient):
             expected.add((op, SLOTS.index((layer - 1, source))))
     assert marked(touched["params"]) == expected
     for op, leaves in touched["batch_stats"].items():
-        assert set(touched_places(op, leaves)) == {x for x in expected if x[0] == op}
+        assert set(touched_indices(op, leaves)) == {x for x in expected if x[0] == op}
 
 
-def touched_places(name, leaves):
-    """The places that are marked, the same in all leaves of an op."""
+def touched_indices(name, leaves):
+    """The indices that are marked, the same in all leaves of an op."""
     first, *others = (np.ravel(x) for x in jax.tree.leaves(leaves))
     assert all((first == other).all() for other in others)
     return [(name, int(i)) for i in np.flatnonzero(first)]
 
 
 def marked(touched):
-    """The places of all weights that are marked."""
+    """The indices of all weights that are marked."""
     sets = {name: touched[name] for name in ("input", "output")} | touched["layers"]
-    return {place for name in sets for place in touched_places(name, sets[name])}
+    return {index for name in sets for index in touched_indices(name, sets[name])}
 
 
 def test_weights_of_several_codes(net_model):
@@ -344,14 +344,14 @@ def test_codes_in_turn_of_padded_clients_side_by_side(
 
     outputs, stats = run(jnp.array(CODES), *padded_clients)
     assert np.isfinite(outputs).all()
-    for place, code in enumerate(CODES):
+    for index, code in enumerate(CODES):
         for client, seed in enumerate((4, 5)):
             expected = net_apply(
                 net_model, make_graph(seed)[0], jnp.array(code), jnp.ones(7)
             )
             jax.tree.map(
                 functools.partial(npt.assert_allclose, rtol=1e-4, atol=1e-5),
-                (outputs[place, client, :NUM_NODES], at((place, client), stats)),
+                (outputs[index, client, :NUM_NODES], at((index, client), stats)),
                 expected,
             )
 

@@ -50,23 +50,23 @@ def batch():
 
 
 def test_each_pass_sees_every_window_once(batch):
-    assert batch.places.shape == batch.mask.shape == (12, 8)
+    assert batch.indices.shape == batch.mask.shape == (12, 8)
     assert batch.feed_truth.shape == (12, 12)
-    places, mask = (np.reshape(x, (3, 32)) for x in (batch.places, batch.mask))
-    for one_pass, counted in zip(places, mask, strict=True):
+    indices, mask = (np.reshape(x, (3, 32)) for x in (batch.indices, batch.mask))
+    for one_pass, counted in zip(indices, mask, strict=True):
         assert sorted(one_pass[counted > 0]) == list(range(26))
     npt.assert_array_equal(mask.sum(1), [26] * 3)
-    assert places.min() >= 0 and places.max() < 26
+    assert indices.min() >= 0 and indices.max() < 26
 
 
 def test_each_pass_has_an_order_of_its_own(batch):
-    first, second, third = np.reshape(batch.places, (3, 32))[:, :26]
+    first, second, third = np.reshape(batch.indices, (3, 32))[:, :26]
     assert not np.array_equal(first, second) and not np.array_equal(second, third)
     assert not np.array_equal(first, np.arange(26))
     other = make_batches(
         jax.random.key(1), first_step=jnp.int32(0), sampling_decay=1000.0
     )
-    assert not np.array_equal(other.places, batch.places)
+    assert not np.array_equal(other.indices, batch.indices)
     assert batching.steps_per_epoch(26, 8) == 4
     assert batching.steps_per_epoch(24, 8) == 3
 

@@ -39,7 +39,7 @@ def data() -> ImageData:
     return ImageData(
         images=pixels.astype(np.uint8),
         labels=rng.integers(0, NUM_CLASSES, NUM_IMAGES).astype(np.int32),
-        places=rng.permuted(
+        indices=rng.permuted(
             np.tile(np.arange(NUM_IMAGES, dtype=np.int32), (NUM_CLIENTS, 1)), axis=1
         )[:, :NUM_PLACES],
         mask=mask,
@@ -79,7 +79,7 @@ def assert_close(left, right, **tolerance):
     jax.tree.map(lambda a, b: npt.assert_allclose(a, b, **tolerance), left, right)
 
 
-# --- The rate and the optimiser ------------------------------------------------------
+# --- The rate and the optimizer ------------------------------------------------------
 
 
 def test_the_rate_rises_to_a_quarter_and_falls_to_the_end():
@@ -107,19 +107,19 @@ def nesterov(config, steps_per_epoch, params, gradients):
     return params
 
 
-def test_the_optimiser_is_nesterov_momentum_with_weight_decay():
+def test_the_optimizer_is_nesterov_momentum_with_weight_decay():
     config = dataclasses.replace(ImageTask(), local_epochs=4, weight_decay=0.1)
-    optimiser = task_images.local_optimiser(config, 3)
+    optimizer = task_images.local_optimizer(config, 3)
     rng = np.random.default_rng(0)
     params, gradients = rng.normal(size=5), rng.normal(size=(12, 5))
 
     def step(carry, gradient):
         params, state = carry
-        updates, state = optimiser.update(gradient, state, params)
+        updates, state = optimizer.update(gradient, state, params)
         return (optax.apply_updates(params, updates), state), None
 
     start = jnp.asarray(params, jnp.float32)
-    (moved, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), gradients)
+    (moved, _), _ = jax.lax.scan(step, (start, optimizer.init(start)), gradients)
     expected = nesterov(config, 3, params, gradients)
     assert np.abs(expected - params).max() > 0.5
     npt.assert_allclose(moved, expected, rtol=1e-4, atol=1e-5)
@@ -130,12 +130,12 @@ def test_the_optimiser_is_nesterov_momentum_with_weight_decay():
 
 @pytest.mark.parametrize("batch_size", [3, 7, 100])
 def test_an_epoch_sees_every_image_once(batch_size):
-    places = np.arange(10, 17, dtype=np.int32)
+    indices = np.arange(10, 17, dtype=np.int32)
     mask = np.array([1, 1, 0, 1, 1, 1, 0], np.float32)
-    batches = task_images.epoch_batches(jax.random.key(0), places, mask, batch_size, 3)
+    batches = task_images.epoch_batches(jax.random.key(0), indices, mask, batch_size, 3)
     steps = -(-7 // batch_size)
-    assert batches.places.shape == (3 * steps, min(batch_size, 7))
-    seen = np.asarray(batches.places).reshape(3, -1)
+    assert batches.indices.shape == (3 * steps, min(batch_size, 7))
+    seen = np.asarray(batches.indices).reshape(3, -1)
     counts = np.asarray(batches.mask).reshape(3, -1)
     orders = [tuple(own[count > 0]) for own, count in zip(seen, counts, strict=True)]
     for order in orders:
@@ -146,10 +146,10 @@ def test_an_epoch_sees_every_image_once(batch_size):
 
 
 def test_other_keys_give_other_orders():
-    places, mask = np.arange(30, dtype=np.int32), np.ones(30, np.float32)
+    indices, mask = np.arange(30, dtype=np.int32), np.ones(30, np.float32)
     first, second = (
         np.asarray(
-            task_images.epoch_batches(jax.random.key(k), places, mask, 30, 1).places
+            task_images.epoch_batches(jax.random.key(k), indices, mask, 30, 1).indices
         )
         for k in (0, 1)
     )
@@ -159,8 +159,8 @@ def test_other_keys_give_other_orders():
 # --- Training ------------------------------------------------------------------------
 
 
-def scaled(data, places):
-    return ((data.images[places] / 255 - data.mean) / data.std).astype(np.float32)
+def scaled(data, indices):
+    return ((data.images[indices] / 255 - data.mean) / data.std).astype(np.float32)
 
 
 def train(config, data, start, batches, augment=lambda key, images: images):
@@ -168,7 +168,7 @@ def train(config, data, start, batches, augment=lambda key, images: images):
     model = resnet.ResNet9(config.width, config.num_classes)
     params, structure = jax.tree.flatten(start["params"])
     stats, traces, total, count = start["batch_stats"], [0] * len(params), 0, 0
-    steps_per_epoch = len(batches.places) // config.local_epochs
+    steps_per_epoch = len(batches.indices) // config.local_epochs
 
     @jax.jit
     def gradients(params, stats, images, labels):
@@ -185,11 +185,11 @@ def train(config, data, start, batches, augment=lambda key, images: images):
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    for step, (places, mask) in enumerate(
-        zip(batches.places, batches.mask, strict=True)
+    for step, (indices, mask) in enumerate(
+        zip(batches.indices, batches.mask, strict=True)
     ):
-        images = augment(batches.key[step], scaled(data, places))[mask > 0]
-        labels = data.labels[places[mask > 0]]
+        images = augment(batches.key[step], scaled(data, indices))[mask > 0]
+        labels = data.labels[indices[mask > 0]]
         (loss, stats), grads = gradients(params, stats, images, labels)
         rate = np.interp(
             (step + 1) / steps_per_epoch,
@@ -229,10 +229,10 @@ def test_local_training_is_a_loop_of_steps(data, models, update, client, augment
     start, key = row(models, client), jax.random.key(5)
     result = update(config, start, client, key, data)
     batches = task_images.epoch_batches(
-        key, data.places[client], data.mask[client], 3, 2
+        key, data.indices[client], data.mask[client], 3, 2
     )
     batches = batches._replace(
-        places=np.asarray(batches.places), mask=np.asarray(batches.mask)
+        indices=np.asarray(batches.indices), mask=np.asarray(batches.mask)
     )
     views = [augmentation.augment] if augment else []
     params, stats, loss = train(config, data, start, batches, *views)
@@ -281,7 +281,7 @@ def test_a_client_of_padding_alone_stays_finite(data, models, update):
 def expected_logits(data, models, k):
     model = resnet.ResNet9(CONFIG.width, NUM_CLASSES)
     variables = row(models, k)
-    logits = [model.apply(variables, scaled(data, [p]))[0] for p in data.places[k]]
+    logits = [model.apply(variables, scaled(data, [p]))[0] for p in data.indices[k]]
     return np.array(logits, np.float64)
 
 
@@ -305,15 +305,15 @@ def test_scores_are_those_of_the_clients_own_images(data, models, task, probabil
     # Labels that the models get right more or less often.
     guesses = probabilities.argmax(axis=-1)
     labels = np.array(data.labels)
-    labels[data.places[0][:5]] = guesses[0][:5]
+    labels[data.indices[0][:5]] = guesses[0][:5]
     data = data._replace(labels=labels)
     accuracy, entropy = [], []
     for k in range(NUM_CLIENTS):
         right, losses = [], []
-        for i, place in enumerate(data.places[k]):
+        for i, index in enumerate(data.indices[k]):
             if data.mask[k, i]:
-                right.append(guesses[k, i] == labels[place])
-                losses.append(-np.log(probabilities[k, i, labels[place]]))
+                right.append(guesses[k, i] == labels[index])
+                losses.append(-np.log(probabilities[k, i, labels[index]]))
         accuracy.append(100 * np.mean(right))
         entropy.append(np.mean(losses))
     assert len(set(accuracy)) > 1

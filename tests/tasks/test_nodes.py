@@ -132,8 +132,8 @@ def update_all(quick_jit):
     return run
 
 
-def row(tree, place):
-    return jax.tree.map(lambda x: x[place], tree)
+def row(tree, index):
+    return jax.tree.map(lambda x: x[index], tree)
 
 
 @both_models
@@ -269,15 +269,15 @@ def test_scores_and_outputs_are_of_each_model_on_each_task(
     assert outputs.shape == (num_rows, query.nodes.shape[1], NUM_CLASSES)
     npt.assert_allclose(outputs.sum(axis=-1), 1, rtol=1e-5)
     expected = []
-    for place in range(num_rows):
-        params = models[place % num_models]["params"]
+    for index in range(num_rows):
+        params = models[index % num_models]["params"]
         if adapt_steps:
-            learnt_from = real(support, place % num_tasks)
+            learnt_from = real(support, index % num_tasks)
             params, _ = dense.steps(params, *learnt_from, adapt_steps)
-        chosen, labels = real(query, place % num_tasks)
+        chosen, labels = real(query, index % num_tasks)
         expected.append(dense.scores(params, chosen, labels))
         npt.assert_allclose(
-            outputs[place, : len(chosen)],
+            outputs[index, : len(chosen)],
             dense.probabilities(params)[chosen],
             rtol=1e-4,
             atol=1e-5,

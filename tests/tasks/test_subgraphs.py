@@ -40,8 +40,8 @@ def model(draw_params):
     return draw_params(make_task().init)
 
 
-def row(tree, place):
-    return jax.tree.map(lambda x: x[place], tree)
+def row(tree, index):
+    return jax.tree.map(lambda x: x[index], tree)
 
 
 def stack(trees):

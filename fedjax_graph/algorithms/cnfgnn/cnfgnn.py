@@ -16,7 +16,7 @@ Differences from the paper:
 - With `participation` < 1 a cohort trains in step (1); the GN always sees all nodes.
 From the released code, where the paper is silent: minibatches of 128 windows on a
 client and of 48 windows on the server, scheduled sampling, zeros as the first h_G and
-as the GN's global input, a fresh client optimiser each round and a lasting one for the
+as the GN's global input, a fresh client optimizer each round and a lasting one for the
 server.
 """
 
@@ -76,7 +76,7 @@ class CNFGNNState(NamedTuple):
     server_params: Any
     server_opt_state: optax.OptState
     round: jax.Array  # [] int32, global rounds so far
-    num_steps: jax.Array  # [] int32, optimisation steps so far
+    num_steps: jax.Array  # [] int32, optimization steps so far
 
 
 class Hidden(NamedTuple):
@@ -219,7 +219,7 @@ def server_phase(config: CNFGNNConfig):
       `Hidden` of all windows.
     """
     models = make_models(config)
-    optimiser = optax.adam(config.server_learning_rate)
+    optimizer = optax.adam(config.server_learning_rate)
 
     def gradients(server_params, client_params, data, h_c, starts, weights, feed_truth):
         """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
@@ -259,12 +259,12 @@ def server_phase(config: CNFGNNConfig):
                 server_params,
                 client_params,
                 data,
-                jax.tree.map(lambda x: x[:, batch.places], hidden),
-                data.starts[batch.places],
+                jax.tree.map(lambda x: x[:, batch.indices], hidden),
+                data.starts[batch.indices],
                 forecasting.joint_weights(data, batch, config.masked_loss),
                 batch.feed_truth,
             )
-            updates, opt_state = optimiser.update(grads, opt_state, server_params)
+            updates, opt_state = optimizer.update(grads, opt_state, server_params)
             return (optax.apply_updates(server_params, updates), opt_state), loss
 
         (server_params, opt_state), losses = jax.lax.scan(
@@ -289,15 +289,15 @@ def for_all_windows(fn, batch_size: int, size: int, data: TrafficData, *params):
     """
 
     def fill(starts, data, *params):
-        places = jnp.arange(len(starts)) * batch_size
+        indices = jnp.arange(len(starts)) * batch_size
 
         def step(buffer, batch):
-            starts, place = batch
+            starts, index = batch
             filled = fn(starts, data, *params)
-            return jax.lax.dynamic_update_slice(buffer, filled, (0, place, 0)), None
+            return jax.lax.dynamic_update_slice(buffer, filled, (0, index, 0)), None
 
         buffer = jnp.zeros((len(data.client_ids), starts.size, size))
-        return jax.lax.scan(step, buffer, (starts, places))[0]
+        return jax.lax.scan(step, buffer, (starts, indices))[0]
 
     starts, _ = batching.batches(data.starts, batch_size)
     return mesh.concat_parts(fill, out_axis=1)(starts, shared=(data, *params))

@@ -24,7 +24,7 @@ def count(fn: Callable[..., Any], *args: Any) -> float:
 
     A product of [I, J] and [J, L] has 2 I J L, an element-wise operation one for each
     element. Exponentials, hyperbolic tangents and the like are not among them: XLA
-    counts these apart. The program is analysed as it was traced: an optimised one also
+    counts these apart. The program is analysed as it was traced: an optimized one also
     has what fusions compute twice, and depends on the machine.
 
     Args:

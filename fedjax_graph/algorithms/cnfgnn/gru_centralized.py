@@ -2,7 +2,7 @@
 
 Meng, Rambhatla, Liu, "Cross-Node Federated Graph Neural Network for Spatio-Temporal
 Data Modeling", KDD 2021: one GRU encoder-decoder on the windows of all sensors in one
-place; nothing crosses. A round is one pass over the windows, and the optimiser lasts
+place; nothing crosses. A round is one pass over the windows, and the optimizer lasts
 over the rounds. Differences from the paper: none known. From the released code, where
 it is silent: a minibatch is of windows, each of all sensors, and scheduled sampling.
 """
@@ -28,17 +28,17 @@ from fedjax_graph.tasks import forecasting
 class GRUCentralizedState(NamedTuple):
     client_params: Any  # pytree of [1, ...]
     opt_state: optax.OptState
-    num_steps: jax.Array  # [] int32, optimisation steps so far
+    num_steps: jax.Array  # [] int32, optimization steps so far
 
 
 def gru_centralized(config: GRUConfig) -> FederatedAlgorithm:
     """One GRU for all sensors, trained on their windows together."""
-    optimiser = optax.adam(config.learning_rate)
+    optimizer = optax.adam(config.learning_rate)
 
     def init(key: jax.Array, data: TrafficData) -> GRUCentralizedState:
         del data
         params = first_params(config, key)
-        return GRUCentralizedState(params, optimiser.init(params), jnp.int32(0))
+        return GRUCentralizedState(params, optimizer.init(params), jnp.int32(0))
 
     def gradients(params, data, starts, weights, feed_truth):
         def loss(params):
@@ -52,9 +52,9 @@ def gru_centralized(config: GRUConfig) -> FederatedAlgorithm:
             params, opt_state = carry
             weights = forecasting.joint_weights(data, batch, config.masked_loss)
             loss, grads = mesh.sum_parts(gradients, in_axes=(None, None, 0, 2, None))(
-                params, data, data.starts[batch.places], weights, batch.feed_truth
+                params, data, data.starts[batch.indices], weights, batch.feed_truth
             )
-            updates, opt_state = optimiser.update(grads, opt_state, params)
+            updates, opt_state = optimizer.update(grads, opt_state, params)
             return (optax.apply_updates(params, updates), opt_state), loss
 
         batches = forecasting.joint_batches(

@@ -4,7 +4,7 @@ Federated averaging (McMahan et al., AISTATS 2017, Algorithm 1) of a GRU
 encoder-decoder, one local pass a round, and the same without averages: Meng,
 Rambhatla, Liu, "Cross-Node Federated Graph Neural Network for Spatio-Temporal Data
 Modeling", KDD 2021. Differences from the paper: none known. From the released code: a
-fresh optimiser each round in both, and `sampling_decay`, which under FedAvg is 1: no
+fresh optimizer each round in both, and `sampling_decay`, which under FedAvg is 1: no
 scheduled sampling after the first steps.
 """
 
@@ -30,7 +30,7 @@ class GRUConfig:
 
     hidden_size: int = 100  # 200 for the 727K model
     num_layers: int = 1  # 2 for the 727K model
-    embedding_size: int = 0  # width of zeros in the place of CNFGNN's h_G
+    embedding_size: int = 0  # width of zeros where CNFGNN has h_G
     learning_rate: float = 1e-3
     batch_size: int = 128
     sampling_decay: float = 1000.0
@@ -56,7 +56,7 @@ class GRUFedAvgConfig(GRULocalConfig):
 
 class GRUFedAvgState(NamedTuple):
     client_params: Any  # pytree of [1, ...], or [K, ...] without averages
-    num_steps: jax.Array  # [] int32, optimisation steps so far
+    num_steps: jax.Array  # [] int32, optimization steps so far
 
 
 def gru_fed_avg(
@@ -130,7 +130,7 @@ def first_state(config: GRUConfig, aggregate: aggregation.Aggregator):
 
 
 def client_data(config: GRUConfig, data: TrafficData) -> forecasting.ClientData:
-    """All clients' series, with zeros in the place of h_G."""
+    """All clients' series, with zeros for h_G."""
     shape = (len(data.client_ids), len(data.starts), config.embedding_size)
     return forecasting.ClientData(data.speed, jnp.zeros(shape, jnp.float32))
 

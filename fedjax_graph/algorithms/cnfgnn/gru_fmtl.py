@@ -12,7 +12,7 @@ is the weight of the edge i -> j. To the gradient at w_i the pull adds that of
 The first is 2 lambda sum_j a_ij (w_i - w_j), as of Eq. 5 where a_ij = a_ji. A round is
 an exchange of models and `sync_every` passes over the client's windows. Differences
 from the paper: none known. The defaults are the paper's; the released code's are
-`frobenius`, 0.01 and 5 passes, and a fresh optimiser each round and scheduled sampling
+`frobenius`, 0.01 and 5 passes, and a fresh optimizer each round and scheduled sampling
 are from there.
 
 The ledger follows Eq. 6: each model crosses once for each edge that needs it, from

@@ -12,7 +12,7 @@ h_c comes down (4 n H bytes a round, Eq. 8), and both halves take a step.
 - `gru_gn`: one encoder-decoder for all, data in one place, nothing crosses. Its
   gradient is that of the sum of the clients' losses, whose scale Adam does not see.
 
-Differences from the paper: none known. Where it is silent: both optimisers last over
+Differences from the paper: none known. Where it is silent: both optimizers last over
 the rounds, and under FedAvg each client keeps its own moments. From the released code:
 scheduled sampling. It takes 64 or 128 windows a minibatch, here as many as CNFGNN's
 server unless told otherwise.
@@ -50,7 +50,7 @@ class SplitLearningState(NamedTuple):
     server_params: Any
     client_opt_state: optax.OptState  # [K, ...], or [1, ...] of one model for all
     server_opt_state: optax.OptState
-    num_steps: jax.Array  # [] int32, optimisation steps so far
+    num_steps: jax.Array  # [] int32, optimization steps so far
 
 
 def split_learning(config: SplitConfig) -> FederatedAlgorithm:
@@ -137,8 +137,8 @@ def _joint_training(
       is_centralized: whether there is one model for all, and no communication.
     """
     models = make_models(config)
-    client_optimiser = optax.adam(config.client_learning_rate)
-    server_optimiser = optax.adam(config.server_learning_rate)
+    client_optimizer = optax.adam(config.client_learning_rate)
+    server_optimizer = optax.adam(config.server_learning_rate)
 
     def own_models(client_params, data):
         if is_centralized:
@@ -151,8 +151,8 @@ def _joint_training(
         return SplitLearningState(
             rows if average_every == "never" else client_params,
             server_params,
-            client_optimiser.init(rows),
-            server_optimiser.init(server_params),
+            client_optimizer.init(rows),
+            server_optimizer.init(server_params),
             num_steps=jnp.int32(0),
         )
 
@@ -175,13 +175,13 @@ def _joint_training(
                 client_params,
                 server_params,
                 data,
-                data.starts[batch.places],
+                data.starts[batch.indices],
                 forecasting.joint_weights(data, batch, config.masked_loss),
                 batch.feed_truth,
             )
-            updates, client_state = client_optimiser.update(client_grads, client_state)
+            updates, client_state = client_optimizer.update(client_grads, client_state)
             client_params = optax.apply_updates(client_params, updates)
-            updates, server_state = server_optimiser.update(server_grads, server_state)
+            updates, server_state = server_optimizer.update(server_grads, server_state)
             server_params = optax.apply_updates(server_params, updates)
             if average_every == "step":
                 client_params = own_models(average(client_params, data), data)

@@ -133,7 +133,7 @@ def client_share(
 
 
 def quotas(num: jax.Array | int, weights: jax.Array) -> jax.Array:
-    """`num` places shared out by weights [K] (largest remainders): [K] int32.
+    """`num` units shared out by weights [K] (largest remainders): [K] int32.
 
     Their sum is `num`; a client of weight 0 gets none.
     """

@@ -49,7 +49,7 @@ class FLGradientConfig(SearchConfig):
     architecture_betas: tuple[float, float] = (0.5, 0.999)
 
     @property
-    def architecture_optimiser(self) -> optax.GradientTransformation:
+    def architecture_optimizer(self) -> optax.GradientTransformation:
         """Of the alphas; the decay is added to the gradient."""
         first, second = self.architecture_betas
         return optax.chain(
@@ -73,7 +73,7 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
         del data
         weights_key, alphas_key = jax.random.split(key)
         alphas = first_alphas(alphas_key, config.num_layers, config.stages)
-        learnt = Learnt(alphas, config.architecture_optimiser.init(alphas))
+        learnt = Learnt(alphas, config.architecture_optimizer.init(alphas))
         weights = init_weights(config, weights_key)
         code = derive(alphas, config.stages)
         return SearchState(weights, code, jnp.int32(0), learnt)
@@ -159,7 +159,7 @@ def weights_step(config: FLGradientConfig):
             lambda x: jnp.ones((len(x), *[1] * (x.ndim - 1)), bool), model["params"]
         )
         params, opt_state = touched_step(
-            config.optimiser,
+            config.optimizer,
             model["params"],
             weights.opt_state,
             merged["params"],
@@ -191,7 +191,7 @@ def alphas_step(config: FLGradientConfig):
         alphas = {"params": learnt.alphas, "batch_stats": {}}
         data, unused_key = data._replace(client_weights=counts), jax.random.key(0)
         merged, _, metrics = run(alphas, data, unused_key, model)
-        update = config.architecture_optimiser.update
+        update = config.architecture_optimizer.update
         updates, opt_state = update(merged["params"], learnt.opt_state, learnt.alphas)
         return Learnt(optax.apply_updates(learnt.alphas, updates), opt_state), metrics
 

@@ -76,7 +76,7 @@ def draw_codes(config: TrialConfig, key: jax.Array, num: int) -> jax.Array:
 
 
 def fresh_weights(config: TrialConfig, key: jax.Array) -> Weights:
-    """A SuperNet's; no optimiser outlives a trial."""
+    """A SuperNet's; no optimizer outlives a trial."""
     return Weights(config.supernet.init(key), None)
 
 
@@ -125,7 +125,7 @@ def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
 
 def make_trial(config: TrialConfig):
     """Factory of (data, code [L + 2], key) -> Trial."""
-    net, optimiser = config.supernet, config.optimiser
+    net, optimizer = config.supernet, config.optimizer
 
     def loss(params, stats, own, key, code):
         outputs, stats = net.apply_path(
@@ -148,7 +148,7 @@ def make_trial(config: TrialConfig):
         def epoch(carry, key):
             path, opt_state = carry
             merged, loss, cost = gradient(path, data, key, code, sent=sent)
-            updates, opt_state = optimiser.update(
+            updates, opt_state = optimizer.update(
                 merged["params"], opt_state, path["params"]
             )
             params = optax.apply_updates(path["params"], updates)
@@ -156,7 +156,7 @@ def make_trial(config: TrialConfig):
 
         (path, _), (losses, costs) = jax.lax.scan(
             epoch,
-            (path, optimiser.init(path["params"])),
+            (path, optimizer.init(path["params"])),
             jax.random.split(epochs_key, config.num_epochs),
         )
         model = net.with_path(model, code, path)

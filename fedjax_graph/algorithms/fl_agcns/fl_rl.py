@@ -52,7 +52,7 @@ class FLRLConfig(TrialConfig):
         return Controller(self.num_layers, self.controller_size, self.stages)
 
     @property
-    def controller_optimiser(self) -> optax.GradientTransformation:
+    def controller_optimizer(self) -> optax.GradientTransformation:
         return optax.adam(self.controller_rate)
 
 
@@ -72,7 +72,7 @@ def fl_rl(config: FLRLConfig) -> FederatedAlgorithm:
         del data
         trial_key, controller_key = jax.random.split(key)
         params = controller.init(controller_key)
-        opt_state = config.controller_optimiser.init(params)
+        opt_state = config.controller_optimizer.init(params)
         return first_state(config, trial_key, Learnt(params, opt_state, jnp.float32(0)))
 
     def round_(state, data, key):
@@ -121,7 +121,7 @@ def learn(
         return -jnp.mean(gains * config.controller.log_prob(params, codes))
 
     grads = jax.grad(loss)(learnt.params)
-    update = config.controller_optimiser.update
+    update = config.controller_optimizer.update
     updates, opt_state = update(grads, learnt.opt_state, learnt.params)
     return Learnt(optax.apply_updates(learnt.params, updates), opt_state, baseline)
 

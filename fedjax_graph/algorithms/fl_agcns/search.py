@@ -60,7 +60,7 @@ class SearchConfig:
         )
 
     @property
-    def optimiser(self) -> optax.GradientTransformation:
+    def optimizer(self) -> optax.GradientTransformation:
         """Of one set of weights; the decay is added to the gradient."""
         return optax.chain(
             optax.add_decayed_weights(self.weight_decay), optax.adam(self.learning_rate)
@@ -87,25 +87,25 @@ class SearchState(NamedTuple):
 
 
 def init_weights(config: SearchConfig, key: jax.Array) -> Weights:
-    """Fresh weights, with an optimiser's state for each set of them."""
+    """Fresh weights, with an optimizer's state for each set of them."""
     model = config.supernet.init(key)
-    init = jax.vmap(config.optimiser.init)
+    init = jax.vmap(config.optimizer.init)
     return Weights(model, jax.tree.map(init, model["params"]))
 
 
 def touched_step(
-    optimiser: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     params: Params,
     opt_state: Any,
     grads: Params,
     touched: Params,
 ) -> tuple[Params, Any]:
-    """An optimiser step of those sets of weights alone that are touched.
+    """An optimizer step of those sets of weights alone that are touched.
 
     Args:
-      optimiser: of one set.
+      optimizer: of one set.
       params: leaves [S, ...], S sets of weights.
-      opt_state: in the place of each leaf, the state of its S sets.
+      opt_state: for each leaf, the state of its S sets.
       grads: like params.
       touched: bool leaves [S, 1, ...].
 
@@ -114,7 +114,7 @@ def touched_step(
     """
 
     def step(x, grad, state):
-        update, state = optimiser.update(grad, state, x)
+        update, state = optimizer.update(grad, state, x)
         return optax.apply_updates(x, update), state
 
     def step_sets(x, state, grad, is_touched):
@@ -206,7 +206,7 @@ def train_step(config: SearchConfig):
         model, touched = weights.model, config.supernet.touched(weights.model, codes)
         merged, value, metrics = run(model, data, key, codes, sent=touched)
         params, opt_state = touched_step(
-            config.optimiser,
+            config.optimizer,
             model["params"],
             weights.opt_state,
             merged["params"],

@@ -36,7 +36,7 @@ from fedjax_graph.core.federated import (
     FederatedConfig,
     FederatedState,
     federated,
-    place,
+    write_back,
 )
 from fedjax_graph.core.proximal import Distance, pull
 from fedjax_graph.core.task import Task
@@ -105,7 +105,7 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
             learnt = structure_learning.learn(
                 config.structure,
                 stacked["params"],
-                jnp.asarray(data.client_ids)[cohort.places],
+                jnp.asarray(data.client_ids)[cohort.indices],
                 cohort.weights > 0,
                 key,
             )
@@ -115,14 +115,14 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
                 given = aggregation.cohort_adjacency(given, cohort)
                 adjacency = (1 - config.learnt_share) * graphs.row_normalise(given)
                 adjacency = adjacency + config.learnt_share * learnt
-            everybody = cohort._replace(places=jnp.arange(len(cohort.places)))
+            everybody = cohort._replace(indices=jnp.arange(len(cohort.indices)))
             convolve = aggregation.graph_convolution(
                 adjacency, config.propagation_steps, config.alpha
             )
             num_clients = len(data.client_ids)
-            rows = jnp.zeros((len(cohort.places), num_clients))
-            rows = rows.at[:, cohort.places].set(learnt)
-            memory = place(state.memory, rows, cohort, num_clients)
+            rows = jnp.zeros((len(cohort.indices), num_clients))
+            rows = rows.at[:, cohort.indices].set(learnt)
+            memory = write_back(state.memory, rows, cohort, num_clients)
             return convolve(stacked, everybody), memory
 
         return aggregate

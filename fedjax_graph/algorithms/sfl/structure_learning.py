@@ -26,7 +26,7 @@ MOST_CHUNK_BYTES = 256 * 2**20
 class StructureConfig:
     """Of the graph constructor; defaults: the released code's.
 
-    The optimiser belongs to the target: SGD(0.01) with weight decay 1e-4 for 10 epochs,
+    The optimizer belongs to the target: SGD(0.01) with weight decay 1e-4 for 10 epochs,
     or, for similarities, Adam(0.03) for 300.
     """
 
@@ -200,10 +200,10 @@ def learn(
     pairs = is_real[:, None] & is_real[None] & ~jnp.eye(len(squares), dtype=bool)
     if is_mutual:
         target = similarities(squares, pairs)
-        optimiser, num_epochs = optax.adam(0.03, eps=1e-4), 300
+        optimizer, num_epochs = optax.adam(0.03, eps=1e-4), 300
     else:
         target = jnp.sqrt(squares) * pairs
-        optimiser = optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.01))
+        optimizer = optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.01))
         num_epochs = 10
 
     def adjacency(constructor):
@@ -215,11 +215,11 @@ def learn(
     def step(carry, _):
         constructor, opt_state = carry
         grads = jax.grad(loss)(constructor)
-        updates, opt_state = optimiser.update(grads, opt_state, constructor)
+        updates, opt_state = optimizer.update(grads, opt_state, constructor)
         return (optax.apply_updates(constructor, updates), opt_state), None
 
     constructor = init_constructor(key, client_ids, config.embedding_size)
-    carry = (constructor, optimiser.init(constructor))
+    carry = (constructor, optimizer.init(constructor))
     (constructor, _), _ = jax.lax.scan(step, carry, length=num_epochs)
     scores = edge_scores(constructor, config.saturation, is_mutual)
     scores = jnp.where(pairs, scores, -jnp.inf)
@@ -234,7 +234,7 @@ def keep_strongest(adjacency: jax.Array, scores: jax.Array, count: int) -> jax.A
     """
     if count >= adjacency.shape[1]:
         return adjacency
-    _, places = jax.lax.top_k(scores, count)
+    _, indices = jax.lax.top_k(scores, count)
     rows = jnp.arange(len(adjacency))[:, None]
     kept = jnp.zeros_like(adjacency)
-    return kept.at[rows, places].set(adjacency[rows, places])
+    return kept.at[rows, indices].set(adjacency[rows, indices])

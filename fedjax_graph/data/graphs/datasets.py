@@ -204,12 +204,12 @@ def _only_name(folder: Path) -> str:
 def _how_to_get(name: str, data_dir) -> str:
     """What to do where a dataset is in no form that can be read."""
     published = PUBLISHED[name]
-    places = " or ".join(map(str, files.folders(data_dir)))
+    searched = " or ".join(map(str, files.folders(data_dir)))
     wanted = list(published.archives)
     if published.planetoid:
         wanted.append(f"ind.{published.planetoid}.graph")
     wanted += _product_marks(published)
-    message = f"{name}: no {' or '.join(wanted)} in {places}; "
+    message = f"{name}: no {' or '.join(wanted)} in {searched}; "
     if published.products:
         return message + (
             "unpack OGB's ogbn-products there, or name the folder that has its folder "

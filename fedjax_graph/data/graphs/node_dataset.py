@@ -20,7 +20,7 @@ class NodeDataset(NamedTuple):
     name: str
     features: scipy.sparse.csr_array | np.ndarray  # [N, F] float32; sparse: word bags
     edges: np.ndarray  # [E, 2] int32, sorted, each undirected edge once, first < second
-    labels: np.ndarray  # [N] int32, a place in `class_names`; -1 where a node has none
+    labels: np.ndarray  # [N] int32, index into `class_names`; -1 where a node has none
     class_names: tuple[str, ...]
     splits: dict[str, np.ndarray]  # published "train", "validation", "test" nodes
     notes: tuple[str, ...] = ()  # what was done to the data, or must be known
@@ -61,13 +61,13 @@ def subset(dataset: NodeDataset, nodes: np.ndarray) -> NodeDataset:
     """
     nodes = np.asarray(nodes, np.int64)
     check_nodes(nodes, len(dataset.labels), f"subset of {dataset.name}")
-    place = np.full(len(dataset.labels), -1, np.int32)
-    place[nodes] = np.arange(len(nodes))
-    if not np.array_equal(place[nodes], np.arange(len(nodes))):
+    index = np.full(len(dataset.labels), -1, np.int32)
+    index[nodes] = np.arange(len(nodes))
+    if not np.array_equal(index[nodes], np.arange(len(nodes))):
         raise InputError(f"subset of {dataset.name} has a node twice")
-    edges = np.sort(place[dataset.edges], axis=1)
+    edges = np.sort(index[dataset.edges], axis=1)
     edges = edges[edges[:, 0] >= 0]
-    splits = {name: place[split] for name, split in dataset.splits.items()}
+    splits = {name: index[split] for name, split in dataset.splits.items()}
     return dataset._replace(
         features=dataset.features[nodes],
         edges=edges[np.lexsort(edges.T[::-1])],

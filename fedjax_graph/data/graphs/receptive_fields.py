@@ -25,8 +25,8 @@ class Field(NamedTuple):
     """
 
     rows: jax.Array  # [..., H] int32, rows of the propagated features
-    senders: jax.Array  # [..., E] int32, places among the H nodes
-    receivers: jax.Array  # [..., E] int32, ascending, places among the L nodes
+    senders: jax.Array  # [..., E] int32, indices among the H nodes
+    receivers: jax.Array  # [..., E] int32, ascending, indices among the L nodes
     weights: jax.Array  # [..., E] float32, entries of S; 0 for padding
     labels: jax.Array  # [..., L] int32
     mask: jax.Array  # [..., L] float32, 0 for padding
@@ -86,8 +86,8 @@ def make_splits(
     rows = jnp.asarray(rows, jnp.float32)
 
     def renumber(field: Field) -> Field:
-        places = np.searchsorted(used, field.rows).astype(np.int32)
-        return jax.tree.map(jnp.asarray, field._replace(rows=places))
+        indices = np.searchsorted(used, field.rows).astype(np.int32)
+        return jax.tree.map(jnp.asarray, field._replace(rows=indices))
 
     is_training = np.any(draw["train"].support.mask > 0, axis=-1)
     return {
@@ -150,7 +150,7 @@ def _fields(
 def _field(
     propagation: scipy.sparse.csr_array, nodes: np.ndarray, num_hops: int, size: int
 ) -> Sequence[np.ndarray]:
-    """Rows [H], senders, receivers and weights [E] of nodes [n] in `size` places."""
+    """Rows [H], senders, receivers and weights [E] of nodes [n] in `size` slots."""
     none = np.zeros(0, np.int32)
     if num_hops == 0 or not len(nodes):
         return _padded(nodes, size, 0), none, none, none.astype(np.float32)

@@ -2,7 +2,7 @@
 
 Edges are drawn by a degree-corrected stochastic block model [1] with equal classes: a
 given share of them within a class, the rest between a class and the next, as between
-neighbouring fields of research. In either, the ends are places u^2 in their class, u
+neighbouring fields of research. In either, the ends are positions u^2 in their class, u
 uniform in (0, 1): the expected degree at place x goes as x^(-1/2), so degrees have the
 power-law tail of exponent 3 that growing networks have [2]. Edges are distinct, and
 exactly as many as asked for.
@@ -28,7 +28,7 @@ _CHUNK = 1 << 22  # edges or nodes drawn at a time
 
 
 class _Blocks(NamedTuple):
-    """Classes of nodes: class c has the places starts[c] to starts[c + 1] - 1."""
+    """Classes of nodes: class c has the indices starts[c] to starts[c + 1] - 1."""
 
     starts: np.ndarray  # [C + 1]
     nodes: np.ndarray  # [N] the node at each place
@@ -205,9 +205,9 @@ def _draw_nodes(
     rng: np.random.Generator, blocks: _Blocks, classes: np.ndarray
 ) -> np.ndarray:
     """A node of each class, by its expected degree."""
-    places = rng.random(len(classes)) ** 2
-    places *= np.diff(blocks.starts)[classes]
-    return blocks.nodes[blocks.starts[classes] + places.astype(np.int64)]
+    offsets = rng.random(len(classes)) ** 2
+    offsets *= np.diff(blocks.starts)[classes]
+    return blocks.nodes[blocks.starts[classes] + offsets.astype(np.int64)]
 
 
 def _bags_of_words(

@@ -43,7 +43,7 @@ _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataset:
-    """Images and their labels, on the host. A label is a place in `class_names`."""
+    """Images and their labels, on the host. A label is an index into `class_names`."""
 
     name: str
     train_images: np.ndarray  # [M, H, W, 3] uint8

@@ -23,12 +23,12 @@ from fedjax_graph.data.images.datasets import ImageDataset
 class ImageData(NamedTuple):
     """One split of all clients on the device: a pytree, passed as an argument.
 
-    A padded client has weight 0, mask 0, no edges and any places.
+    A padded client has weight 0, mask 0, no edges and any indices.
     """
 
     images: jax.Array  # [N, H, W, 3] uint8, all images, training and test ones
     labels: jax.Array  # [N] int32
-    places: jax.Array  # [K, S] int32, which images are the client's in this split
+    indices: jax.Array  # [K, S] int32, which images are the client's in this split
     mask: jax.Array  # [K, S] float32, 0 for padding
     mean: jax.Array  # [3] float32, of the training pixels in [0, 1]
     std: jax.Array  # [3] float32, likewise
@@ -42,7 +42,7 @@ def shard_partition(
 ) -> np.ndarray:
     """Deals shards of equal size to clients at random.
 
-    A shard is a run of images in the order of their labels (see `shard_places`).
+    A shard is a run of images in the order of their labels (see `shard_indices`).
 
     Args:
       train_labels: [M], of which there have to be a multiple of K x shards.
@@ -63,7 +63,7 @@ def shard_partition(
     return order.reshape(num_clients, shards)
 
 
-def shard_places(labels: np.ndarray, shard_numbers: np.ndarray) -> np.ndarray:
+def shard_indices(labels: np.ndarray, shard_numbers: np.ndarray) -> np.ndarray:
     """The images of each client.
 
     All images are sorted by label, those of one label staying in order, and cut into
@@ -148,10 +148,10 @@ def make_splits(
     """Deals a dataset to clients: one `ImageData` for each name in `batching.SPLITS`.
 
     Training and test images are cut into as many shards, each sorted by label, and a
-    client gets the shards at the same places of both: where the two have their labels
+    client gets the shards at the same indices of both: where the two have their labels
     in the same proportions, a client is tested on its own mix. Part of a client's
     training images, drawn from its identity, serves for validation; the graph links
-    clients by the labels of all of them. The splits share all arrays but the places.
+    clients by the labels of all of them. The splits share all arrays but the indices.
 
     Args:
       dataset: M training and L test images.
@@ -169,9 +169,9 @@ def make_splits(
         {"training": len(labels[0]), "test": len(labels[1])}, num_clients, shards
     )
     numbers = shard_partition(labels[0], num_clients, shards, seed)
-    own, test = (shard_places(part, numbers) for part in labels)
+    own, test = (shard_indices(part, numbers) for part in labels)
     is_validation = _validation_draw(*own.shape, validation_fraction, seed)
-    places = (
+    indices = (
         own[~is_validation].reshape(num_clients, -1),
         own[is_validation].reshape(num_clients, -1),
         test + np.int32(len(labels[0])),
@@ -181,19 +181,19 @@ def make_splits(
     shared = ImageData(
         images=jnp.asarray(np.concatenate([dataset.train_images, dataset.test_images])),
         labels=jnp.asarray(np.concatenate(labels), jnp.int32),
-        places=jnp.zeros((num_clients, 0), jnp.int32),
+        indices=jnp.zeros((num_clients, 0), jnp.int32),
         mask=jnp.zeros((num_clients, 0), jnp.float32),
         mean=jnp.asarray(mean, jnp.float32),
         std=jnp.asarray(std, jnp.float32),
         graph=graphs.from_adjacency(relation_graph(counts)),
         client_ids=jnp.arange(num_clients, dtype=jnp.int32),
-        client_weights=jnp.full(num_clients, places[0].shape[1], jnp.float32),
+        client_weights=jnp.full(num_clients, indices[0].shape[1], jnp.float32),
     )
     return {
         name: shared._replace(
-            places=jnp.asarray(part), mask=jnp.ones(part.shape, jnp.float32)
+            indices=jnp.asarray(part), mask=jnp.ones(part.shape, jnp.float32)
         )
-        for name, part in zip(batching.SPLITS, places, strict=True)
+        for name, part in zip(batching.SPLITS, indices, strict=True)
     }
 
 

@@ -180,8 +180,8 @@ def _own_coordinates(pose: _Pose, size: int) -> tuple[np.ndarray, np.ndarray]:
 def _inside(shapes: np.ndarray, across: np.ndarray, along: np.ndarray) -> np.ndarray:
     """Distances to the outline, roughly, in radii and positive within the shape."""
     distance = np.empty_like(across)
-    for place, name in enumerate(SHAPES):
-        is_it = shapes == place
+    for index, name in enumerate(SHAPES):
+        is_it = shapes == index
         x, y = across[is_it], along[is_it]
         distance[is_it] = _OUTLINES[name](x, y)
     return distance
@@ -221,9 +221,9 @@ def _texture(rng, kinds: np.ndarray, across, along) -> np.ndarray:
     x, y = np.sin(frequency * across + phase[0]), np.sin(frequency * along + phase[1])
     waves = {"striped": x, "chequered": x * y, "dotted": x + y - 0.7}
     mix = np.zeros_like(x)
-    for place, name in enumerate(TEXTURES):
+    for index, name in enumerate(TEXTURES):
         if name in waves:
-            mix[kinds == place] = _soft(waves[name][kinds == place], 0.5)
+            mix[kinds == index] = _soft(waves[name][kinds == index], 0.5)
     return mix
 
 

@@ -42,7 +42,7 @@ class Published(NamedTuple):
     num_steps: int
     readings: tuple[str, ...]  # the first to be found is read
     graphs: tuple[str, ...] = ()  # likewise; not needed beside a .npz file
-    places: tuple[str, ...] = ()  # likewise; may be absent
+    coordinates: tuple[str, ...] = ()  # likewise; may be absent
     subfolders: tuple[str, ...] = ()  # of the data folder, looked into as well
     notes: tuple[str, ...] = ()
     start: str = ""  # time of the first row, where the readings have no time stamps
@@ -56,7 +56,7 @@ PUBLISHED = {
         num_steps=34272,
         readings=("metr_la.npz", "metr-la.h5", "metr-la.csv"),
         graphs=("adj_mx.pkl", "distances_la_2012.csv"),
-        places=("graph_sensor_locations.csv",),
+        coordinates=("graph_sensor_locations.csv",),
         subfolders=("METR-LA", "sensor_graph"),
     ),
     "pems_bay": Published(
@@ -65,7 +65,7 @@ PUBLISHED = {
         num_steps=52116,
         readings=("pems_bay.npz", "pems-bay.h5", "pems-bay.csv"),
         graphs=("adj_mx_bay.pkl", "distances_bay_2017.csv"),
-        places=("graph_sensor_locations_bay.csv",),
+        coordinates=("graph_sensor_locations_bay.csv",),
         subfolders=("PEMS-BAY", "sensor_graph"),
     ),
     "pems_bay_subset": Published(
@@ -191,9 +191,9 @@ def _find(names, dataset, data_dir) -> Path | None:
 def _how_to_get(name: str, wanted: tuple[str, ...], data_dir) -> str:
     """What to do where none of the files `wanted` is there."""
     published = PUBLISHED[name]
-    places = " or ".join(str(folder) for folder in files.folders(data_dir))
+    searched = " or ".join(str(folder) for folder in files.folders(data_dir))
     by_hand = " and ".join((published.readings[:2][-1], *published.graphs[:1]))
-    message = f"{name}: no {' or '.join(wanted)} in {places}; "
+    message = f"{name}: no {' or '.join(wanted)} in {searched}; "
     if name in download.REGISTRY:
         message += f"run `python -m experiments.datasets --dataset={name} --download`, "
     return message + f"put {by_hand} there, or name their folder with --data_dir"
@@ -232,9 +232,9 @@ def _read_canonical(
             graph = _graph(graph_path, readings.sensor_ids, published)
             readings, adjacency = traffic_formats.match(readings, graph)
     latitude = longitude = None
-    places_path = _find(published.places, name, data_dir)
-    if places_path is not None:
-        latitude, longitude = _coordinates(places_path, readings.sensor_ids)
+    coordinates_path = _find(published.coordinates, name, data_dir)
+    if coordinates_path is not None:
+        latitude, longitude = _coordinates(coordinates_path, readings.sensor_ids)
     dataset = TrafficDataset(
         name,
         readings.speed,

@@ -33,7 +33,7 @@ class Graph(NamedTuple):
 
 
 class Triples(NamedTuple):
-    """Rows of a csv file: distances (from, to, cost) or places (id, lat., long.)."""
+    """Rows of a csv: distances (from, to, cost) or coordinates (id, lat., long.)."""
 
     first: np.ndarray  # [R] text
     second: np.ndarray  # [R] text

@@ -24,7 +24,7 @@ class TrafficDataset:
 
 
 def take_sensors(dataset: TrafficDataset, kept: np.ndarray) -> TrafficDataset:
-    """The subgraph of the sensors at places `kept`, [M] integers, in that order."""
+    """The subgraph of the sensors at `kept`, [M] indices, in that order."""
     return dataclasses.replace(
         dataset,
         speed=dataset.speed[:, kept],

@@ -103,10 +103,10 @@ def build_road_network(rng: np.random.Generator, num_sensors: int) -> RoadNetwor
     order = rng.permutation(num_corridors)
     reverse = rng.random(num_corridors) < 0.5
     lines = [num_corridors - num_corridors // 2, num_corridors // 2]  # E-W, N-S
-    place = [(c // 2 + 1) / (lines[c % 2] + 1) for c in range(num_corridors)]
+    index = [(c // 2 + 1) / (lines[c % 2] + 1) for c in range(num_corridors)]
 
     def cut(road, other):  # the first cell of `road` beyond its crossing with `other`
-        at = 1 - place[other] if reverse[road] else place[other]
+        at = 1 - index[other] if reverse[road] else index[other]
         return min(max(int(at * len(roads[road])), 1), len(roads[road]) - 1)
 
     ramps = [  # (from, to, merge from): cells at the interchanges
@@ -147,14 +147,14 @@ def build_road_network(rng: np.random.Generator, num_sensors: int) -> RoadNetwor
         capacity=2000.0 * lanes * rng.uniform(0.97, 1.05, num_sensors),
         peak_demand=peak_demand,
         corridor=corridor,
-        position=_positions(rng, roads, place, reverse),
+        position=_positions(rng, roads, index, reverse),
     )
     return jax.tree.map(
         lambda x: x.astype(np.int32 if x.dtype.kind == "i" else np.float32), network
     )
 
 
-def _positions(rng, roads, place, reverse):
+def _positions(rng, roads, index, reverse):
     """[N, 2] km: even corridors run east-west, odd ones north-south, all a bit bent."""
     side = 1.55 * max(len(road) for road in roads)  # the mean length of a cell
     positions = []
@@ -162,7 +162,7 @@ def _positions(rng, roads, place, reverse):
         along = (np.arange(len(road)) + 0.5) / len(road)
         along = 1 - along if reverse[c] else along
         bend = 0.03 * np.sin(2 * np.pi * (along + rng.random()))
-        east_north = (along, place[c] + bend)
+        east_north = (along, index[c] + bend)
         positions.append(np.stack(east_north[:: -1 if c % 2 else 1], axis=1) * side)
     return np.concatenate(positions)
 

@@ -127,7 +127,7 @@ def test_the_split_gradient_is_that_of_the_joint_loss(
         *[
             [np.concatenate(part, axis=1) for part in zip(*windows, strict=True)]
             for windows in [
-                [oracle.read_window(train, client, place) for place in range(26)]
+                [oracle.read_window(train, client, index) for index in range(26)]
                 for client in range(5)
             ]
         ],

@@ -18,12 +18,12 @@ KEYS = (jax.random.key(10), jax.random.key(11))
 
 
 def test_rounds_are_those_of_loops(train, quick_jit):
-    """The optimiser lasts, and all clients' windows count alike."""
+    """The optimizer lasts, and all clients' windows count alike."""
     algorithm, model = gru_centralized(CONFIG), make_model(CONFIG)
     state, round_ = algorithm.init(jax.random.key(0), train), quick_jit(algorithm.round)
     params = jax.tree.map(lambda x: x[0], state.client_params)
-    optimiser = optax.adam(CONFIG.learning_rate)
-    opt_state = optimiser.init(params)
+    optimizer = optax.adam(CONFIG.learning_rate)
+    opt_state = optimizer.init(params)
 
     def loss(params, inputs, targets, feed):
         outputs = model.apply(
@@ -35,16 +35,16 @@ def test_rounds_are_those_of_loops(train, quick_jit):
     for number, key in enumerate(KEYS):
         state, metrics = round_(state, train, key)
         losses = []
-        for places, feed in oracle.draw_batches(
+        for indices, feed in oracle.draw_batches(
             key, 26, 10, 1, 3 * number, CONFIG.sampling_decay
         ):
             found = [
-                value_and_grad(params, *oracle.read_window(train, client, place), feed)
+                value_and_grad(params, *oracle.read_window(train, client, index), feed)
                 for client in range(5)
-                for place in places
+                for index in indices
             ]
             values, grads = zip(*found, strict=True)
-            updates, opt_state = optimiser.update(oracle.mean_of(grads), opt_state)
+            updates, opt_state = optimizer.update(oracle.mean_of(grads), opt_state)
             params = optax.apply_updates(params, updates)
             losses.append(np.mean(values))
         jax.tree.map(

@@ -69,10 +69,10 @@ def test_the_historical_average_is_a_loop_over_readings(days):
     later = days._replace(starts=jnp.arange(700, 880, dtype=jnp.int32))
     forecasts = algorithm.predict(table, later)
     assert forecasts.shape == (180, 3, 12)
-    for place, start in enumerate(range(700, 880)):
+    for index, start in enumerate(range(700, 880)):
         for step in range(12):
             slot = int(days.week_slot[start + 12 + step])
-            npt.assert_allclose(forecasts[place, :, step], expected[:, slot], rtol=1e-5)
+            npt.assert_allclose(forecasts[index, :, step], expected[:, slot], rtol=1e-5)
 
 
 def test_fallbacks(days):
@@ -99,9 +99,9 @@ def test_persistence_repeats_the_last_reading(splits, network):
     state = algorithm.init(jax.random.key(0), data)
     forecasts = algorithm.predict(state, data)
     assert forecasts.shape == (7, 5, 12)
-    for place, start in enumerate(np.asarray(data.starts)):
+    for index, start in enumerate(np.asarray(data.starts)):
         last = network.speed[start + 11]  # missing or not
-        npt.assert_array_equal(forecasts[place], np.tile(last[:, None], 12))
+        npt.assert_array_equal(forecasts[index], np.tile(last[:, None], 12))
     assert (np.asarray(forecasts) == 0).any()
 
 

@@ -94,11 +94,11 @@ def test_rounds_are_those_of_loops(name, train, draw_params, loop, quick_jit):
 
 
 def one_client(data, client):
-    place = np.array([client])
+    index = np.array([client])
     return data._replace(
-        speed=data.speed[place],
-        client_ids=data.client_ids[place],
-        client_weights=data.client_weights[place],
+        speed=data.speed[index],
+        client_ids=data.client_ids[index],
+        client_weights=data.client_weights[index],
         graph=graphs.from_adjacency(np.zeros((1, 1), np.float32)),
     )
 

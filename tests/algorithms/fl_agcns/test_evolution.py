@@ -120,8 +120,8 @@ def test_children_are_valid_codes(seed, rate):
 def test_children_of_crossovers_have_their_parents_genes():
     codes = draw(0)
     children = offspring(jax.random.key(4), codes, 1.0)
-    for place in range(NUM_LAYERS + 2):
-        assert set(children[:, place].tolist()) <= set(codes[:, place].tolist())
+    for index in range(NUM_LAYERS + 2):
+        assert set(children[:, index].tolist()) <= set(codes[:, index].tolist())
     unchanged = offspring(jax.random.key(4), codes, 0.0, 0.0)
     assert set(rows(unchanged)) <= set(rows(codes))
     assert len(set(rows(unchanged))) == SIZE // 2

@@ -1,6 +1,6 @@
 """Generations of the search against a slow oracle, with scores that are exact.
 
-Most tests put integers in the place of weights and scores: what remains is evolution,
+Most tests put integers in place of weights and scores: what remains is evolution,
 compiled in a second, with an answer that is right or wrong. One generation is of the
 SuperNet itself.
 """
@@ -70,7 +70,7 @@ def rows(codes):
     return [tuple(code) for code in np.asarray(codes).tolist()]
 
 
-def places(count):
+def indices(count):
     return jnp.arange(1, count + 1)
 
 
@@ -83,8 +83,8 @@ def count_codes(config):
 
     def step(weights, data, key, codes):
         del data, key
-        each = codes @ places(codes.shape[1])
-        model = (7 * weights.model + each @ places(len(each))) % 1009
+        each = codes @ indices(codes.shape[1])
+        model = (7 * weights.model + each @ indices(len(each))) % 1009
         return Weights(model, None), jnp.float32(model), {}
 
     return step
@@ -101,7 +101,7 @@ def whole_scores(config, model, data):
 
     def score(client_id, codes):
         networks = jax.vmap(canonical)(codes)
-        each = networks @ places(codes.shape[1]) ** 2
+        each = networks @ indices(codes.shape[1]) ** 2
         return (each * (3 + client_id) + 5 * model).astype(jnp.float32) % 101
 
     def federated(codes):
@@ -143,8 +143,8 @@ def slow_survivors(codes, fitness, num):
 def slow_quotas(num, weights):
     exact = num * np.asarray(weights, np.float64) / np.sum(weights)
     counts = np.floor(exact).astype(int)
-    for place in np.argsort(counts - exact, kind="stable")[: num - counts.sum()]:
-        counts[place] += 1
+    for index in np.argsort(counts - exact, kind="stable")[: num - counts.sum()]:
+        counts[index] += 1
     return counts
 
 
@@ -196,8 +196,8 @@ def slow_generation(name, config, step, score, state, data, key):
             share = config.client_share * config.client_share_decay**state.num_rounds
         num_sent = round(float(share) * size)
         controller = controller[: size - num_sent]
-        for place, count in enumerate(slow_quotas(num_sent, data.client_weights)):
-            controller += rows(everyones[place][:count])
+        for index, count in enumerate(slow_quotas(num_sent, data.client_weights)):
+            controller += rows(everyones[index][:count])
     scores = np.array([score for _, score in ranked])
     best = np.asarray(by_client)[:, np.argmax(federated)]
     metrics = {
@@ -357,7 +357,7 @@ def test_the_clients_alone_fill_the_population_with_their_best(
 
 
 def test_the_clients_share_decays(whole_numbers, train, quick_jit):
-    """The controller's best keep the other places."""
+    """The controller's best keep the other indices."""
     algorithm, key = module.fl_agcns(CONFIG), jax.random.key(5)
     round_, start = quick_jit(algorithm.round), evolving(algorithm, train)
     alone, _ = quick_jit(module.controller_eo(CONFIG).round)(start, train, key)
@@ -458,7 +458,7 @@ def test_clients_send_as_many_codes_as_a_population_has(
 def test_a_resumed_search_ends_as_if_never_stopped(tmp_path, splits, monkeypatch):
     """Cut between the warm-up and the first evolution, and once more.
 
-    With the SuperNet's weights and optimisers, which are moved by numbers.
+    With the SuperNet's weights and optimizers, which are moved by numbers.
     """
 
     def step(config):

@@ -34,7 +34,7 @@ def data():
 
 
 def first_learnt(config, alphas):
-    return Learnt(alphas, config.architecture_optimiser.init(alphas))
+    return Learnt(alphas, config.architecture_optimizer.init(alphas))
 
 
 # --- Architectures -------------------------------------------------------------------
@@ -46,15 +46,15 @@ def test_first_alphas_and_probabilities():
     assert alphas.shape == (4, 25)
     mixed = fl_gradient.probabilities(100 * alphas)
     rows = [mixed["input"], *mixed["layers"], mixed["output"]]
-    for place, (own, values) in enumerate(zip(alphas, sizes, strict=True)):
+    for index, (own, values) in enumerate(zip(alphas, sizes, strict=True)):
         values = np.array(values)
         assert not np.delete(own, values).any()
         assert 0 < np.std(own[values]) < 2e-3
         shares = np.exp(100 * own[values])
-        row = rows[place] if place in (0, 3) else rows[place][values]
+        row = rows[index] if index in (0, 3) else rows[index][values]
         npt.assert_allclose(row, shares / shares.sum(), rtol=1e-5)
-        if place in (1, 2):
-            assert not np.delete(rows[place], values).any()
+        if index in (1, 2):
+            assert not np.delete(rows[index], values).any()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -107,7 +107,7 @@ def problem(data, draw_params, quick_jit):
         return of_trained(*args, own.is_trained), of_scored(*args, own.is_scored)[0]
 
     run = quick_jit(of_one)
-    return model, alphas, [run(take(data, place)) for place in (0, 1)]
+    return model, alphas, [run(take(data, index)) for index in (0, 1)]
 
 
 @pytest.fixture(scope="module")

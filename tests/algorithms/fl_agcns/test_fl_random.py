@@ -86,15 +86,15 @@ def test_a_trial_is_the_network_trained_alone(code, train, run_trial, quick_jit)
         return masked_losses(outputs, train.labels, train.is_trained)
 
     forward = quick_jit(apply)
-    optimiser = optax.chain(optax.add_decayed_weights(0.01), optax.adam(0.02))
+    optimizer = optax.chain(optax.add_decayed_weights(0.01), optax.adam(0.02))
     params, stats = own["params"], {"batch_stats": own["batch_stats"]}
-    opt_state, losses = optimiser.init(params), []
+    opt_state, losses = optimizer.init(params), []
     for _ in range(CONFIG.num_epochs):
         gradient = mean(gradients(params, stats), NUM_TRAINED)
         outputs, new = forward({"params": params, **stats}, graphs, train.is_real)
         by_client = masked_losses(outputs, train.labels, train.is_trained)
         losses.append(np.average(by_client, weights=NUM_TRAINED))
-        update, opt_state = optimiser.update(gradient, opt_state, params)
+        update, opt_state = optimizer.update(gradient, opt_state, params)
         params = optax.apply_updates(params, update)
         stats = {"batch_stats": mean(dict(new).get("batch_stats", {}), NUM_TRAINED)}
     trained = {"params": params, **stats}

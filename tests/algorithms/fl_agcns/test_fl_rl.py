@@ -67,15 +67,15 @@ def write_by_hand(params, code):
         return 1 / (1 + np.exp(-x))
 
     log_prob, entropy = 0.0, 0.0
-    for place, gene in enumerate(code):
-        x = params["embedding"][place, last]
+    for index, gene in enumerate(code):
+        x = params["embedding"][index, last]
         memory = sigmoid(gate("f", x)) * memory + sigmoid(gate("i", x)) * np.tanh(
             gate("g", x)
         )
         hidden = sigmoid(gate("o", x)) * np.tanh(memory)
-        logits = 2.5 * np.tanh(hidden @ params["decoder"][place] / 5)
-        is_stage = place in (0, len(code) - 1)
-        values = range(1, 6) if is_stage else range(12 * place + 1)
+        logits = 2.5 * np.tanh(hidden @ params["decoder"][index] / 5)
+        is_stage = index in (0, len(code) - 1)
+        values = range(1, 6) if is_stage else range(12 * index + 1)
         shares = np.exp(logits[list(values)])
         shares /= shares.sum()
         log_prob += np.log(shares[gene - values[0]])
@@ -100,8 +100,8 @@ def test_probabilities_of_all_codes_sum_to_one(draw_params):
     drawn, log_probs, entropies = jax.jit(SMALL.sample, static_argnums=2)(
         params, jax.random.key(3), num
     )
-    places = {tuple(code): place for place, code in enumerate(SPACE.tolist())}
-    counts = np.bincount([places[tuple(code)] for code in drawn.tolist()], None, 325)
+    indices = {tuple(code): index for index, code in enumerate(SPACE.tolist())}
+    counts = np.bincount([indices[tuple(code)] for code in drawn.tolist()], None, 325)
     errors = (counts - num * shares) ** 2 / (num * shares)
     assert errors.sum() < 450  # chi squared of 324: beyond it once in 10^5 times
     entropy = -shares @ np.log(shares)
@@ -156,7 +156,7 @@ def test_advantages_by_hand():
 
 
 def first_learnt(config, params):
-    opt_state = config.controller_optimiser.init(params)
+    opt_state = config.controller_optimizer.init(params)
     return Learnt(params, opt_state, jnp.float32(-1.5))
 
 
@@ -178,22 +178,22 @@ def test_a_step_is_reinforce(params):
         return -np.mean((rewards - baseline) * log_probs)
 
     moments = after.opt_state[0].mu
-    for name, place in [
+    for name, index in [
         ("decoder", (0, 1, 2)),
         ("decoder", (2, 3, 20)),
         ("embedding", (0, 0, 1)),
         ("embedding", (1, int(codes[0, 0]), 3)),
     ]:
         step = np.zeros(params[name].shape)
-        step[place] = 1e-4
+        step[index] = 1e-4
         ends = [
             loss(params | {name: np.float64(params[name]) + sign * step})
             for sign in (1, -1)
         ]
         slope = (ends[0] - ends[1]) / 2e-4
-        assert abs(slope) > 1e-5, (name, place)
-        npt.assert_allclose(moments[name][place], 0.1 * slope, rtol=1e-2)
-        moved = after.params[name][place] - params[name][place]
+        assert abs(slope) > 1e-5, (name, index)
+        npt.assert_allclose(moments[name][index], 0.1 * slope, rtol=1e-2)
+        moved = after.params[name][index] - params[name][index]
         npt.assert_allclose(moved, -3.5e-4 * np.sign(slope), rtol=2e-2)
 
 

@@ -66,8 +66,8 @@ def outputs_of(quick_jit):
     )
 
 
-def row(tree, place):
-    return jax.tree.map(lambda x: x[place], tree)
+def row(tree, index):
+    return jax.tree.map(lambda x: x[index], tree)
 
 
 def assert_trees_close(left, right, atol=1e-5):
@@ -212,7 +212,7 @@ def test_steps_move_the_weights_and_statistics_of_their_codes(
     model, train, slow_gradient, quick_jit
 ):
     step = quick_jit(train_step(CONFIG))
-    init = jax.vmap(CONFIG.optimiser.init)
+    init = jax.vmap(CONFIG.optimizer.init)
     weights = Weights(model, jax.tree.map(init, model["params"]))
     sets = by_set(model["params"])
     twins = {name: [Adam(x) for x in leaf] for name, leaf in sets.items()}
@@ -223,8 +223,8 @@ def test_steps_move_the_weights_and_statistics_of_their_codes(
         npt.assert_allclose(loss, expected_loss, rtol=1e-5)
         assert metrics == {}
         for name, gradient in by_set(merged["params"]).items():
-            for place in np.flatnonzero(marks[name[0]]):
-                twins[name][place].step(gradient[place])
+            for index in np.flatnonzero(marks[name[0]]):
+                twins[name][index].step(gradient[index])
         for name, leaf in by_set(weights.model["params"]).items():
             expected = [twin.x for twin in twins[name]]
             npt.assert_allclose(leaf, expected, rtol=1e-4, atol=2e-5)
@@ -238,7 +238,7 @@ def test_steps_move_the_weights_and_statistics_of_their_codes(
     assert step._cache_size() == 1
 
 
-def test_first_weights_have_an_optimiser_for_each_set(quick_jit):
+def test_first_weights_have_an_optimizer_for_each_set(quick_jit):
     model, opt_state = quick_jit(lambda key: init_weights(CONFIG, key))(
         jax.random.key(0)
     )
@@ -252,20 +252,20 @@ def test_first_weights_have_an_optimiser_for_each_set(quick_jit):
 
 
 def test_a_set_that_is_not_touched_is_as_if_no_step_had_been(quick_jit):
-    """Three sets of two leaves; the optimiser alone on each, whenever it is touched."""
-    optimiser, rng = CONFIG.optimiser, np.random.default_rng(0)
+    """Three sets of two leaves; the optimizer alone on each, whenever it is touched."""
+    optimizer, rng = CONFIG.optimizer, np.random.default_rng(0)
 
     def draw():
         shapes = {"kernel": (3, 2, 4), "scale": (3,)}
         return {name: jnp.float32(rng.normal(size=s)) for name, s in shapes.items()}
 
     params = draw()
-    opt_state = jax.tree.map(jax.vmap(optimiser.init), params)
+    opt_state = jax.tree.map(jax.vmap(optimizer.init), params)
     alone = [
-        {k: (x[i], optimiser.init(x[i])) for k, x in params.items()} for i in range(3)
+        {k: (x[i], optimizer.init(x[i])) for k, x in params.items()} for i in range(3)
     ]
-    step = quick_jit(functools.partial(touched_step, optimiser))
-    step_alone = quick_jit(optimiser.update)
+    step = quick_jit(functools.partial(touched_step, optimizer))
+    step_alone = quick_jit(optimizer.update)
     for touched in [(0,), (0, 2), (), (2,), (0, 1, 2), (2,)]:
         grads, is_touched = draw(), np.isin(np.arange(3), touched)
         marks = {"kernel": is_touched[:, None, None], "scale": is_touched}
@@ -273,15 +273,15 @@ def test_a_set_that_is_not_touched_is_as_if_no_step_had_been(quick_jit):
             (params, opt_state),
             step(params, opt_state, grads, marks),
         )
-        for place in range(3):
-            ours = row((params, opt_state), place)
-            if place not in touched:
-                jax.tree.map(npt.assert_array_equal, ours, row(before, place))
-            for name, (x, state) in alone[place].items():
-                if place in touched:
-                    update, state = step_alone(grads[name][place], state, x)
+        for index in range(3):
+            ours = row((params, opt_state), index)
+            if index not in touched:
+                jax.tree.map(npt.assert_array_equal, ours, row(before, index))
+            for name, (x, state) in alone[index].items():
+                if index in touched:
+                    update, state = step_alone(grads[name][index], state, x)
                     x = optax.apply_updates(x, update)
-                    alone[place][name] = x, state
+                    alone[index][name] = x, state
                 assert_trees_close((ours[0][name], ours[1][name]), (x, state), 1e-6)
 
 
@@ -295,7 +295,7 @@ def slow_scores(outputs_of, model, data, codes, fitness):
     for client in range(NUM_CLIENTS):
         own = alone(data, client)
         chosen = np.flatnonzero(own.is_scored)
-        for place, code in enumerate(codes):
+        for index, code in enumerate(codes):
             outputs = outputs_of(model, row(data, client), code)
             outputs = np.asarray(outputs, float)[chosen]
             right = outputs.argmax(axis=1) == own.labels[chosen]
@@ -303,7 +303,7 @@ def slow_scores(outputs_of, model, data, codes, fitness):
             entropy = log_sum - outputs[np.arange(len(chosen)), own.labels[chosen]]
             if len(chosen):
                 value = 100 * right.mean() if fitness == "accuracy" else -entropy.mean()
-                values[client, place] = value
+                values[client, index] = value
     return values, counts @ values / counts.sum()
 
 
@@ -356,12 +356,12 @@ def test_a_clients_own_scores_are_its_share_of_the_federated(
 ):
     """Of codes that differ from client to client."""
     everything = np.concatenate([CODES, OTHERS])
-    places = np.array([[0, 1], [5, 2], [3, 3], [4, 0], [2, 5]])
+    indices = np.array([[0, 1], [5, 2], [3, 3], [4, 0], [2, 5]])
     own = quick_jit(lambda codes: make_scorer(CONFIG, model, train).own(codes))(
-        everything[places]
+        everything[indices]
     )
     _, by_client, _ = scorer(fitness="loss")(model, train, everything)
-    for client, chosen in enumerate(places):
+    for client, chosen in enumerate(indices):
         npt.assert_allclose(own[client], by_client[client, chosen], rtol=1e-5)
 
 

@@ -73,12 +73,12 @@ def sfl_round(twin, u, key, config, weight, is_personal=METHODS["sfl"][1], edges
         )
 
     trained, loss = twin.train(starts, key, pulls)
-    places, V = list(trained), np.stack(list(trained.values()))
-    A = normalised_adjacency(edges, places)
+    indices, V = list(trained), np.stack(list(trained.values()))
+    A = normalised_adjacency(edges, indices)
     mixed = np.linalg.matrix_power(A, config.propagation_steps) @ V
     mixed = config.alpha * mixed + (1 - config.alpha) * V
     new = u.copy()
-    new[places] = np.where(is_personal, V, mixed)
+    new[indices] = np.where(is_personal, V, mixed)
     return new, loss
 
 
@@ -204,14 +204,14 @@ def test_the_graph_is_a_blend_of_what_is_given_and_learnt(
     u = to_rows(state.models)
     for key, (state, _) in zip(KEYS, later, strict=True):
         trained, _ = twin.train(np.tile(u.mean(axis=0), (NUM_CLIENTS, 1)), key)
-        places, V = list(trained), np.stack(list(trained.values()))
-        learnt = np.asarray(state.memory, float)[np.ix_(places, places)]
+        indices, V = list(trained), np.stack(list(trained.values()))
+        learnt = np.asarray(state.memory, float)[np.ix_(indices, indices)]
         npt.assert_allclose(learnt.sum(axis=1), 1, rtol=1e-5)
         assert np.all(learnt >= 0) and np.all((learnt > 0).sum(axis=1) <= 2)
         A = learnt
         if client_graph == "given":
-            A = 0.6 * normalised_adjacency(places=places) + 0.4 * learnt
-        u[places] = 0.7 * A @ A @ V + 0.3 * V
+            A = 0.6 * normalised_adjacency(indices=indices) + 0.4 * learnt
+        u[indices] = 0.7 * A @ A @ V + 0.3 * V
         assert_rows(state.models, u)
     assert np.any(learnt != np.eye(len(learnt)))
 
@@ -222,15 +222,15 @@ def test_the_learnt_graph_is_that_of_the_trained_models(data, quick_jit):
     (start, _), (state, _) = run(algorithm, data, quick_jit, KEYS[:1])
     twin = Twin(data, TASK, 0.6)
     trained, _ = twin.train(to_rows(start.models), KEYS[0])
-    places = np.array(list(trained))
+    indices = np.array(list(trained))
     learn = quick_jit(functools.partial(structure_learning.learn, STRUCTURE))
     learnt = learn(
         jnp.asarray(np.stack(list(trained.values()))[:, PARAMS], jnp.float32),
-        data.client_ids[places],
-        jnp.ones(len(places), bool),
+        data.client_ids[indices],
+        jnp.ones(len(indices), bool),
         jax.random.split(KEYS[0])[1],
     )
-    npt.assert_allclose(state.memory[np.ix_(places, places)], learnt, atol=1e-4)
+    npt.assert_allclose(state.memory[np.ix_(indices, indices)], learnt, atol=1e-4)
 
 
 MANY_KEYS = tuple(jax.random.key(seed) for seed in range(20, 26))
@@ -249,7 +249,7 @@ def test_a_row_of_the_learnt_graph_is_that_of_one_round(data, quick_jit):
 
 
 def test_padding_does_not_change_the_learnt_graph(data, quick_jit):
-    """Not where a place of the cohort is left to a client that was not sampled."""
+    """Not where a row of the cohort is left to a client that was not sampled."""
     algorithm = sfl_star(star_config(participation=0.6))
     history = run(algorithm, data, quick_jit, MANY_KEYS)
     padded = run(

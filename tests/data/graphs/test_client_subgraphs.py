@@ -70,9 +70,9 @@ def clients_of(data):
 
 def marked(nodes, mask):
     """The numbers in the dataset of a client's marked nodes."""
-    places = np.flatnonzero(mask)
-    assert (places < len(nodes)).all()
-    return {nodes[place] for place in places}
+    indices = np.flatnonzero(mask)
+    assert (indices < len(nodes)).all()
+    return {nodes[index] for index in indices}
 
 
 # --- Clients --------------------------------------------------------------------------

@@ -32,9 +32,9 @@ def make_splits(draw, *settings, kind="symmetric", stored="dense"):
     return nodes.make_splits(propagation, STORED[stored](X), draw, *settings)
 
 
-def real(sets, *place):
+def real(sets, *index):
     """Nodes and labels of one task, without the padding."""
-    own, labels, mask = (part[place] for part in sets)
+    own, labels, mask = (part[index] for part in sets)
     return own[mask > 0], labels[mask > 0]
 
 
@@ -101,11 +101,11 @@ def nodes_of(data, propagated):
 
 def assert_field(field, sets, numbers, propagation):
     """Fields [..., L] have the labelled nodes in front and what S sums up for them."""
-    for place in np.ndindex(field.mask.shape[:-1]):
+    for index in np.ndindex(field.mask.shape[:-1]):
         rows, senders, receivers, weights, labels, mask = (
-            np.asarray(part)[place] for part in field[:6]
+            np.asarray(part)[index] for part in field[:6]
         )
-        own, own_labels = real(sets, *place)
+        own, own_labels = real(sets, *index)
         npt.assert_array_equal(mask, np.arange(len(mask)) < len(own))
         npt.assert_array_equal(labels[: len(own)], own_labels)
         npt.assert_array_equal(numbers[rows[: len(own)]], own)
@@ -162,11 +162,11 @@ def test_without_hops_a_field_is_its_labelled_nodes(draw, num_propagations):
         for field, sets in zip((data.support, data.query), draw[split], strict=True):
             assert field.rows.shape == field.labels.shape == sets.nodes.shape
             assert field.senders.shape[-1] == 0
-            for place in np.ndindex(sets.mask.shape[:-1]):
-                own, labels = real(sets, *place)
-                rows = field.rows[place][: len(own)]
+            for index in np.ndindex(sets.mask.shape[:-1]):
+                own, labels = real(sets, *index)
+                rows = field.rows[index][: len(own)]
                 npt.assert_array_equal(numbers[rows], own)
-                npt.assert_array_equal(field.labels[place][: len(own)], labels)
+                npt.assert_array_equal(field.labels[index][: len(own)], labels)
 
 
 def test_draws_of_unequal_sizes_are_stacked():
@@ -180,11 +180,11 @@ def test_draws_of_unequal_sizes_are_stacked():
     splits = make_splits(label_splits.stack(draws), NUM_CLIENTS, 1, 1)
     assert splits["train"].support.labels.shape == (2, NUM_CLIENTS, 4)
     numbers = nodes_of(splits["train"], S @ X)
-    for place, draw in enumerate(draws):
+    for index, draw in enumerate(draws):
         for split, halves in draw.items():
             fields = (splits[split].support, splits[split].query)
             for field, sets in zip(fields, halves, strict=True):
-                own = jax.tree.map(lambda x, i=place: x[i], field)
+                own = jax.tree.map(lambda x, i=index: x[i], field)
                 assert_field(own, sets, numbers, S)
 
 
@@ -203,9 +203,9 @@ def test_splits_share_their_features_and_training_clients_count_alike():
 def test_support_sets_have_the_inner_products_of_their_features(monkeypatch):
     draw = label_splits.stack([make_draw(), make_draw()])
     data = make_splits(draw, NUM_CLIENTS, 1, 1)["train"]
-    for place in np.ndindex(2, NUM_CLIENTS):
-        own = np.asarray(data.features)[data.support.rows[place]]
-        npt.assert_allclose(data.support.gram[place], own @ own.T, rtol=1e-5, atol=1e-5)
+    for index in np.ndindex(2, NUM_CLIENTS):
+        own = np.asarray(data.features)[data.support.rows[index]]
+        npt.assert_allclose(data.support.gram[index], own @ own.T, rtol=1e-5, atol=1e-5)
     assert data.query.gram is None
     monkeypatch.setattr(nodes, "MOST_GRAM_BYTES", data.support.gram.nbytes - 1)
     assert make_splits(draw, NUM_CLIENTS, 1, 1)["train"].support.gram is None

@@ -398,7 +398,7 @@ def test_cifar10_is_complete(cifar10):
     assert cifar10.class_names == tuple(CLASSES)
     assert cifar10.notes == ()
     splits = partition.make_splits(cifar10, 100, 5)
-    assert splits["train"].places.shape == (100, 450)
+    assert splits["train"].indices.shape == (100, 450)
     # widely used constants of the published images; a JPEG changes little
     np.testing.assert_allclose(splits["train"].mean, [0.491, 0.482, 0.447], atol=2e-3)
     np.testing.assert_allclose(splits["train"].std, [0.247, 0.243, 0.262], atol=4e-3)

@@ -11,7 +11,7 @@ from fedjax_graph.data.images import label_shards as partition
 from tests.data.images.toy_images import toy
 
 
-def sorted_places(labels):
+def sorted_indices(labels):
     return [i for label in sorted(set(labels)) for i in np.flatnonzero(labels == label)]
 
 
@@ -28,9 +28,9 @@ def test_shards_are_dealt_once_each():
 
 def test_a_shard_is_a_run_of_the_sorted_images():
     labels = np.array([1, 0, 1, 0, 2, 0])
-    places = partition.shard_places(labels, np.array([[2], [0], [1]]))
-    assert places.tolist() == [[2, 4], [1, 3], [5, 0]]
-    assert places.dtype == np.int32
+    indices = partition.shard_indices(labels, np.array([[2], [0], [1]]))
+    assert indices.tolist() == [[2, 4], [1, 3], [5, 0]]
+    assert indices.dtype == np.int32
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def dealt():
 def test_each_client_gets_its_shards(dealt):
     dataset, splits = dealt
     numbers = partition.shard_partition(dataset.train_labels, 5, 3, 2)
-    by_label = np.array(sorted_places(dataset.train_labels))
-    by_test_label = np.array(sorted_places(dataset.test_labels))
+    by_label = np.array(sorted_indices(dataset.train_labels))
+    by_test_label = np.array(sorted_indices(dataset.test_labels))
     assert tuple(splits) == batching.SPLITS
-    train, validation, test = (np.asarray(s.places) for s in splits.values())
+    train, validation, test = (np.asarray(s.indices) for s in splits.values())
     assert (train.shape, validation.shape, test.shape) == ((5, 18), (5, 6), (5, 12))
     for client, own in enumerate(numbers):
         wanted = {i for s in own for i in by_label[8 * s : 8 * s + 8]}
@@ -112,13 +112,13 @@ def test_the_places_lead_to_the_images(dealt):
         from_test = name == "test"
         pictures = dataset.test_images if from_test else dataset.train_images
         labels = dataset.test_labels if from_test else dataset.train_labels
-        for place in np.asarray(split.places).ravel():
-            row = place - 120 * from_test
-            np.testing.assert_array_equal(split.images[place], pictures[row])
-            assert split.labels[place] == labels[row]
-        np.testing.assert_array_equal(split.mask, np.ones(split.places.shape))
+        for index in np.asarray(split.indices).ravel():
+            row = index - 120 * from_test
+            np.testing.assert_array_equal(split.images[index], pictures[row])
+            assert split.labels[index] == labels[row]
+        np.testing.assert_array_equal(split.mask, np.ones(split.indices.shape))
         assert split.images.dtype == np.uint8
-        assert split.labels.dtype == split.places.dtype == np.int32
+        assert split.labels.dtype == split.indices.dtype == np.int32
         assert split.mask.dtype == split.client_weights.dtype == np.float32
         np.testing.assert_array_equal(split.client_weights, [18] * 5)
         np.testing.assert_array_equal(split.client_ids, range(5))
@@ -129,7 +129,7 @@ def test_a_client_is_tested_on_its_own_mix_of_labels(dealt):
     labels = np.asarray(splits["train"].labels)
     for client in range(5):
         own = [
-            np.bincount(labels[np.asarray(splits[name].places)[client]], minlength=4)
+            np.bincount(labels[np.asarray(splits[name].indices)[client]], minlength=4)
             for name in batching.SPLITS
         ]
         np.testing.assert_array_equal(own[0] + own[1], 2 * own[2])
@@ -138,14 +138,14 @@ def test_a_client_is_tested_on_its_own_mix_of_labels(dealt):
 
 def test_validation_images_are_drawn_from_the_identity_of_the_client(dealt):
     dataset, splits = dealt
-    validation = np.asarray(splits["validation"].places)
-    rank = np.argsort(sorted_places(dataset.train_labels))
-    within = np.sort(rank[validation] % 8, axis=1)  # places within a shard
+    validation = np.asarray(splits["validation"].indices)
+    rank = np.argsort(sorted_indices(dataset.train_labels))
+    within = np.sort(rank[validation] % 8, axis=1)  # indices within a shard
     assert len({tuple(row) for row in within}) > 1
     again = partition.make_splits(dataset, 5, 3, seed=2, validation_fraction=0.25)
-    np.testing.assert_array_equal(again["validation"].places, validation)
+    np.testing.assert_array_equal(again["validation"].indices, validation)
     other = partition.make_splits(dataset, 5, 3, seed=3, validation_fraction=0.25)
-    assert (np.asarray(other["validation"].places) != validation).any()
+    assert (np.asarray(other["validation"].indices) != validation).any()
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 1.5, 0.01, 0.99, float("nan")])
@@ -158,8 +158,8 @@ def test_the_graph_follows_the_labels_of_all_training_images(dealt):
     dataset, splits = dealt
     own = [set() for _ in range(5)]
     for name in ("train", "validation"):
-        for client, places in enumerate(np.asarray(splits[name].places)):
-            own[client] |= set(dataset.train_labels[places].tolist())
+        for client, indices in enumerate(np.asarray(splits[name].indices)):
+            own[client] |= set(dataset.train_labels[indices].tolist())
     expected = {(a, b) for a in range(5) for b in range(5) if own[a] & own[b]}
     assert 5 < len(expected) < 25
     graph = splits["test"].graph
@@ -168,7 +168,7 @@ def test_the_graph_follows_the_labels_of_all_training_images(dealt):
     np.testing.assert_array_equal(graph.weights, np.ones(len(expected)))
     np.testing.assert_array_equal(graph.node_mask, np.ones(5))
     one_to_train = partition.make_splits(dataset, 5, 3, 2, validation_fraction=0.96)
-    assert one_to_train["train"].places.shape == (5, 1)
+    assert one_to_train["train"].indices.shape == (5, 1)
     for ours, theirs in zip(graph, one_to_train["train"].graph, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

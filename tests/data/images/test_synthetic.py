@@ -95,8 +95,8 @@ def test_without_noise_the_class_is_what_is_seen(monkeypatch):
 
 def test_it_can_be_dealt_to_clients(dataset):
     splits = partition.make_splits(dataset, num_clients=10, shards=2)
-    assert splits["train"].places.shape == (10, 54)
-    assert splits["test"].places.shape == (10, 30)
+    assert splits["train"].indices.shape == (10, 54)
+    assert splits["test"].indices.shape == (10, 30)
 
 
 @pytest.mark.parametrize(

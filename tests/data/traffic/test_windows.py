@@ -201,8 +201,8 @@ def test_truth_is_what_follows_the_inputs(splits):
     starts = data.starts[np.array([5, 0, 1, 25])]
     found = windows.truth(data.speed[3], starts)
     assert found.shape == (12, 4)
-    for place, start in enumerate(starts):
-        npt.assert_array_equal(found[:, place], data.speed[3, start + 12 : start + 24])
+    for index, start in enumerate(starts):
+        npt.assert_array_equal(found[:, index], data.speed[3, start + 12 : start + 24])
 
 
 def test_splits_share_all_but_their_starts(network, splits):
