@@ -9,13 +9,11 @@ import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core.errors import InputError
 
-Schedule = Callable[[jax.Array], jax.Array]  # step, from 0 -> learning rate
 RISE = 0.25  # share of the steps in which `triangular` reaches its highest rate
 OWN_FIELDS = ("momentum", "second_momentum", "epsilon")  # that not every optimizer has
 
@@ -89,7 +87,7 @@ class OptimizerConfig:
     def _rule(self) -> "Rule":
         return OPTIMIZERS[self.name]
 
-    def _rate(self, num_steps: int | None, num_epochs: int) -> float | Schedule:
+    def _rate(self, num_steps: int | None, num_epochs: int) -> float | optax.Schedule:
         schedule = SCHEDULES[self.schedule]
         if schedule is None:
             return self.learning_rate
@@ -100,7 +98,7 @@ class OptimizerConfig:
             )
         return schedule(self, num_steps, num_epochs)
 
-    def given(self, **names: str) -> dict[str, float]:
+    def given(self, **names: str) -> dict[str, Any]:
         """Returns the fields that are not None, under another library's names.
 
         Args:
@@ -134,43 +132,43 @@ class Rule(NamedTuple):
     """How an optimizer is built."""
 
     build: Callable[
-        [OptimizerConfig, float | Schedule], optax.GradientTransformation
+        [OptimizerConfig, float | optax.Schedule], optax.GradientTransformation
     ]  # (config, learning rate or schedule) -> transformation
     fields: tuple[str, ...] = ()  # those of OWN_FIELDS that it has
 
 
 def _sgd(
-    config: OptimizerConfig, rate: float | Schedule
+    config: OptimizerConfig, rate: float | optax.Schedule
 ) -> optax.GradientTransformation:
     is_nesterov = config.name == "nesterov"
     return optax.sgd(rate, config.momentum or None, nesterov=is_nesterov)
 
 
 def _adam(
-    config: OptimizerConfig, rate: float | Schedule
+    config: OptimizerConfig, rate: float | optax.Schedule
 ) -> optax.GradientTransformation:
     return optax.adam(rate, **_betas(config))
 
 
 def _adamw(
-    config: OptimizerConfig, rate: float | Schedule
+    config: OptimizerConfig, rate: float | optax.Schedule
 ) -> optax.GradientTransformation:
     return optax.adamw(rate, weight_decay=config.weight_decay, **_betas(config))
 
 
 def _yogi(
-    config: OptimizerConfig, rate: float | Schedule
+    config: OptimizerConfig, rate: float | optax.Schedule
 ) -> optax.GradientTransformation:
     return optax.yogi(rate, **_betas(config))
 
 
 def _adagrad(
-    config: OptimizerConfig, rate: float | Schedule
+    config: OptimizerConfig, rate: float | optax.Schedule
 ) -> optax.GradientTransformation:
     return optax.adagrad(rate, **config.given(eps="epsilon"))
 
 
-def _betas(config: OptimizerConfig) -> dict[str, float]:
+def _betas(config: OptimizerConfig) -> dict[str, Any]:
     return config.given(b1="momentum", b2="second_momentum", eps="epsilon")
 
 
@@ -189,20 +187,22 @@ DECOUPLED = ("adamw",)  # apply weight decay themselves
 # --- Schedules -----------------------------------------------------------------------
 
 
-def _linear(config: OptimizerConfig, num_steps: int, num_epochs: int) -> Schedule:
+def _linear(config: OptimizerConfig, num_steps: int, num_epochs: int) -> optax.Schedule:
     del num_epochs
     last = config.last_learning_rate
     return optax.linear_schedule(config.learning_rate, last, num_steps)
 
 
-def _cosine(config: OptimizerConfig, num_steps: int, num_epochs: int) -> Schedule:
+def _cosine(config: OptimizerConfig, num_steps: int, num_epochs: int) -> optax.Schedule:
     del num_epochs
     highest = config.learning_rate
     share = config.last_learning_rate / highest if highest else 0.0
     return optax.cosine_decay_schedule(highest, num_steps, share)
 
 
-def _triangular(config: OptimizerConfig, num_steps: int, num_epochs: int) -> Schedule:
+def _triangular(
+    config: OptimizerConfig, num_steps: int, num_epochs: int
+) -> optax.Schedule:
     """The rate by step: 0, the highest after a quarter of the epochs, the last.
 
     It is linear in between. A step has the rate of its end, so the first one is not 0,
@@ -214,7 +214,7 @@ def _triangular(config: OptimizerConfig, num_steps: int, num_epochs: int) -> Sch
     return lambda step: jnp.interp((step + 1) / steps_per_epoch, knots, rates)
 
 
-SCHEDULES: dict[str, Callable[[OptimizerConfig, int, int], Schedule] | None] = {
+SCHEDULES: dict[str, Callable[[OptimizerConfig, int, int], optax.Schedule] | None] = {
     "constant": None,
     "linear": _linear,
     "cosine": _cosine,
