@@ -13,7 +13,7 @@ for each set of weights: one that no code touched is as if the step had not been
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.federated import cohort_update
 from fedjax_graph.core.local import Model, Params
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import ANY_STAGES, NUM_LAYERS, Fusion, Stages
 from fedjax_graph.models.supernet import WIDTH, SuperNet
@@ -43,8 +44,9 @@ class SearchConfig:
     stages: Stages = ANY_STAGES  # given to all codes; the released code has input 3
     fitness: Fitness = "loss"
     dropout: float = 0.0  # in training, of the shared weights too
-    learning_rate: float = 0.02
-    weight_decay: float = 5e-6
+    server_optimizer: OptimizerConfig = OptimizerConfig(
+        "adam", 0.02, weight_decay=5e-6
+    )  # of one set of weights, clipping too
     encryption: Literal["none", "ckks"] = "none"
     clients_per_chunk: int | None = None
 
@@ -59,13 +61,6 @@ class SearchConfig:
             self.dropout,
         )
 
-    @property
-    def optimizer(self) -> optax.GradientTransformation:
-        """Of one set of weights; the decay is added to the gradient."""
-        return optax.chain(
-            optax.add_decayed_weights(self.weight_decay), optax.adam(self.learning_rate)
-        )
-
 
 class Weights(NamedTuple):
     """A SuperNet in training. Leaves are stacked, [1 or L (L + 1) / 2, ...]."""
@@ -74,13 +69,18 @@ class Weights(NamedTuple):
     opt_state: Any
 
 
-class SearchState(NamedTuple):
-    """What all searches have, and `memory` of their own."""
+class SearchState(Protocol):
+    """What the states of all searches have, which are NamedTuples."""
 
-    weights: Weights
-    code: jax.Array  # [L + 2] int32, that which the search would end with
-    num_rounds: jax.Array  # [] int32
-    memory: Any = None
+    @property
+    def weights(self) -> Weights: ...
+    @property
+    def code(self) -> jax.Array:
+        """[L + 2] int32, that which the search would end with."""
+        ...
+
+    @property
+    def num_rounds(self) -> jax.Array: ...  # [] int32
 
 
 # --- Training ------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class SearchState(NamedTuple):
 def init_weights(config: SearchConfig, key: jax.Array) -> Weights:
     """Fresh weights, with an optimizer's state for each set of them."""
     model = config.supernet.init(key)
-    init = jax.vmap(config.optimizer.init)
+    init = jax.vmap(config.server_optimizer.build().init)
     return Weights(model, jax.tree.map(init, model["params"]))
 
 
@@ -135,22 +135,26 @@ def codes_loss(config: SearchConfig):
     """Factory of one client's mean training loss over codes.
 
     Returns:
-      (params, batch_stats, own data, key, codes [C, L + 2]) -> ([], batch_stats after
-      the codes, one after another). What is dropped of the features is the same for all
-      of them.
+      (params, batch_stats, client_data, key, codes [C, L + 2]) -> ([], batch_stats
+      after the codes, one after another). What is dropped of the features is the same
+      for all of them.
     """
     net = config.supernet
 
-    def loss(params, stats, own: SubgraphData, key, codes):
-        graph = subgraphs.as_graph(own)
+    def loss(params, stats, client_data: SubgraphData, key, codes):
+        graph = subgraphs.as_graph(client_data)
         input_key, output_key = jax.random.split(key)
-        product = net.input_product(params, own.features, input_key)
+        product = net.input_product(params, client_data.features, input_key)
 
         def one(stats, step):
             code, key = step
             model = {"params": params, "batch_stats": stats}
-            outputs, stats = net.apply(model, graph, code, own.is_real, product, key)
-            value = subgraphs.cross_entropy(outputs, own.labels, own.is_trained)
+            outputs, stats = net.apply(
+                model, graph, code, client_data.is_real, product, key
+            )
+            value = subgraphs.cross_entropy(
+                outputs, client_data.labels, client_data.is_trained
+            )
             return stats, value
 
         keys = jax.random.split(output_key, len(codes))
@@ -165,18 +169,18 @@ def gradient_round(config: SearchConfig, loss: Callable[..., Any]):
 
     Args:
       config: of the search.
-      loss: (params, batch_stats, own data, key, *shared) -> (loss, batch_stats) of ONE
-        client.
+      loss: (params, batch_stats, client_data, key, *shared) -> (loss, batch_stats) of
+        ONE client.
 
     Returns:
       (model, data, key, *shared, sent=None) -> (gradient and mean batch_stats, mean
       loss, metrics of the encryption).
     """
 
-    def client_gradient(model, own, key, *shared):
+    def client_gradient(model, client_data, key, *shared):
         take = jax.value_and_grad(loss, has_aux=True)
         (value, stats), grads = take(
-            model["params"], model["batch_stats"], own, key, *shared
+            model["params"], model["batch_stats"], client_data, key, *shared
         )
         return {"params": grads, "batch_stats": stats}, value
 
@@ -201,12 +205,13 @@ def train_step(config: SearchConfig):
       encryption).
     """
     run = gradient_round(config, codes_loss(config))
+    optimizer = config.server_optimizer.build()
 
     def step(weights: Weights, data: SubgraphData, key, codes):
         model, touched = weights.model, config.supernet.touched(weights.model, codes)
         merged, value, metrics = run(model, data, key, codes, sent=touched)
         params, opt_state = touched_step(
-            config.optimizer,
+            optimizer,
             model["params"],
             weights.opt_state,
             merged["params"],
@@ -245,26 +250,26 @@ def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Score
     """Puts a model and the scored nodes of a split together."""
     net = config.supernet
 
-    def multiply(own, params):
-        return net.input_product(params, own.features)
+    def multiply(client_data, params):
+        return net.input_product(params, client_data.features)
 
     products = clients.map_clients(multiply, config.clients_per_chunk)(
         data, shared=(model["params"],)
     )
 
-    def score(own, product, codes, model):
-        graph = subgraphs.as_graph(own)
+    def score(client_data, product, codes, model):
+        graph = subgraphs.as_graph(client_data)
 
         def one(code):
             outputs, _ = net.apply(model, graph, code, product=product)
-            share_right, entropy = subgraphs.scores(outputs, own)
+            share_right, entropy = subgraphs.scores(outputs, client_data)
             value = -entropy if config.fitness == "loss" else 100 * share_right
             return jnp.where(jnp.isfinite(entropy), value, WORST)
 
         return jax.lax.map(one, codes)
 
-    def score_shared(own, product, model, codes):
-        return score(own, product, codes, model)
+    def score_shared(client_data, product, model, codes):
+        return score(client_data, product, codes, model)
 
     # A model crosses with the gradients; only codes and scores do here.
     def federated(codes):
@@ -298,9 +303,9 @@ def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
     net = config.supernet
 
     def map_outputs(state: SearchState, data: SubgraphData, reduce):
-        def one(own, model, code):
-            outputs, _ = net.apply(model, subgraphs.as_graph(own), code)
-            return reduce(outputs, own)
+        def one(client_data, model, code):
+            outputs, _ = net.apply(model, subgraphs.as_graph(client_data), code)
+            return reduce(outputs, client_data)
 
         mapped = clients.map_clients(one, clients.auto_clients_per_chunk())
         return mapped(data, shared=(state.weights.model, state.code))
@@ -310,6 +315,8 @@ def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
         return subgraphs.federated_scores(*found, data, config.fitness)
 
     def predict(state, data):
-        return map_outputs(state, data, lambda outputs, own: jax.nn.softmax(outputs))
+        return map_outputs(
+            state, data, lambda outputs, client_data: jax.nn.softmax(outputs)
+        )
 
     return FederatedAlgorithm(init, round_, evaluate, predict)
