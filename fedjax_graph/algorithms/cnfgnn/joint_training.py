@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core import mesh
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData
 from fedjax_graph.tasks.scheduled_sampling import Batch, epoch_batches, target_weights
@@ -101,19 +102,30 @@ def joint_weights(
     return real * jax.vmap(of_client)(data.speed)
 
 
-def each(*optimizers: optax.GradientTransformation) -> optax.GradientTransformation:
+def of_each_client(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Optimizer of stacked models [K, ...], which acts on each as if it were alone.
+
+    Only where gradients are clipped to a norm does it matter whose they are.
+    """
+    one = config.build()
+    if config.clip_norm is None:
+        return one
+    return optax.GradientTransformation(jax.vmap(one.init), jax.vmap(one.update))
+
+
+def side_by_side(
+    *optimizers: optax.GradientTransformation,
+) -> optax.GradientTransformation:
     """One optimizer for a tuple of pytrees, each of which has one of its own."""
 
     def init(params):
         return tuple(o.init(x) for o, x in zip(optimizers, params, strict=True))
 
-    def update(updates, state, params=None):
-        params = params or (None,) * len(optimizers)
+    def update(updates, state, params):
         stepped = [
-            o.update(*one)
-            for o, *one in zip(optimizers, updates, state, params, strict=True)
+            optimizer.update(*one)
+            for optimizer, *one in zip(optimizers, updates, state, params, strict=True)
         ]
-        new, state = zip(*stepped, strict=True)
-        return tuple(new), tuple(state)
+        return tuple(zip(*stepped, strict=True))
 
     return optax.GradientTransformation(init, update)

@@ -33,7 +33,11 @@ from fedjax_graph.algorithms.cnfgnn.cnfgnn import (
     real_share,
     scored,
 )
-from fedjax_graph.algorithms.cnfgnn.joint_training import each, joint_training
+from fedjax_graph.algorithms.cnfgnn.joint_training import (
+    joint_training,
+    of_each_client,
+    side_by_side,
+)
 from fedjax_graph.core import aggregation, communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.clients import Cohort
@@ -138,7 +142,9 @@ def _joint_training(
       is_centralized: whether there is one model for all, and no communication.
     """
     models = make_models(config)
-    optimizer = each(config.client_optimizer.build(), config.server_optimizer.build())
+    optimizer = side_by_side(
+        of_each_client(config.client_optimizer), config.server_optimizer.build()
+    )
 
     def own_models(client_params, data):
         if is_centralized:
