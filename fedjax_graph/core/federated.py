@@ -181,7 +181,12 @@ class FederatedState(NamedTuple):
 
 
 def plain_update(
-    task: Task, model: Any, client_data: Any, key: jax.Array, data: Data, num_rounds
+    task: Task,
+    model: Any,
+    client_data: Any,
+    key: jax.Array,
+    data: Data,
+    num_rounds: jax.Array,
 ) -> tuple[Any, jax.Array]:
     """The task's local steps from the client's own copy, with nothing added."""
     result = task.update(model, client_data, key, data, None, num_rounds)
