@@ -11,6 +11,8 @@ from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig
 from fedjax_graph.algorithms.cnfgnn.gru_fmtl import REGULARISERS
 from fedjax_graph.core import batching, communication
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
 
 STRATEGIES = {  # of Table 10: value of --strategy -> (method, title)
     "centralized": ("gru_gn", "Centralized"),
@@ -170,6 +172,7 @@ TITLES = {
     "historical_average": "historical average",
     "persistence": "persistence",
 }
+REGISTERED = {"gru_local": "local", "gru_fedavg": "fed_avg"}  # under other names
 GRUS = ("gru_centralized", "gru_local", "gru_fedavg", "gru_fmtl")
 # The paper's and its released code's, where they differ from the configs' defaults.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -219,6 +222,7 @@ FMTL_DEFAULTS = {
     "frobenius": {"weight": 0.01, "sync_every": 5},
 }
 STEPS_PER_ROUND_METR_LA = 688
+GRU_FEDAVG_DECAY = 1.0  # of the released code
 MOST_ROUNDS_WITHOUT_FEDAVG = 50  # on the paper's datasets, from the released code
 OTHERS_PATIENCE = 50  # of all but the alternating methods, from the released code
 ALTERNATING = ("cnfgnn", "at_without_fedavg")
@@ -251,54 +255,79 @@ def setting(name: str, default: Any = None) -> Any:
 
 def config_values(method: str, num_train: int, workdir: pathlib.Path) -> dict[str, Any]:
     """Flags and defaults under the names of the method's config fields."""
+    chunk = _run_flags.clients_per_chunk(workdir, method)
     values = {
-        **(gru_values(method) if method in GRUS else half_values(method)),
-        "clients_per_chunk": _run_flags.clients_per_chunk(workdir, method),
+        "clients_per_chunk": chunk,
         "participation": _run_flags.PARTICIPATION.value,
-        "client_rounds": setting("client_rounds"),
-        "average_every_step": AVERAGE_EVERY_STEP.value,
-        "masked_loss": MASKED_LOSS.value,
-        "server_dtype": SERVER_DTYPE.value,
-        "exchange_bits": int(EXCHANGE_BITS.value),
     }
-    if method != "gru_fedavg":
-        values["sampling_decay"] = sampling_decay(num_train)
-    return {key: value for key, value in values.items() if value is not None}
+    if method in GRUS:
+        values |= {"task": gru_task(method, num_train, chunk)}
+    else:
+        values |= half_values(method) | {
+            "client_rounds": setting("client_rounds"),
+            "average_every_step": AVERAGE_EVERY_STEP.value,
+            "sampling_decay": sampling_decay(num_train),
+            "masked_loss": MASKED_LOSS.value,
+            "server_dtype": SERVER_DTYPE.value,
+            "exchange_bits": int(EXCHANGE_BITS.value),
+        }
+    if method == "gru_fmtl":
+        values["regulariser"] = FMTL_REGULARISER.value
+        values["weight"] = fmtl_setting("weight")
+    return given_values(values)
 
 
-def gru_values(method: str) -> dict[str, Any]:
-    """Those of a baseline, None where its config's default holds."""
+def gru_task(method: str, num_train: int, chunk: int | None) -> TrafficSeq2SeqTask:
+    """The task of a GRU baseline."""
     num_layers = setting("gru_layers")
     released = GRU_BATCH_SIZES.get(_traffic_flags.dataset_name(), {})
     small, large = released.get(method, (None, None))
+    epochs = setting("client_rounds")
+    if method == "gru_fmtl":
+        epochs = fmtl_setting("sync_every")
+    elif method == "gru_centralized":
+        epochs = None  # its rounds are passes
     values = {
         "hidden_size": setting("gru_hidden_size"),
         "num_layers": num_layers,
+        "optimizer": adam(setting("client_learning_rate")),
         "batch_size": setting(
             "client_batch_size", large if num_layers and num_layers > 1 else small
         ),
-        "learning_rate": setting("client_learning_rate"),
+        "local_epochs": epochs,
+        "sampling_decay": (
+            GRU_FEDAVG_DECAY if method == "gru_fedavg" else sampling_decay(num_train)
+        ),
+        "masked_loss": MASKED_LOSS.value,
+        "clients_per_chunk": chunk,
     }
-    if method == "gru_fmtl":
-        defaults = FMTL_DEFAULTS[FMTL_REGULARISER.value]
-        values["regulariser"] = FMTL_REGULARISER.value
-        values["weight"] = setting("fmtl_weight", defaults["weight"])
-        values["sync_every"] = setting("fmtl_sync_every", defaults["sync_every"])
-    return values
+    return TrafficSeq2SeqTask(**given_values(values))
+
+
+def fmtl_setting(name: str) -> Any:
+    """A setting of GRU + FMTL, which depends on the regulariser where not given."""
+    return setting(f"fmtl_{name}", FMTL_DEFAULTS[FMTL_REGULARISER.value][name])
+
+
+def adam(learning_rate: float | None) -> OptimizerConfig | None:
+    """The optimizer of all models here, None where its config's default holds."""
+    return None if learning_rate is None else OptimizerConfig("adam", learning_rate)
+
+
+def given_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Those that are not None: for the others a config's default holds."""
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def half_values(method: str) -> dict[str, Any]:
     """Those of a method with clients' models and a graph network."""
     values = {
         name: setting(name)
-        for name in (
-            "server_rounds",
-            "client_batch_size",
-            "client_learning_rate",
-            "server_learning_rate",
-            "hidden_size",
-            "gn_layers",
-        )
+        for name in ("server_rounds", "client_batch_size", "hidden_size", "gn_layers")
+    }
+    values |= {
+        f"{half}_optimizer": adam(setting(f"{half}_learning_rate"))
+        for half in ("client", "server")
     }
     released = JOINT_BATCH_SIZES.get(_traffic_flags.dataset_name(), {})
     values["server_batch_size"] = setting("server_batch_size", released.get(method))
@@ -313,8 +342,8 @@ def sampling_decay(num_train: int) -> float:
     if chosen is not None:
         return chosen
     values = half_values("cnfgnn") | {"client_rounds": setting("client_rounds")}
-    given = {key: value for key, value in values.items() if value is not None}
-    steps = steps_per_round(algorithms.make_config("cnfgnn", given), num_train)
+    config = algorithms.make_config("cnfgnn", given_values(values))
+    steps = steps_per_round(config, num_train)
     return 1000.0 * min(1.0, steps / STEPS_PER_ROUND_METR_LA)
 
 

@@ -25,7 +25,6 @@ from experiments import _cnfgnn_flags, _flags, _run_flags, _runs, _traffic_flags
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.cnfgnn import flops
 from fedjax_graph.algorithms.cnfgnn.cnfgnn import HalvesConfig, make_models
-from fedjax_graph.algorithms.cnfgnn.gru_fed_avg import GRUConfig, make_model
 from fedjax_graph.core import clients, mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import inductive, windows
@@ -42,9 +41,11 @@ def run_method(method: str, splits, workdir: pathlib.Path, checksum: int) -> _ru
     """Runs or scores one method."""
     num_clients, num_train = len(splits["train"].speed), len(splits["train"].starts)
     values = _cnfgnn_flags.config_values(method, num_train, workdir)
-    config = algorithms.make_config(method, values)
+    name = _cnfgnn_flags.REGISTERED.get(method, method)
+    config = algorithms.make_config(name, values)
     cohort = clients.cohort_size(num_clients, getattr(config, "participation", 1.0))
-    passes = getattr(config, "client_rounds", getattr(config, "sync_every", 1))
+    task = getattr(config, "task", None)
+    passes = task.local_epochs if task else getattr(config, "client_rounds", 1)
     return _runs.run_method(
         method,
         values,
@@ -52,6 +53,7 @@ def run_method(method: str, splits, workdir: pathlib.Path, checksum: int) -> _ru
         workdir,
         checksum=checksum,
         examples_per_round=cohort * num_train * passes,
+        registered_name=name,
         **_cnfgnn_flags.stopping(method),
     )
 
@@ -76,12 +78,13 @@ def client_model(config: Any) -> Seq2Seq | None:
     """What runs on a client, or None where nothing is trained."""
     if isinstance(config, HalvesConfig):
         return make_models(config).client
-    return make_model(config) if isinstance(config, GRUConfig) else None
+    return config.task.model() if hasattr(config, "task") else None
 
 
 def device_cost(method: str, config: dict[str, Any]) -> dict[str, float]:
     """GFLOP of a client's forward pass for one window; see `flops`."""
-    model = client_model(algorithms.make_config(method, config))
+    name = _cnfgnn_flags.REGISTERED.get(method, method)
+    model = client_model(algorithms.make_config(name, config))
     if model is None:
         return {}
     return {
@@ -173,7 +176,8 @@ def draw(workdir: pathlib.Path, dataset, test_data, runs, entries) -> None:
     steps = np.asarray(one_day.starts)[:, None] + windows.INPUT_STEPS + np.arange(12)
     liveliest = np.argsort(dataset.speed[steps[:, 0]].std(axis=0))[-3:]
     sensors = np.sort(liveliest)
-    trained = [m for m in runs if algorithms.get_method(m).is_trained]
+    names = {m: _cnfgnn_flags.REGISTERED.get(m, m) for m in runs}
+    trained = [m for m in runs if algorithms.get_method(names[m]).is_trained]
     forecasts = {}
     for method in trained or runs:
         algorithm, result, _ = runs[method]
