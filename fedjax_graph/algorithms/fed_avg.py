@@ -18,15 +18,15 @@ from fedjax_graph.core.federated import FederatedConfig, FederatedState, federat
 @dataclasses.dataclass(frozen=True)
 class FedAvgConfig(FederatedConfig):
     aggregation_noise: float = 0.0  # standard deviation, at each aggregation
+    aggregator: str = "weighted_mean"  # a name of `aggregation.AGGREGATORS`
 
     def average(
         self, state: FederatedState, data, key: jax.Array
     ) -> aggregation.Aggregator:
-        """The mean over the cohort by number of examples."""
+        """The named aggregator; by default the mean by number of examples."""
         del state, data
-        return aggregation.with_noise(
-            aggregation.weighted_mean, key, self.aggregation_noise
-        )
+        aggregate = aggregation.AGGREGATORS.look_up(self.aggregator)
+        return aggregation.with_noise(aggregate, key, self.aggregation_noise)
 
 
 def fed_avg(config: FedAvgConfig) -> FederatedAlgorithm:

@@ -54,7 +54,7 @@ class GCN(nn.Module):
     hidden_size: int = 16
     dropout: float = 0.5
     num_hops: int = 1  # left to the model after the features were propagated once
-    first_layer: str = "hidden"  # whose kernel multiplies the features
+    first_layer: str | None = "hidden"  # whose kernel multiplies the features
 
     @nn.compact
     def __call__(self, graph: jraph.GraphsTuple, is_training: bool = False):
@@ -80,7 +80,7 @@ class SGC(nn.Module):
 
     num_classes: int
     num_hops: int = 0  # left to the model after the features were propagated twice
-    first_layer: str = "head"
+    first_layer: str | None = "head"
 
     @nn.compact
     def __call__(self, graph: jraph.GraphsTuple, is_training: bool = False):

@@ -1,4 +1,4 @@
-"""Node classification with GCN or SGC, as in GraphFL.
+"""Node classification with GCN, SGC or a model of one's own, as in GraphFL.
 
 A client trains on its support set by plain gradient steps; its query set is for who
 judges what the steps led to (GraphFL's meta step). Clients hold the whole graph or a
@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jraph
@@ -20,11 +19,11 @@ from fedjax_graph.core import clients
 from fedjax_graph.core.aggregation import client_mean
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.meta_learning import inner_update, masked_mean
+from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.graphs.receptive_fields import Field, NodeData
 from fedjax_graph.models.gcn import GCN, SGC
-
-MODELS = {"gcn": GCN, "sgc": SGC}
+from fedjax_graph.models.protocols import NodeModel, checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +33,7 @@ class NodeTask:
     num_features: int
     num_classes: int
     kind: str = "nodes"
-    model: str = "gcn"
+    model: str = "gcn"  # a name of MODELS
     hidden_size: int = 16  # of GCN
     dropout: float = 0.5  # of GCN
     inner_steps: int = 15  # local steps
@@ -42,12 +41,18 @@ class NodeTask:
     adapt_steps: int = 0  # taken on a task's support set before its query set is scored
     checkpoint_inner: bool = False
 
-    def module(self) -> nn.Module:
-        if self.model == "sgc":
-            return SGC(self.num_classes)
-        return GCN(self.num_classes, self.hidden_size, self.dropout)
+    def module(self) -> NodeModel:
+        """The model that clients train.
+
+        Raises:
+          InputError: if none is registered under this name, or it lacks what
+            `NodeModel` asks for.
+        """
+        model = MODELS.look_up(self.model)(self)
+        return checked(model, NodeModel, f"node model {self.model!r}")
 
     def build(self) -> Task:
+        """The task's functions; raises as `module`."""
         model = self.module()
         return Task(
             init=lambda key: init(model, self.num_features, key),
@@ -61,7 +66,18 @@ class NodeTask:
         )
 
 
-def init(model: nn.Module, num_features: int, key: jax.Array) -> Model:
+MODELS: Registry[Callable[[NodeTask], NodeModel]] = Registry(
+    "node model",
+    {
+        "gcn": lambda task: GCN(task.num_classes, task.hidden_size, task.dropout),
+        "sgc": lambda task: SGC(task.num_classes),
+    },
+)
+"""Name -> (task) -> model."""
+register_model = MODELS.register
+
+
+def init(model: NodeModel, num_features: int, key: jax.Array) -> Model:
     """Fresh parameters (the shapes do not depend on the graph)."""
     none = jnp.zeros(0, jnp.int32)
     graph = as_graph(
@@ -92,7 +108,7 @@ def cross_entropy(logits: jax.Array, field: Field) -> jax.Array:
     return masked_mean(losses, field.mask)
 
 
-def field_loss(model: nn.Module, graph: jraph.GraphsTuple, field: Field):
+def field_loss(model: NodeModel, graph: jraph.GraphsTuple, field: Field):
     """Factory of (params, key of the dropout) -> mean loss on a field."""
 
     def loss(params, key):
@@ -104,7 +120,7 @@ def field_loss(model: nn.Module, graph: jraph.GraphsTuple, field: Field):
     return loss
 
 
-def client_update(model: nn.Module, config: NodeTask):
+def client_update(model: NodeModel, config: NodeTask):
     """Factory of the inner steps of one client; see `Task.update`."""
 
     def update(start, own, key, data: NodeData, adjust):
@@ -130,7 +146,7 @@ def gradient_steps(config: NodeTask, loss: Callable[..., jax.Array], **settings:
 
 
 def support_steps(
-    model: nn.Module, config: NodeTask, graph: jraph.GraphsTuple, support: Field
+    model: NodeModel, config: NodeTask, graph: jraph.GraphsTuple, support: Field
 ):
     """Factory of (model, key) -> LocalResult: gradient steps on a support set.
 
@@ -141,13 +157,13 @@ def support_steps(
     equal to steps in W up to rounding.
 
     Args:
-      model: GCN or SGC.
+      model: see `NodeTask.module`.
       config: number and rate of the steps.
       graph: the support set's field, with features.
       support: the field.
     """
     features, layer = graph.nodes, model.first_layer
-    if support.gram is None or config.inner_steps < 2:
+    if layer is None or support.gram is None or config.inner_steps < 2:
         return gradient_steps(config, field_loss(model, graph, support))
 
     def with_kernel(params, kernel):
@@ -177,7 +193,7 @@ def support_steps(
     return run
 
 
-def query_loss(model: nn.Module):
+def query_loss(model: NodeModel):
     """Factory of the loss on one client's query set; see `Task.query_loss`."""
 
     def loss(params, own, key, data: NodeData):
@@ -190,13 +206,13 @@ def query_loss(model: nn.Module):
 # --- Scores --------------------------------------------------------------------------
 
 
-def map_logits(model: nn.Module, config: NodeTask, reduce: Callable[..., Any]):
+def map_logits(model: NodeModel, config: NodeTask, reduce: Callable[..., Any]):
     """Factory of a function of models' logits on the query sets of a split.
 
     With `adapt_steps`, a model first takes that many steps on the support set.
 
     Args:
-      model: GCN or SGC.
+      model: see `NodeTask.module`.
       config: of the task.
       reduce: (logits [L, classes], query field) -> result, of one model and task.
 
@@ -226,7 +242,7 @@ def map_logits(model: nn.Module, config: NodeTask, reduce: Callable[..., Any]):
     return run
 
 
-def evaluate_nodes(model: nn.Module, config: NodeTask):
+def evaluate_nodes(model: NodeModel, config: NodeTask):
     """Factory of `evaluate`: means over clients, each of which counts the same.
 
     `accuracy` is in percent; `loss`, which early stopping watches, is the error rate,
@@ -250,6 +266,6 @@ def evaluate_nodes(model: nn.Module, config: NodeTask):
     return evaluate
 
 
-def predict_nodes(model: nn.Module, config: NodeTask):
+def predict_nodes(model: NodeModel, config: NodeTask):
     """Factory of `predict`: probabilities [K or 1, L, classes] of the query nodes."""
     return map_logits(model, config, lambda logits, query: jax.nn.softmax(logits))
