@@ -120,7 +120,11 @@ def test_a_published_dataset_is_found_in_the_folder(roads, tmp_path, monkeypatch
             {"num_train": 20, "num_test": 10, "size": 8},
             synthetic_images.images,
         ),
-        ("synthetic_graph", {"num_nodes": 60, "seed": 2}, synthetic_graphs.node_graph),
+        (
+            "synthetic_graph",
+            {"num_nodes": 60, "mean_degree": 2, "seed": 2},
+            synthetic_graphs.node_graph,
+        ),
     ],
 )
 def test_synthetic_datasets_take_options(name, options, make):
