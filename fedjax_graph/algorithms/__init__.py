@@ -45,13 +45,12 @@ def _lazy(
       place: "module:factory".
       title: see `Method`.
       is_trained: see `Method`.
-      config: name of its type in that module, if not the one in its annotation.
+      config: "module:type", if not the type with which its argument is annotated.
     """
-    place = f"{__name__}.{place}"
 
     def make() -> Method:
-        own = imported(f"{place.partition(':')[0]}:{config}") if config else None
-        return _method(imported(place), title, own, is_trained)
+        own = imported(f"{__name__}.{config}") if config else None
+        return _method(imported(f"{__name__}.{place}"), title, own, is_trained)
 
     return Lazy(make)
 
@@ -104,7 +103,9 @@ REGISTRY: Registry[Method] = Registry(
             "cnfgnn.gru_centralized:gru_centralized", "GRU (centralized)"
         ),
         "gru_fedavg": _lazy(
-            "cnfgnn.gru_fed_avg:gru_fed_avg", "GRU + FedAvg", config="GRUFedAvgConfig"
+            "cnfgnn.gru_fed_avg:gru_fed_avg",
+            "GRU + FedAvg",
+            config="cnfgnn.gru_fed_avg:GRUFedAvgConfig",
         ),
         "gru_fmtl": _lazy("cnfgnn.gru_fmtl:gru_fmtl", "GRU + FMTL"),
         "gru_gn": _lazy("cnfgnn.split_learning:gru_gn", "GRU + GN (centralized)"),

@@ -57,7 +57,9 @@ class GCN(nn.Module):
     first_layer: str | None = "hidden"  # whose kernel multiplies the features
 
     @nn.compact
-    def __call__(self, graph: jraph.GraphsTuple, is_training: bool = False):
+    def __call__(
+        self, graph: jraph.GraphsTuple, is_training: bool = False
+    ) -> jax.Array:
         """Logits of all nodes.
 
         Args:
@@ -83,7 +85,9 @@ class SGC(nn.Module):
     first_layer: str | None = "head"
 
     @nn.compact
-    def __call__(self, graph: jraph.GraphsTuple, is_training: bool = False):
+    def __call__(
+        self, graph: jraph.GraphsTuple, is_training: bool = False
+    ) -> jax.Array:
         """Logits of all nodes.
 
         Args:

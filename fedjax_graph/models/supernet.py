@@ -395,7 +395,9 @@ def activate_stage(choice: jax.Array, x: jax.Array) -> jax.Array:
     return jax.lax.switch(choice, list(ACTIVATIONS.values()), x)
 
 
-def absent_layer(weights: Params, stats: Any, x: jax.Array, structure: Structure):
+def absent_layer(
+    weights: Params, stats: Any, x: jax.Array, structure: Structure
+) -> tuple[jax.Array, Any]:
     """A layer that is left out: zeros, which nobody reads."""
     del weights, structure
     return jnp.zeros_like(x), stats

@@ -67,7 +67,7 @@ def read_npz(path: str | os.PathLike) -> RawGraph:
 class _Arrays:
     """Arrays of a .npz file, read when asked for; object arrays are left unread."""
 
-    def __init__(self, archive: np.lib.npyio.NpzFile):
+    def __init__(self, archive: np.lib.npyio.NpzFile) -> None:
         self._archive = archive
 
     def __contains__(self, key: str) -> bool:
