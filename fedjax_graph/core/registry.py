@@ -6,7 +6,7 @@ stands beside it under a name of its own.
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from fedjax_graph.core.errors import InputError
 
@@ -50,7 +50,7 @@ class Registry(Mapping[str, T]):
         value = self._entries[name]
         if isinstance(value, Lazy):
             value = self._entries[name] = value.make()
-        return value
+        return cast(T, value)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

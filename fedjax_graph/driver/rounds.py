@@ -191,7 +191,7 @@ def _advance_seeds(
     validation,
 ):
     def one(*args):
-        return advance(algorithm, num_rounds, patience, *args, keep_last)
+        return advance(algorithm, num_rounds, patience, *args, keep_last=keep_last)
 
     splits = (train, validation)
     return mesh.replicated(

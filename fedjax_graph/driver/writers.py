@@ -51,7 +51,7 @@ def read_records(path: pathlib.Path) -> list[Record]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            record["method"], record["round"]
+            _ = record["method"], record["round"]
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):
                 break

@@ -17,7 +17,7 @@ Products with a kernel are taken on nodes, not on edges.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -123,10 +123,11 @@ def spread_and_project_all(
     spread: Callable[[int, jax.Array], jax.Array], x: jax.Array, kernel: jax.Array
 ) -> jax.Array:
     """Sum over m of `spread(m, x) W_m`, W_m one of the M slices of [F, M, features]."""
-    return sum(
+    parts = (
         spread_and_project(partial(spread, m), x, kernel[:, m])
         for m in range(kernel.shape[1])
     )
+    return cast(jax.Array, sum(parts))
 
 
 class Convolution(nn.Module):

@@ -10,6 +10,7 @@ models start from propagated features: GCN from S X, SGC from S^k X.
 """
 
 from functools import partial
+from typing import cast
 
 import flax.linen as nn
 import jax
@@ -25,13 +26,14 @@ def propagate(graph: jraph.GraphsTuple) -> jax.Array:
     Returns:
       [N, F].
     """
-    return jraph.GraphNetwork(
+    updated = jraph.GraphNetwork(
         update_edge_fn=lambda weights, sent, *_: weights[:, None] * sent,
         update_node_fn=lambda nodes, sent, received, globals_: received,
         aggregate_edges_for_nodes_fn=partial(
             jax.ops.segment_sum, indices_are_sorted=True
         ),
-    )(graph).nodes
+    )(graph)
+    return cast(jax.Array, updated.nodes)
 
 
 class GraphConvolution(nn.Module):

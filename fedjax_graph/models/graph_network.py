@@ -10,7 +10,6 @@ Battaglia et al., "Relational inductive biases, deep learning, and graph network
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import jraph
 
 from fedjax_graph.core.graphs import Graph, to_jraph
+from fedjax_graph.core.local import Params
 from fedjax_graph.models.linear import MLP, Linear, matmul
 
 
@@ -153,7 +153,7 @@ class GraphNetwork(nn.Module):
         return self.out(nodes)
 
 
-def init_params(model: GraphNetwork, key: jax.Array) -> dict[str, Any]:
+def init_params(model: GraphNetwork, key: jax.Array) -> Params:
     """Fresh parameters (the shapes do not depend on the graph)."""
     graph = Graph(jnp.zeros(1, int), jnp.zeros(1, int), jnp.ones(1), jnp.ones(1))
     return model.init(key, graph, jnp.zeros((1, 1, model.node_size)))["params"]

@@ -5,12 +5,13 @@ Page, "How to Train Your ResNet" (myrtle.ai, 2018): a short residual network (He
 released code gives it: a residual at the first two of three layers.
 """
 
-from typing import Any
+from typing import cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core.local import Model
 from fedjax_graph.models.linear import fan_in_uniform, matmul
 from fedjax_graph.models.normalization import BatchNorm
 
@@ -119,6 +120,7 @@ def halve(x: jax.Array) -> jax.Array:
     return jnp.maximum(rows[:, :, ::2], rows[:, :, 1::2])
 
 
-def init_model(model: ResNet9, key: jax.Array) -> dict[str, Any]:
+def init_model(model: ResNet9, key: jax.Array) -> Model:
     """Fresh {"params", "batch_stats"} (the shapes do not depend on the images)."""
-    return model.init(key, jnp.zeros((1, IMAGE_SIZE, IMAGE_SIZE, NUM_CHANNELS)))
+    images = jnp.zeros((1, IMAGE_SIZE, IMAGE_SIZE, NUM_CHANNELS))
+    return cast(Model, model.init(key, images))

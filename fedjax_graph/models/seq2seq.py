@@ -5,12 +5,11 @@ Machine Translation", EMNLP 2014, as CNFGNN uses it (Eqs. 1 and 2). The gates ar
 of cuDNN and torch: two biases, and the reset gate after the recurrent product.
 """
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core.local import Params
 from fedjax_graph.models.gru import GRUCell, gru_step
 from fedjax_graph.models.linear import Linear
 
@@ -103,7 +102,7 @@ class Seq2Seq(nn.Module):
         return self.decode(hidden, embedding, inputs[-1], targets, feed_truth)
 
 
-def init_params(model: Seq2Seq, key: jax.Array) -> dict[str, Any]:
+def init_params(model: Seq2Seq, key: jax.Array) -> Params:
     """Fresh parameters (the shapes do not depend on batch or window length)."""
     return model.init(
         key,

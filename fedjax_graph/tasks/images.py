@@ -220,8 +220,8 @@ def evaluate_images(model: ResNet9, batch_size: int):
         return jnp.sum(mask), jnp.sum(mask * is_right), jnp.sum(mask * losses)
 
     def evaluate(models: Model, data: ImageData):
-        sums = map_logits(model, batch_size, count)(models, data)
-        return client_metrics(*sums, data.client_weights)
+        counts, right, losses = map_logits(model, batch_size, count)(models, data)
+        return client_metrics(counts, right, losses, data.client_weights)
 
     return evaluate
 

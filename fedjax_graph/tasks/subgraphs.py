@@ -190,9 +190,8 @@ def evaluate_subgraphs(module: nn.Module, fitness: Fitness):
     """Factory of `evaluate`."""
 
     def evaluate(models: Model, data: SubgraphData):
-        return federated_scores(
-            *map_outputs(module, scores)(models, data), data, fitness
-        )
+        share_right, entropy = map_outputs(module, scores)(models, data)
+        return federated_scores(share_right, entropy, data, fitness)
 
     return evaluate
 

@@ -173,7 +173,8 @@ def _load_published(name: str, data_dir: files.Folder) -> NodeDataset:
     else:
         raw = citation_formats.read_products(path)
     dataset = _dataset(name, path, raw)
-    sizes = (*dataset.features.shape, len(dataset.class_names))
+    num_features, num_classes = dataset.features.shape[1], len(dataset.class_names)
+    sizes = (len(dataset.labels), num_features, num_classes)
     expected = (published.num_nodes, published.num_features, published.num_classes)
     if sizes != expected:
         words = "{} nodes, {} features and {} classes".format
