@@ -17,7 +17,8 @@ import optax
 
 from fedjax_graph.core import clients
 from fedjax_graph.core.aggregation import client_mean
-from fedjax_graph.core.local import Model
+from fedjax_graph.core.algorithm import Metrics
+from fedjax_graph.core.local import LocalResult, Model
 from fedjax_graph.core.meta_learning import inner_update, masked_mean
 from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Task, in_head
@@ -108,7 +109,9 @@ def cross_entropy(logits: jax.Array, field: Field) -> jax.Array:
     return masked_mean(losses, field.mask)
 
 
-def field_loss(model: NodeModel, graph: jraph.GraphsTuple, field: Field):
+def field_loss(
+    model: NodeModel, graph: jraph.GraphsTuple, field: Field
+) -> Callable[..., jax.Array]:
     """Factory of (params, key of the dropout) -> mean loss on a field."""
 
     def loss(params, key):
@@ -120,7 +123,7 @@ def field_loss(model: NodeModel, graph: jraph.GraphsTuple, field: Field):
     return loss
 
 
-def client_update(model: NodeModel, config: NodeTask):
+def client_update(model: NodeModel, config: NodeTask) -> Callable[..., LocalResult]:
     """Factory of the inner steps of one client; see `Task.update`."""
 
     def update(start, own, key, data: NodeData, adjust):
@@ -134,7 +137,9 @@ def client_update(model: NodeModel, config: NodeTask):
     return update
 
 
-def gradient_steps(config: NodeTask, loss: Callable[..., jax.Array], **settings: Any):
+def gradient_steps(
+    config: NodeTask, loss: Callable[..., jax.Array], **settings: Any
+) -> Callable[..., LocalResult]:
     """`inner_update` with the task's number and rate of steps."""
     return inner_update(
         loss,
@@ -147,7 +152,7 @@ def gradient_steps(config: NodeTask, loss: Callable[..., jax.Array], **settings:
 
 def support_steps(
     model: NodeModel, config: NodeTask, graph: jraph.GraphsTuple, support: Field
-):
+) -> Callable[[Model, jax.Array], LocalResult]:
     """Factory of (model, key) -> LocalResult: gradient steps on a support set.
 
     The first layer takes the products P = X W of features X [H, F]. With G the loss's
@@ -193,7 +198,7 @@ def support_steps(
     return run
 
 
-def query_loss(model: NodeModel):
+def query_loss(model: NodeModel) -> Callable[..., jax.Array]:
     """Factory of the loss on one client's query set; see `Task.query_loss`."""
 
     def loss(params, own, key, data: NodeData):
@@ -206,7 +211,9 @@ def query_loss(model: NodeModel):
 # --- Scores --------------------------------------------------------------------------
 
 
-def map_logits(model: NodeModel, config: NodeTask, reduce: Callable[..., Any]):
+def map_logits(
+    model: NodeModel, config: NodeTask, reduce: Callable[..., Any]
+) -> Callable[[Model, NodeData], Any]:
     """Factory of a function of models' logits on the query sets of a split.
 
     With `adapt_steps`, a model first takes that many steps on the support set.
@@ -242,7 +249,9 @@ def map_logits(model: NodeModel, config: NodeTask, reduce: Callable[..., Any]):
     return run
 
 
-def evaluate_nodes(model: NodeModel, config: NodeTask):
+def evaluate_nodes(
+    model: NodeModel, config: NodeTask
+) -> Callable[[Model, NodeData], Metrics]:
     """Factory of `evaluate`: means over clients, each of which counts the same.
 
     `accuracy` is in percent; `loss`, which early stopping watches, is the error rate,
@@ -266,6 +275,8 @@ def evaluate_nodes(model: NodeModel, config: NodeTask):
     return evaluate
 
 
-def predict_nodes(model: NodeModel, config: NodeTask):
+def predict_nodes(
+    model: NodeModel, config: NodeTask
+) -> Callable[[Model, NodeData], jax.Array]:
     """Factory of `predict`: probabilities [K or 1, L, classes] of the query nodes."""
     return map_logits(model, config, lambda logits, query: jax.nn.softmax(logits))

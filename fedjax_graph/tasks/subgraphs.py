@@ -16,7 +16,8 @@ import jraph
 import optax
 
 from fedjax_graph.core import clients
-from fedjax_graph.core.local import Model, local_steps
+from fedjax_graph.core.algorithm import Metrics
+from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.meta_learning import masked_mean
 from fedjax_graph.core.task import Task
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
@@ -102,7 +103,7 @@ def cross_entropy(outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> jax
     return masked_mean(losses, mask)
 
 
-def training_loss(module: nn.Module):
+def training_loss(module: nn.Module) -> Callable[..., tuple[jax.Array, Any]]:
     """Factory of (params, batch_stats, (own data, key)) -> (mean loss, batch_stats)."""
 
     def loss(params, stats, batch):
@@ -121,7 +122,7 @@ def training_loss(module: nn.Module):
     return loss
 
 
-def client_update(loss, config: SubgraphTask):
+def client_update(loss, config: SubgraphTask) -> Callable[..., LocalResult]:
     """Factory of one client's gradient steps on its subgraph; see `Task.update`."""
 
     def update(start, own, key, data, adjust):
@@ -139,7 +140,9 @@ def client_update(loss, config: SubgraphTask):
 # --- Scores --------------------------------------------------------------------------
 
 
-def map_outputs(module: nn.Module, reduce: Callable[..., Any]):
+def map_outputs(
+    module: nn.Module, reduce: Callable[..., Any]
+) -> Callable[[Model, SubgraphData], Any]:
     """Factory of a function of models' outputs on the clients' subgraphs.
 
     Args:
@@ -186,7 +189,9 @@ def federated_scores(
     }
 
 
-def evaluate_subgraphs(module: nn.Module, fitness: Fitness):
+def evaluate_subgraphs(
+    module: nn.Module, fitness: Fitness
+) -> Callable[[Model, SubgraphData], Metrics]:
     """Factory of `evaluate`."""
 
     def evaluate(models: Model, data: SubgraphData):
@@ -196,6 +201,6 @@ def evaluate_subgraphs(module: nn.Module, fitness: Fitness):
     return evaluate
 
 
-def predict_subgraphs(module: nn.Module):
+def predict_subgraphs(module: nn.Module) -> Callable[[Model, SubgraphData], jax.Array]:
     """Factory of `predict`: probabilities [K, N, classes]."""
     return map_outputs(module, lambda outputs, own: jax.nn.softmax(outputs))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core import batching, clients
-from fedjax_graph.core.local import local_steps
+from fedjax_graph.core.local import LocalResult, local_steps
 from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.traffic import windows
@@ -87,7 +87,9 @@ def init(model: TrafficModel, key: jax.Array) -> dict[str, Any]:
     return {"params": variables["params"], "batch_stats": {}}
 
 
-def client_update(model: TrafficModel, config: TrafficTask):
+def client_update(
+    model: TrafficModel, config: TrafficTask
+) -> Callable[..., LocalResult]:
     """Factory of the local epochs of one client; see `Task.update`."""
 
     def update(start, speed, key, data: TrafficData, adjust):
