@@ -129,7 +129,7 @@ def judge(
       most: how many.
     """
     config = _runs.make_config("fl_random", values)
-    codes = np.concatenate([state.code[None], state.memory.controller])
+    codes = np.concatenate([state.code[None], state.populations.controller])
     codes = codes[~np.asarray(evolution.is_repeated(codes))]
     start = time.perf_counter()
 

@@ -144,7 +144,7 @@ def train(
     )
     values = {
         "task": task,
-        "server_rate": _fl_agcns_flags.LEARNING_RATE.value,
+        "server_optimizer": _fl_agcns_flags.server_optimizer(),
         "encryption": _fl_agcns_flags.ENCRYPTION.value,
         "clients_per_chunk": _run_flags.clients_per_chunk(workdir, method),
     }

@@ -261,7 +261,7 @@ def node_task(model):
     "build",
     [
         lambda: node_task("gnc").build(),
-        lambda: traffic_rnn.TrafficTask(model="gnc").build(),
+        lambda: traffic_rnn.TrafficRNNTask(model="gnc").build(),
     ],
 )
 def test_an_unknown_model_is_refused(build):
@@ -285,7 +285,7 @@ def test_a_model_that_lacks_what_the_task_needs_is_refused(monkeypatch):
     with pytest.raises(InputError, match="node model 'bare': a Bare without 'first_l"):
         node_task("bare").build()
     with pytest.raises(InputError, match="model 'bare': a Bare without 'num_features'"):
-        traffic_rnn.TrafficTask(model="bare").build()
+        traffic_rnn.TrafficRNNTask(model="bare").build()
 
 
 def test_a_traffic_model_of_ones_own_forecasts(train, monkeypatch):
@@ -302,7 +302,7 @@ def test_a_traffic_model_of_ones_own_forecasts(train, monkeypatch):
     table = traffic_rnn.MODELS
     monkeypatch.setattr(table, "_entries", dict(table._entries))
     traffic_rnn.register_model("last", lambda task: LastReading())
-    task = traffic_rnn.TrafficTask(model="last", eval_batch_size=10).build()
+    task = traffic_rnn.TrafficRNNTask(model="last", eval_batch_size=10).build()
     model = jax.tree.map(lambda x: x[None], task.init(jax.random.key(0)))
     forecasts = np.asarray(task.predict(model, train))
     speed, starts = np.asarray(train.speed), np.asarray(train.starts)

@@ -88,11 +88,16 @@ REGISTRY: Registry[Method] = Registry(
         "cnfgnn": _lazy("cnfgnn.cnfgnn:cnfgnn", "CNFGNN"),
         "controller_eo": _lazy("fl_agcns.fl_agcns:controller_eo", "ControllerEO"),
         "ditto": _lazy("ditto:ditto", "Ditto"),
+        "fed_adam": _lazy("fed_avg:fed_avg", "FedAdam", config="fed_opt:FedAdamConfig"),
         "fed_att": _lazy("fed_att:fed_att", "FedAtt"),
         "fed_avg": _lazy("fed_avg:fed_avg", "FedAvg"),
+        "fed_avg_m": _lazy(
+            "fed_avg:fed_avg", "FedAvgM", config="fed_opt:FedAvgMConfig"
+        ),
         "fed_per": _lazy("fed_per:fed_per", "FedPer"),
         "fed_prox": _lazy("fed_prox:fed_prox", "FedProx"),
         "fed_sgd": _lazy("fed_sgd:fed_sgd", "FedSGD"),
+        "fed_yogi": _lazy("fed_avg:fed_avg", "FedYogi", config="fed_opt:FedYogiConfig"),
         "fl_agcns": _lazy("fl_agcns.fl_agcns:fl_agcns", "FL-AGCNS"),
         "fl_gradient": _lazy("fl_agcns.fl_gradient:fl_gradient", "FL-Gradient"),
         "fl_random": _lazy("fl_agcns.fl_random:fl_random", "FL-Random"),

@@ -47,7 +47,7 @@ class NodeModel(FlaxModule, Protocol):
 
 
 class TrafficModel(FlaxModule, Protocol):
-    """A model of one sensor's readings, on which the task `traffic` runs.
+    """A model of one sensor's readings, on which the task `traffic_rnn` runs.
 
     Its last layer is called `head`; FedPer and LG-FedAvg tell it by this name.
     """

@@ -13,7 +13,7 @@ TASKS: Registry[type] = Registry(
         "images": _lazy("images:ImageTask"),
         "nodes": _lazy("nodes:NodeTask"),
         "subgraphs": _lazy("subgraphs:SubgraphTask"),
-        "traffic": _lazy("traffic_rnn:TrafficTask"),
+        "traffic_rnn": _lazy("traffic_rnn:TrafficRNNTask"),
     },
 )
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_graph.core import batching, clients
 from fedjax_graph.core.local import LocalResult, local_steps
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.traffic import windows
@@ -36,15 +36,15 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrafficTask:
-    """Hyper-parameters of the task."""
+class TrafficRNNTask:
+    """Hyper-parameters of forecasting with a plain recurrent network."""
 
-    kind: str = "traffic"
+    kind: str = "traffic_rnn"
     model: str = "rnn"  # a name of MODELS
     hidden_size: int = 64
-    learning_rate: float = 0.01
     batch_size: int = 128
     local_epochs: int = 1
+    optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.01)
     eval_batch_size: int = 512
 
     def module(self) -> TrafficModel:
@@ -74,7 +74,7 @@ class TrafficTask:
         )
 
 
-MODELS: Registry[Callable[[TrafficTask], TrafficModel]] = Registry(
+MODELS: Registry[Callable[[TrafficRNNTask], TrafficModel]] = Registry(
     "traffic model", {"rnn": lambda task: RNNForecaster(task.hidden_size)}
 )
 """Name -> (task) -> model."""
@@ -88,7 +88,7 @@ def init(model: TrafficModel, key: jax.Array) -> dict[str, Any]:
 
 
 def client_update(
-    model: TrafficModel, config: TrafficTask
+    model: TrafficModel, config: TrafficRNNTask
 ) -> Callable[..., LocalResult]:
     """Factory of the local epochs of one client; see `Task.update`."""
 
@@ -105,8 +105,10 @@ def client_update(
         batches = batching.shuffled_batches(
             key, len(data.starts), config.batch_size, config.local_epochs
         )
-        steps = local_steps(loss, optax.sgd(config.learning_rate), adjust=adjust)
-        return steps(start, Batch(*batches))
+        batches = Batch(*batches)
+        num_steps = len(batches.indices)
+        optimizer = config.optimizer.build(num_steps, config.local_epochs)
+        return local_steps(loss, optimizer, adjust=adjust)(start, batches)
 
     return update
 
