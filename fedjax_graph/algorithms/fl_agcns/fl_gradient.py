@@ -149,8 +149,10 @@ def weights_step(
       (weights, data, key, alphas) -> (weights, mean loss, metrics of the encryption).
     """
 
-    def loss(params, stats, own, key, alphas):
-        return relaxed_loss(config, params, stats, own, alphas, own.is_trained, key)
+    def loss(params, stats, client_data, key, alphas):
+        return relaxed_loss(
+            config, params, stats, client_data, alphas, client_data.is_trained, key
+        )
 
     run = gradient_round(config, loss)
     optimizer = config.server_optimizer.build()
@@ -180,9 +182,14 @@ def alphas_step(config: FLGradientConfig) -> Callable[..., tuple[Learnt, Metrics
       (learnt, data, model) -> (learnt, metrics of the encryption).
     """
 
-    def loss(alphas, unused_stats, own, unused_key, model):
+    def loss(alphas, unused_stats, client_data, unused_key, model):
         value, _ = relaxed_loss(
-            config, model["params"], model["batch_stats"], own, alphas, own.is_scored
+            config,
+            model["params"],
+            model["batch_stats"],
+            client_data,
+            alphas,
+            client_data.is_scored,
         )
         return value, unused_stats
 
@@ -204,7 +211,7 @@ def alphas_step(config: FLGradientConfig) -> Callable[..., tuple[Learnt, Metrics
 
 
 def relaxed_loss(
-    config: FLGradientConfig, params, stats, own, alphas, mask, key=None
+    config: FLGradientConfig, params, stats, client_data, alphas, mask, key=None
 ) -> tuple[jax.Array, Any]:
     """ONE client's mean loss over the nodes of a mask, and batch_stats.
 
@@ -215,9 +222,9 @@ def relaxed_loss(
     outputs, stats = relaxed(
         config.supernet,
         model,
-        subgraphs.as_graph(own),
+        subgraphs.as_graph(client_data),
         probabilities(alphas, config.stages),
-        own.is_real,
+        client_data.is_real,
         key,
     )
-    return subgraphs.cross_entropy(outputs, own.labels, mask), stats
+    return subgraphs.cross_entropy(outputs, client_data.labels, mask), stats

@@ -143,15 +143,17 @@ def make_trial(
     """Factory of (data, code [L + 2], key) -> Trial."""
     net, optimizer = config.supernet, config.server_optimizer.build(config.num_epochs)
 
-    def loss(params, stats, own, key, code):
+    def loss(params, stats, client_data, key, code):
         outputs, stats = net.apply_path(
             {"params": params, "batch_stats": stats},
-            subgraphs.as_graph(own),
+            subgraphs.as_graph(client_data),
             code,
-            own.is_real,
+            client_data.is_real,
             key=key,
         )
-        return subgraphs.cross_entropy(outputs, own.labels, own.is_trained), stats
+        return subgraphs.cross_entropy(
+            outputs, client_data.labels, client_data.is_trained
+        ), stats
 
     gradient = gradient_round(config, loss)
 
