@@ -188,7 +188,7 @@ def is_traffic() -> bool:
     if name in ("synthetic", *traffic.PUBLISHED):
         return True
     if name.endswith(".npz"):
-        return not images.is_image_file(name)
+        return not images.reads(name)
     if name in IMAGE_SETS or name.endswith(".tar.gz") or pathlib.Path(name).is_dir():
         return False
     known = ", ".join(("synthetic", *traffic.PUBLISHED, *IMAGE_SETS))

@@ -14,6 +14,7 @@ it is judged as in other searches, with the shared weights.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +31,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     touched_step,
 )
 from fedjax_graph.core import encryption
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import ANY_STAGES, Stages, is_gene
 from fedjax_graph.models.relaxation import relaxed
@@ -139,7 +140,9 @@ def probabilities(
 # --- Steps ---------------------------------------------------------------------------
 
 
-def weights_step(config: FLGradientConfig):
+def weights_step(
+    config: FLGradientConfig,
+) -> Callable[..., tuple[Weights, jax.Array, Metrics]]:
     """Factory of one federated step of the SuperNet's weights, all of them.
 
     Returns:
@@ -172,7 +175,7 @@ def weights_step(config: FLGradientConfig):
     return step
 
 
-def alphas_step(config: FLGradientConfig):
+def alphas_step(config: FLGradientConfig) -> Callable[..., tuple[Learnt, Metrics]]:
     """Factory of one federated step of the alphas.
 
     Returns:
@@ -209,7 +212,7 @@ def alphas_step(config: FLGradientConfig):
 
 def relaxed_loss(
     config: FLGradientConfig, params, stats, client_data, alphas, mask, key=None
-):
+) -> tuple[jax.Array, Any]:
     """ONE client's mean loss over the nodes of a mask, and batch_stats.
 
     Both losses normalise by the statistics of all the client's nodes, as in DARTS. The

@@ -8,6 +8,7 @@ through a fresh SuperNet: each layer has weights of all twelve ops, of which one
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
 )
 from fedjax_graph.core import encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import random_codes
 from fedjax_graph.tasks import subgraphs
 
@@ -135,7 +137,9 @@ def try_codes(
     return state, scores, metrics | encryption.total(costs)
 
 
-def make_trial(config: TrialConfig):
+def make_trial(
+    config: TrialConfig,
+) -> Callable[[SubgraphData, jax.Array, jax.Array], Trial]:
     """Factory of (data, code [L + 2], key) -> Trial."""
     net, optimizer = config.supernet, config.server_optimizer.build(config.num_epochs)
 

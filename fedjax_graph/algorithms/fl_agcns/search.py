@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core import clients, communication, encryption
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.federated import cohort_update
 from fedjax_graph.core.local import Model, Params
@@ -131,7 +131,7 @@ def touched_step(
     return structure.unflatten(params), structure.unflatten(states)
 
 
-def codes_loss(config: SearchConfig):
+def codes_loss(config: SearchConfig) -> Callable[..., tuple[jax.Array, Any]]:
     """Factory of one client's mean training loss over codes.
 
     Returns:
@@ -164,7 +164,9 @@ def codes_loss(config: SearchConfig):
     return loss
 
 
-def gradient_round(config: SearchConfig, loss: Callable[..., Any]):
+def gradient_round(
+    config: SearchConfig, loss: Callable[..., Any]
+) -> Callable[..., tuple[Model, jax.Array, Metrics]]:
     """Factory of the clients' mean gradient of a loss of the SuperNet's weights (2).
 
     Args:
@@ -197,7 +199,9 @@ def gradient_round(config: SearchConfig, loss: Callable[..., Any]):
     return round_
 
 
-def train_step(config: SearchConfig):
+def train_step(
+    config: SearchConfig,
+) -> Callable[..., tuple[Weights, jax.Array, Metrics]]:
     """Factory of one federated step of the SuperNet's weights on codes.
 
     Returns:
@@ -311,8 +315,8 @@ def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
         return mapped(data, shared=(state.weights.model, state.code))
 
     def evaluate(state, data):
-        found = map_outputs(state, data, subgraphs.scores)
-        return subgraphs.federated_scores(*found, data, config.fitness)
+        share_right, entropy = map_outputs(state, data, subgraphs.scores)
+        return subgraphs.federated_scores(share_right, entropy, data, config.fitness)
 
     def predict(state, data):
         return map_outputs(
