@@ -15,8 +15,9 @@ import jax
 
 from experiments.studies import options
 from experiments.studies.options import option
-from fedjax_graph.core import clients, mesh
+from fedjax_graph.core import clients, mesh, optimizers
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 
 MOST_COPIED_BYTES = 1.3 * 2**30  # METR-LA in full has 1.2 GiB, PEMS-BAY 2.8 GiB
 _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
@@ -55,6 +56,14 @@ class Study(abc.ABC):
     )
     clients_per_chunk: str = option(
         "auto", "Clients side by side: auto, all or a number."
+    )
+    client_optimizer: str | None = option(
+        None,
+        "What clients step with, and fields that differ from the defaults, such as "
+        "sgd,momentum=0.9; the rate has a flag of its own.",
+    )
+    server_optimizer: str | None = option(
+        None, "What the server steps with, such as adam,second_momentum=0.99."
     )
     precision: str = option(
         "tf32",
@@ -188,6 +197,24 @@ class Study(abc.ABC):
                     + ", ".join(known)
                 )
         return list(named)
+
+    def client_steps(self, default: OptimizerConfig) -> OptimizerConfig:
+        """The clients' optimizer: the default, with what `client_optimizer` changes.
+
+        Raises:
+          InputError: if it cannot be read.
+        """
+        chosen = self.client_optimizer
+        return optimizers.parse(chosen, default) if chosen else default
+
+    def server_steps(self, default: OptimizerConfig) -> OptimizerConfig:
+        """The server's optimizer: the default, with what `server_optimizer` changes.
+
+        Raises:
+          InputError: if it cannot be read.
+        """
+        chosen = self.server_optimizer
+        return optimizers.parse(chosen, default) if chosen else default
 
     def chunk(self) -> int | None:
         """Clients side by side, as `clients.map_clients` takes it.
