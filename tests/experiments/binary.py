@@ -33,7 +33,8 @@ for line in json.load(sys.stdin):
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
         try:
-            status = _flags.run(binary.main)
+            is_old = binary.main.__code__.co_argcount
+            status = _flags.run(binary.main) if is_old else binary.main()
         except SystemExit as error:
             status = error.code
         except BaseException as error:
