@@ -30,7 +30,7 @@ _MATRICES = {
 class _NDArray:
     """Stands for `numpy.ndarray`, which a pickle names and must not call."""
 
-    def __init__(self, *args: Any):
+    def __init__(self, *args: Any) -> None:
         raise InputError("a pickle that makes an array of memory; only data are read")
 
 
@@ -106,7 +106,7 @@ class _Unpickler(pickle._Unpickler):
 
     dispatch = dict(pickle._Unpickler.dispatch)
 
-    def __init__(self, *args: Any, **settings: Any):
+    def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.matrices: list[Any] = []  # sparse ones, of which some may lack their parts
 

@@ -1,68 +1,23 @@
-"""Puts the figures of finished runs beside those of a paper's tables.
-
-python -m experiments.tables --paper=cnfgnn --runs=FOLDER --out=FOLDER
-python -m experiments.tables --paper=sfl --table=2 --runs=runs --out=tables --allow_cut
-python -m experiments.tables --paper=graphfl --commands
-python -m experiments.tables --paper=fl_agcns --write_flagfiles=experiments/flagfiles
-
-A run counts where its dataset is that of the paper in full. Of several runs that is the
-one with the fewest flags that are not the row's, and of those the newest; what a run
-did otherwise, and where it lies, stands below the table.
-"""
+"""A paper's table with the runs that fill it, as Markdown, CSV and PNG."""
 
 import csv
 import datetime
-import importlib
 import io
 import pathlib
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from experiments import _flags
-from experiments._table_runs import (
-    Candidate,
-    Run,
-    default_flags,
-    find,
-    flag_text,
-    read_runs,
-)
-from experiments.paper_tables import Paper, Row, Table, Value
-from fedjax_graph.core.errors import InputError
+from experiments.tables.papers import Paper, Row, Table, Value
+from experiments.tables.runs import Candidate, Run, find
 from fedjax_graph.driver import plots, writers
-
-PAPERS = ("cnfgnn", "sfl", "graphfl", "fl_agcns")
-
-PAPER = flags.DEFINE_enum("paper", None, PAPERS, "Whose tables.")
-TABLE = flags.DEFINE_integer("table", None, "Its number; by default all tables.")
-RUNS = flags.DEFINE_string("runs", None, "Folder with runs, however deep.")
-OUT = flags.DEFINE_string("out", None, "Folder for Markdown, CSV and PNG.")
-ALLOW_CUT = flags.DEFINE_bool(
-    "allow_cut",
-    False,
-    "Where no run has the dataset in full, take one of a part of it, and say so.",
-)
-COMMANDS = flags.DEFINE_bool(
-    "commands", False, "Print the command of each row instead."
-)
-WRITE_FLAGFILES = flags.DEFINE_string(
-    "write_flagfiles",
-    None,
-    "Write into a folder of the paper's name in this one the flagfiles that fill all "
-    "tables instead: one for all rows that differ in the method alone.",
-)
 
 NOT_RUN, MISSING = "not run", "not in the run"
 ROW_HEIGHT, CHARACTER_WIDTH = 0.24, 0.075  # of pictures, inches
 TABLE_FONT = 8  # points
-
-
-# --- Tables --------------------------------------------------------------------------
 
 
 class Line(NamedTuple):
@@ -265,144 +220,3 @@ def write(filled: Filled, folder: pathlib.Path, name: str) -> None:
     writers.write_atomically(path.with_suffix(".md"), markdown(filled))
     writers.write_atomically(path.with_suffix(".csv"), csv_text(filled))
     plots.save(picture(filled), path.with_suffix(".png"))
-
-
-# --- Commands and flagfiles ----------------------------------------------------------
-
-
-def row_flags(row: Row) -> dict[str, Any]:
-    """Flags of a row's run that are not the defaults."""
-    given = {name: value for name, value in row.flags.items() if value is not None}
-    return {"dataset": row.dataset} | given
-
-
-def commands(name: str, paper: Paper, tables: Iterable[Table]) -> str:
-    """A comment and a command for each row."""
-    lines = []
-    for table in tables:
-        for row in table.rows:
-            lines.append(f"# {row_title(paper, table, row)}")
-            if row.method is None:
-                lines.append("# quoted by the paper")
-                continue
-            given = row_flags(row) | paper.options | {"methods": row.method}
-            texts = [f"--{flag_text(*item)}" for item in given.items()]
-            lines.append(f"python -m experiments.{name} {' '.join(texts)}")
-    return "\n".join(lines)
-
-
-def row_title(paper: Paper, table: Table, row: Row) -> str:
-    dataset = paper.datasets[row.dataset].title
-    return f"Table {table.number}: {', '.join((*row.labels, dataset))}"
-
-
-def flagfiles(name: str, paper: Paper) -> dict[str, str]:
-    """Contents by file name; rows that differ in the method alone share a file.
-
-    So do those that differ in the flag that their table sweeps.
-    """
-    methods, swept, numbers = {}, {}, {}
-    for table in paper.tables:
-        for row in table.rows:
-            if row.method is None:
-                continue
-            given = row_flags(row)
-            if table.sweep:
-                value, given["sweep"] = given.pop(table.sweep), table.sweep
-            key = tuple(given.items())
-            methods.setdefault(key, {})[row.method] = None
-            numbers.setdefault(key, {})[str(table.number)] = None
-            if table.sweep:
-                swept.setdefault(key, {})[value] = None
-    files = {}
-    for key, chosen in methods.items():
-        given = dict(key) | paper.options | {"methods": list(chosen)}
-        if key in swept:
-            given["sweep_values"] = list(swept[key])
-        (_, dataset), *others = key
-        stem = "_".join([dataset, *(f"{flag}_{value}" for flag, value in others)])
-        tables = f"Table{'s' * (len(numbers[key]) > 1)} {', '.join(numbers[key])}"
-        flag = "--write_flagfiles=experiments/flagfiles"
-        files[f"{stem}.flags"] = "\n".join(
-            [
-                f"# {paper.title}, {tables}. Written by",
-                f"# `python -m experiments.tables --paper={name} {flag}`.",
-                *(f"--{flag_text(*item)}" for item in given.items()),
-                "",
-            ]
-        )
-    return files
-
-
-# --- The binary ----------------------------------------------------------------------
-
-
-def load_paper(name: str) -> Paper:
-    return importlib.import_module(f"experiments.paper_tables.{name}").PAPER
-
-
-def chosen_tables(paper: Paper) -> tuple[Table, ...]:
-    """The tables that the flags name.
-
-    Raises:
-      InputError: if there is no such table.
-    """
-    if TABLE.value is None:
-        return paper.tables
-    chosen = tuple(table for table in paper.tables if table.number == TABLE.value)
-    if not chosen:
-        known = ", ".join(str(table.number) for table in paper.tables)
-        raise InputError(
-            f"--table={TABLE.value}: {paper.title} has no such table of results; "
-            f"known: {known}"
-        )
-    return chosen
-
-
-def make_folder(flag: flags.FlagHolder, *parts: str) -> pathlib.Path:
-    """The folder that a flag names.
-
-    Raises:
-      InputError: if it cannot be made.
-    """
-    folder = pathlib.Path(flag.value, *parts)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"--{flag.name}={flag.value} cannot be made ({error.strerror}); name "
-            "another folder"
-        ) from error
-    return folder
-
-
-def main(argv: list[str]) -> None:
-    del argv
-    name = PAPER.value
-    if name is None:
-        raise InputError(f"--paper is needed; known: {', '.join(PAPERS)}")
-    paper = load_paper(name)
-    tables = chosen_tables(paper)
-    if COMMANDS.value:
-        print(commands(name, paper, tables))
-        return
-    if WRITE_FLAGFILES.value:
-        folder = make_folder(WRITE_FLAGFILES, name)
-        for file, text in flagfiles(name, paper).items():
-            writers.write_atomically(folder / file, text)
-        print(f"flagfiles are in {folder}")
-        return
-    if RUNS.value is None or OUT.value is None:
-        raise InputError("--runs and --out are needed: folders of runs and for tables")
-    runs = read_runs(pathlib.Path(RUNS.value))
-    folder = make_folder(OUT)
-    defaults = default_flags(name)
-    for table in tables:
-        filled = fill(paper, table, runs, defaults, ALLOW_CUT.value)
-        write(filled, folder, name)
-        print(markdown(filled))
-    print(f"Markdown, CSV and PNG are in {folder}")
-
-
-if __name__ == "__main__":
-    _flags.run(main)

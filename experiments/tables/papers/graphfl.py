@@ -3,7 +3,7 @@
 The paper prints the results on few and skewed labels as figures only.
 """
 
-from experiments.paper_tables import Dataset, Metric, Paper, Row, Table, of_test
+from experiments.tables.papers import Dataset, Metric, Paper, Row, Table, of_test
 
 DATASETS = {
     "cora": Dataset("Cora", {"num_nodes": 2485}),

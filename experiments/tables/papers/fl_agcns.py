@@ -1,6 +1,6 @@
 """Tables 3 to 5 of Wang et al., arXiv 2104.04141; Table 2 counts datasets."""
 
-from experiments.paper_tables import Dataset, Metric, Paper, Row, Table, of_test
+from experiments.tables.papers import Dataset, Metric, Paper, Row, Table, of_test
 
 DATASETS = {
     "cora": Dataset("Cora", {"num_nodes": 2708}),

@@ -7,11 +7,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import flags
 
-from experiments.paper_tables import Metric, Paper, Row, Table, Value
+from experiments.studies import options
+from experiments.tables.papers import Metric, Paper, Row, Table, Value
 from fedjax_graph.core.errors import InputError
 
+STUDIES = {
+    "cnfgnn": "experiments.studies.cnfgnn:CNFGNNStudy",
+    "sfl": "experiments.studies.sfl:SFLStudy",
+    "graphfl": "experiments.studies.graphfl:GraphFLStudy",
+    "fl_agcns": "experiments.studies.fl_agcns:FLAGCNSStudy",
+}
 # Flags that say where and on what a method runs, which method, and how often.
 NOT_COMPARED = (
     *("data_dir", "workdir", "methods", "strategy", "sweep", "sweep_values"),
@@ -77,15 +83,9 @@ def read_run(path: pathlib.Path, folder: pathlib.Path) -> Run:
 
 
 def default_flags(paper: str) -> dict[str, Any]:
-    """Values of the binary's flags where none is given."""
-    module = importlib.import_module(f"experiments.{paper}")
-    own = flags.FLAGS.flags_by_module_dict()
-    return {
-        flag.name: flag.default
-        for name, defined in own.items()
-        if name == module.__name__ or name.startswith("experiments._")
-        for flag in defined
-    }
+    """Values of the flags of a paper's binary where none is given."""
+    module, name = STUDIES[paper].split(":")
+    return options.defaults_of(getattr(importlib.import_module(module), name))
 
 
 # --- What fills a row ----------------------------------------------------------------
@@ -141,7 +141,7 @@ def match(
     config = entry.get("config", {})
     config = config | config.get("task", {})
     if any(chosen.get(name) != value for name, value in expected.items()) or any(
-        config.get(name) != value for name, value in row.config.items()
+        config_field(config, name) != value for name, value in row.config.items()
     ):
         return None
     view = entry | {"settings": run.settings}
@@ -151,6 +151,12 @@ def match(
     return Candidate(
         run, cuts(row, paper, run), deviations(row, paper, run, defaults), ours
     )
+
+
+def config_field(config: Mapping[str, Any], name: str) -> Any:
+    """A field of a method's config or else of its task's; None if neither has it."""
+    task = config.get("task") or {}
+    return config[name] if name in config else task.get(name)
 
 
 def expected_flags(row: Row, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Tables 1 to 4 of Chen, Long, Wu, Zhou, Jiang, IJCAI 2022."""
 
-from experiments.paper_tables import Dataset, Paper, Row, Table, of_test
+from experiments.tables.papers import Dataset, Paper, Row, Table, of_test
 
 DATASETS = {
     "metr_la": Dataset("METR-LA", {"num_sensors": 207, "num_steps": 34272}),

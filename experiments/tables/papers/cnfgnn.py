@@ -1,6 +1,6 @@
 """Tables 2 to 10 of Meng, Rambhatla, Liu, KDD 2021; Table 1 counts datasets."""
 
-from experiments.paper_tables import Dataset, Metric, Paper, Row, Table, of_test
+from experiments.tables.papers import Dataset, Metric, Paper, Row, Table, of_test
 
 DATASETS = {
     "pems_bay": Dataset(

@@ -1,6 +1,9 @@
 """The papers' tables: their figures, and how runs that measured the same are known."""
 
+import importlib
 from typing import Any, NamedTuple
+
+PAPERS = ("cnfgnn", "sfl", "graphfl", "fl_agcns")
 
 Value = float | tuple[float, float] | None  # mean, or mean and deviation; None: none
 
@@ -58,3 +61,8 @@ class Paper(NamedTuple):
 def of_test(title: str, key: str, digits: int, spread: str | None = None) -> Metric:
     """A figure of the entry's `test`; ± is over seeds, or what `spread` has."""
     return Metric(title, (f"test.{key}",), digits, spread=spread or f"test_std.{key}")
+
+
+def load_paper(name: str) -> Paper:
+    """Loads the tables of one of `PAPERS`."""
+    return importlib.import_module(f"{__name__}.{name}").PAPER

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import _fl_agcns_flags, _run_flags, _runs
+from experiments.studies.fl_agcns_settings import EVOLUTIONARY, FLAGCNSSettings
+from experiments.studies.running import config_of
 from fedjax_graph.algorithms.fl_agcns import evolution
 from fedjax_graph.algorithms.fl_agcns.fl_random import make_trial
 from fedjax_graph.algorithms.fl_agcns.search import make_scorer
@@ -47,7 +48,13 @@ class Choice(NamedTuple):
     finalists: Finalists | None
 
 
+def search_name(method: str) -> str:
+    """The name under which a search, not what it found, goes on record."""
+    return f"{method}_search"
+
+
 def choose(
+    study: FLAGCNSSettings,
     method: str,
     state: Any,
     values: dict[str, Any],
@@ -57,6 +64,7 @@ def choose(
     """The network that a search ends with, as it was chosen or else chosen now.
 
     Args:
+      study: how many finalists, and whether a run is scored.
       method: the search.
       state: of the search after its last round.
       values: of its config.
@@ -67,10 +75,10 @@ def choose(
       InputError: if it was chosen among another number of finalists, or is to be scored
         and was not chosen yet.
     """
-    folder = workdir / _fl_agcns_flags.search_name(method)
+    folder = workdir / search_name(method)
     num_finalists = 1
-    if method in _fl_agcns_flags.EVOLUTIONARY:
-        num_finalists = _fl_agcns_flags.NUM_FINALISTS.value
+    if method in EVOLUTIONARY:
+        num_finalists = study.num_finalists
     made = read(folder)
     if made and made.round == int(state.num_rounds):
         if made.num_finalists != num_finalists:
@@ -80,14 +88,14 @@ def choose(
                 f"{made.num_finalists} or another --workdir"
             )
         return made
-    if _run_flags.EVAL_ONLY.value:
+    if study.eval_only:
         raise InputError(
             f"{folder}: the search has not ended with a network yet; finish the run "
             "with --resume"
         )
     finalists, code = None, state.code.tolist()
     if num_finalists > 1:
-        finalists = judge(state, values, data, num_finalists)
+        finalists = judge(state, values, data, num_finalists, study.seed)
         code = finalists.best
     forget_other_network(workdir / method, tuple(code))
     made = Choice(int(state.num_rounds), num_finalists, code, finalists)
@@ -118,7 +126,7 @@ def read(folder: pathlib.Path) -> Choice | None:
 
 
 def judge(
-    state: Any, values: dict[str, Any], data: SubgraphData, most: int
+    state: Any, values: dict[str, Any], data: SubgraphData, most: int, seed: int
 ) -> Finalists:
     """Trains the different networks of the last population that shared weights prefer.
 
@@ -127,8 +135,9 @@ def judge(
       values: of its config.
       data: the clients'.
       most: how many.
+      seed: of the trainings.
     """
-    config = _runs.make_config("fl_random", values)
+    config = config_of("fl_random", values)
     codes = np.concatenate([state.code[None], state.populations.controller])
     codes = codes[~np.asarray(evolution.is_repeated(codes))]
     start = time.perf_counter()
@@ -145,7 +154,7 @@ def judge(
 
     scores = np.asarray(by_shared_weights(state.weights.model, data, codes))
     codes = codes[np.argsort(-scores, stable=True)][:most]
-    keys = jax.random.split(jax.random.key(_run_flags.SEED.value), len(codes))
+    keys = jax.random.split(jax.random.key(seed), len(codes))
     scores = np.asarray(from_scratch(data, codes, keys))
     return Finalists(codes.tolist(), scores.tolist(), time.perf_counter() - start)
 
