@@ -4,13 +4,8 @@ from typing import Any, NamedTuple
 
 from experiments.studies import running
 from experiments.studies.fl_agcns_settings import FLAGCNSSettings
-from fedjax_graph.data.graphs import (
-    client_subgraphs,
-    datasets,
-    node_dataset,
-    subgraphs,
-    synthetic,
-)
+from fedjax_graph import data
+from fedjax_graph.data.graphs import client_subgraphs, node_dataset, subgraphs
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.data.graphs.node_dataset import NodeDataset
 
@@ -44,12 +39,9 @@ def load_dataset(study: FLAGCNSSettings) -> NodeDataset:
     """Loads or makes the graph.
 
     Raises:
-      InputError: one line, as in `datasets.load`.
+      InputError: one line, as in `data.load`.
     """
-    name = study.dataset or "synthetic"
-    if name in ("synthetic", "synthetic_graph"):
-        return synthetic.node_graph()
-    return datasets.load(name, study.data_dir)
+    return data.load(study.dataset or "synthetic", study.data_dir, kind="graphs")
 
 
 def make_problem(study: FLAGCNSSettings, dataset: NodeDataset) -> Problem:
