@@ -204,8 +204,7 @@ class Study(abc.ABC):
         Raises:
           InputError: if it cannot be read.
         """
-        chosen = self.client_optimizer
-        return optimizers.parse(chosen, default) if chosen else default
+        return self._steps("client_optimizer", default)
 
     def server_steps(self, default: OptimizerConfig) -> OptimizerConfig:
         """The server's optimizer: the default, with what `server_optimizer` changes.
@@ -213,8 +212,14 @@ class Study(abc.ABC):
         Raises:
           InputError: if it cannot be read.
         """
-        chosen = self.server_optimizer
-        return optimizers.parse(chosen, default) if chosen else default
+        return self._steps("server_optimizer", default)
+
+    def _steps(self, name: str, default: OptimizerConfig) -> OptimizerConfig:
+        chosen = getattr(self, name)
+        try:
+            return optimizers.parse(chosen, default) if chosen else default
+        except InputError as error:
+            raise InputError(f"--{name}={chosen}: {error}") from error
 
     def chunk(self) -> int | None:
         """Clients side by side, as `clients.map_clients` takes it.
