@@ -15,7 +15,7 @@ from fedjax_graph.data.graphs import label_splits, subgraphs
 from fedjax_graph.data.graphs import node_dataset as node_graphs
 from fedjax_graph.data.graphs import receptive_fields as nodes
 from fedjax_graph.data.graphs import synthetic as synthetic_graphs
-from fedjax_graph.tasks.nodes import MODELS
+from fedjax_graph.tasks.nodes import NodeTask
 
 TASK = flags.DEFINE_enum(
     "task",
@@ -184,7 +184,8 @@ class Problem(NamedTuple):
 
     @property
     def num_hops(self) -> int:
-        return MODELS[self.setting.model].num_hops
+        task = NodeTask(num_features=1, num_classes=1, model=self.setting.model)
+        return task.module().num_hops
 
     def splits(self, draws=None) -> dict[str, nodes.NodeData]:
         """Of these draws or others."""

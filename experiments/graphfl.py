@@ -33,6 +33,7 @@ from experiments._node_problem import (
 )
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs import label_splits
 from fedjax_graph.data.graphs import node_dataset as node_graphs
 from fedjax_graph.data.graphs import receptive_fields as nodes
@@ -65,7 +66,7 @@ def config_values(method: str, problem: Problem, workdir: pathlib.Path):
         hidden_size=_graphfl_flags.HIDDEN_SIZE.value,
         dropout=_graphfl_flags.DROPOUT.value,
         inner_steps=protocol.inner_steps,
-        inner_rate=rate,
+        optimizer=OptimizerConfig("sgd", rate),
         adapt_steps=protocol.inner_steps if is_new_labels() else 0,
         checkpoint_inner=_graphfl_flags.CHECKPOINT_INNER.value,
     )
@@ -74,9 +75,13 @@ def config_values(method: str, problem: Problem, workdir: pathlib.Path):
         "task": task,
         "participation": 1.0 if method == "il" else setting.participation,
         "clients_per_chunk": _run_flags.clients_per_chunk(workdir, method),
-        "outer_rate": protocol.outer_rate,
-        "outer_optimizer": protocol.outer_optimizer,
-        "weight_decay": protocol.weight_decay,
+        "server_optimizer": OptimizerConfig(
+            protocol.outer_optimizer,
+            protocol.outer_rate,
+            weight_decay=protocol.weight_decay,
+        )
+        if is_meta
+        else None,
         "first_order": is_code() if first_order is None else first_order,
         "fine_tune": not is_new_labels(),
     }

@@ -120,6 +120,7 @@ class SFLStudy(TrafficStudy):
         Raises:
           InputError: one line, where an option or a file does not fit.
         """
+        self.load_plugins()
         self.set_up_jax(copied_bytes=sfl_problem.model_bytes(self))
         methods = self.chosen_methods()
         problem = sfl_problem.make(self)

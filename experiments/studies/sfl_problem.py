@@ -1,20 +1,18 @@
 """The datasets of the SFL study made ready for clients, and what each is scored by."""
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
 from experiments.studies import sfl_output
 from experiments.studies.running import Cell, fingerprint
+from fedjax_graph import data
 from fedjax_graph.core import batching, graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.images import datasets as images
 from fedjax_graph.data.images import label_shards
-from fedjax_graph.data.images import synthetic as synthetic_images
-from fedjax_graph.data.traffic import datasets as traffic
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.models import resnet
 from fedjax_graph.tasks import images as image_task
@@ -26,9 +24,9 @@ if TYPE_CHECKING:
     from experiments.studies.sfl import SFLStudy
 
 Kind = Literal["traffic", "images"]
+KINDS = get_args(Kind)
 TaskType = TypeVar("TaskType", ImageTask, TrafficRNNTask)
 
-IMAGE_SETS = ("cifar10", "synthetic_images")
 IMAGE_OPTIONS = ("num_clients", "shards", "num_images", "num_test_images", "width")
 TRAFFIC_OPTIONS = ("num_sensors", "num_days", "rnn_hidden_size", "split_ratio")
 # The paper's, where they differ from the tasks' defaults.
@@ -67,23 +65,14 @@ def kind_of(dataset: str) -> Kind:
     """What a dataset holds.
 
     Raises:
-      InputError: if there is no such dataset.
+      InputError: if there is no such dataset, or it holds something else.
     """
-    if dataset in ("synthetic", *traffic.PUBLISHED):
-        return "traffic"
-    if dataset.endswith(".npz"):
-        return "images" if images.is_image_file(dataset) else "traffic"
-    if (
-        dataset in IMAGE_SETS
-        or dataset.endswith(".tar.gz")
-        or pathlib.Path(dataset).is_dir()
-    ):
-        return "images"
-    known = ", ".join(("synthetic", *traffic.PUBLISHED, *IMAGE_SETS))
-    raise InputError(
-        f"unknown dataset {dataset!r}; known: {known}, or the path of a .npz file, or "
-        "of a folder or archive with the batches of CIFAR-10"
-    )
+    kind = data.kind_of(dataset)
+    if kind not in KINDS:
+        raise InputError(
+            f"--dataset={dataset} is one of {kind}; expected traffic or images"
+        )
+    return kind
 
 
 def make(study: "SFLStudy") -> Problem:
@@ -154,10 +143,7 @@ def traffic_problem(study: "SFLStudy") -> Problem:
 def image_problem(study: "SFLStudy") -> Problem:
     """Images shared out to clients by shards of the sorted labels."""
     refuse(study, TRAFFIC_OPTIONS, "is for traffic; --num_images cuts an image set")
-    if study.dataset_name == "synthetic_images":
-        dataset = synthetic_images.images()
-    else:
-        dataset = images.load(study.dataset_name, study.data_dir)
+    dataset = data.load(study.dataset_name, study.data_dir, kind="images")
     height, width = dataset.train_images.shape[1:3]
     if min(height, width) < resnet.MIN_IMAGE_SIZE:
         raise InputError(
