@@ -28,7 +28,10 @@ KINDS = get_args(Kind)
 TaskType = TypeVar("TaskType", ImageTask, TrafficRNNTask)
 
 IMAGE_OPTIONS = ("num_clients", "shards", "num_images", "num_test_images", "width")
-TRAFFIC_OPTIONS = ("num_sensors", "num_days", "rnn_hidden_size", "split_ratio")
+TRAFFIC_OPTIONS = (
+    *("num_sensors", "num_days", "split_ratio"),
+    *("model", "rnn_hidden_size"),
+)
 # The paper's, where they differ from the tasks' defaults.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cifar10": {"methods": ("fed_avg", "sfl"), "num_clients": 100},
@@ -120,7 +123,13 @@ def traffic_problem(study: "SFLStudy") -> Problem:
     """A traffic network: one sensor is one client."""
     refuse(study, IMAGE_OPTIONS, "is for images; --num_sensors cuts a traffic network")
     fractions = batching.parse_fractions(study.split_ratio)
-    task = make_task(study, TrafficRNNTask, hidden_size=study.rnn_hidden_size)
+    task = make_task(
+        study,
+        TrafficRNNTask,
+        model=study.model,
+        hidden_size=study.rnn_hidden_size,
+    )
+    task.module()  # raises before a folder is made
     dataset = study.load_network(needs_graph=study.client_graph == "given")
     splits = windows.make_splits(dataset, fractions)
     num_steps, num_sensors = dataset.speed.shape
@@ -143,6 +152,7 @@ def traffic_problem(study: "SFLStudy") -> Problem:
 def image_problem(study: "SFLStudy") -> Problem:
     """Images shared out to clients by shards of the sorted labels."""
     refuse(study, TRAFFIC_OPTIONS, "is for traffic; --num_images cuts an image set")
+    task = make_task(study, ImageTask, width=study.setting("width"))
     dataset = data.load(study.dataset_name, study.data_dir, kind="images")
     height, width = dataset.train_images.shape[1:3]
     if min(height, width) < resnet.MIN_IMAGE_SIZE:
@@ -155,13 +165,10 @@ def image_problem(study: "SFLStudy") -> Problem:
     splits = label_shards.make_splits(dataset, num_clients, study.shards, study.seed)
     train = splits["train"]
     size = {"num_clients": num_clients, "num_shards": study.shards}
-    num_classes = len(dataset.class_names)
     return Problem(
         dataset,
         splits,
-        task=make_task(
-            study, ImageTask, num_classes=num_classes, width=study.setting("width")
-        ),
+        task=dataclasses.replace(task, num_classes=len(dataset.class_names)),
         size={**size, "num_images": len(dataset.train_images)},
         num_examples=int(np.sum(train.mask)),
         checksum=fingerprint(
