@@ -53,8 +53,8 @@ TAKE_OVER = OptimizerConfig("sgd", 1.0)  # a server that only takes the mean ove
 class SFLStudy(TrafficStudy):
     """A comparison of methods whose clients are sensors, or share images by labels.
 
-    Without a dataset: synthetic images and a small model. Options that are not given
-    are the dataset's, see `sfl_problem.DEFAULTS`, then the task's.
+    Without a dataset: synthetic images and a small model. An option that is None has
+    the dataset's value, see `sfl_problem.DEFAULTS`, else the task's.
     """
 
     system: ClassVar[str] = "sfl"
@@ -176,8 +176,8 @@ class SFLStudy(TrafficStudy):
         if value is not None:
             return value
         defaults = sfl_problem.DEFAULTS
-        of_kind = defaults["traffic" if self.kind == "traffic" else "cifar10"]
-        return defaults.get(self.dataset_name, of_kind).get(name, default)
+        known = defaults.get(self.dataset_name) or defaults[self.kind]
+        return known.get(name, default)
 
     # --- Methods ----------------------------------------------------------------------
 
@@ -227,8 +227,11 @@ class SFLStudy(TrafficStudy):
         if self.pull_weight is not None:
             values["pull_weight"] = self.pull_weight
         if self.server_optimizer and "server_optimizer" in fields_of(method):
-            default = fields_of(method)["server_optimizer"].default or TAKE_OVER
-            values["server_optimizer"] = self.server_steps(default)
+            default = fields_of(method)["server_optimizer"].default
+            has_own = isinstance(default, OptimizerConfig)
+            values["server_optimizer"] = self.server_steps(
+                default if has_own else TAKE_OVER
+            )
         return values
 
     def _run_methods(

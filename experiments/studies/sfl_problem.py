@@ -32,9 +32,9 @@ TRAFFIC_OPTIONS = (
     *("num_sensors", "num_days", "split_ratio"),
     *("model", "rnn_hidden_size"),
 )
-# The paper's, where they differ from the tasks' defaults.
+# By dataset or kind: the paper's, where they differ from the tasks' defaults.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "cifar10": {"methods": ("fed_avg", "sfl"), "num_clients": 100},
+    "images": {"methods": ("fed_avg", "sfl"), "num_clients": 100},
     "synthetic_images": {  # a smaller model, so that two cores need a minute or two
         "methods": ("fed_avg", "sfl"),
         "num_clients": 20,
