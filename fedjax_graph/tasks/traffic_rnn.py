@@ -148,6 +148,10 @@ def predict_batch(model: TrafficModel) -> forecasting.PredictBatch:
     return predict
 
 
+TEST_METRICS = ("mae", "mape", "rmse", "masked")  # what a test is summed up by
+ENTRY_METRICS = ("rmse_by_horizon",)  # of it in detail
+
+
 def client_metrics(sums: forecasting.ErrorSums, std: jax.Array) -> dict[str, Any]:
     """The paper's figures: masked, at 60 minutes, averaged over clients.
 
