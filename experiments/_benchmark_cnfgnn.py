@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from absl import flags
 
 from experiments._measure import (
@@ -166,7 +165,7 @@ def server_measure(data, config) -> tuple[Measure, dict[str, float]]:
         *(
             args := (
                 server_params,
-                optax.adam(config.server_learning_rate).init(server_params),
+                config.server_optimizer.build().init(server_params),
                 jax.tree.map(lambda x: x[None], client_params),
                 hidden,
                 data,

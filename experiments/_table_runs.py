@@ -150,6 +150,7 @@ def match(
     expected = expected_flags(row, defaults)
     chosen = defaults | run.settings["flags"] | run.setting
     config = entry.get("config", {})
+    config = config | config.get("task", {})
     if any(chosen.get(name) != value for name, value in expected.items()) or any(
         config.get(name) != value for name, value in row.config.items()
     ):

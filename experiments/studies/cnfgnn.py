@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.studies import cnfgnn_configs as configs
+from experiments.studies import cnfgnn_defaults as paper
 from experiments.studies import cnfgnn_output as output
 from experiments.studies import running
 from experiments.studies.cnfgnn_options import CNFGNNOptions
@@ -42,6 +43,7 @@ class CNFGNNStudy(CNFGNNOptions):
         """
         self.set_up_jax(copied_bytes=configs.hidden_bytes(self))
         methods = self.chosen_methods()
+        configs.check_optimizers(self, methods)
         dataset = self.load_network()
         is_seen = None
         if self.train_fraction is not None:
@@ -154,9 +156,11 @@ def run_method(
     """Runs or scores one method."""
     num_clients, num_train = len(splits["train"].speed), len(splits["train"].starts)
     values = configs.config_values(study, method, num_train, workdir)
-    config = running.config_of(method, values)
+    name = paper.registered(method)
+    config = running.config_of(name, values)
     cohort = clients.cohort_size(num_clients, getattr(config, "participation", 1.0))
-    passes = getattr(config, "client_rounds", getattr(config, "sync_every", 1))
+    task = getattr(config, "task", None)
+    passes = task.local_epochs if task else getattr(config, "client_rounds", 1)
     return running.run_method(
         study,
         method,
@@ -165,7 +169,9 @@ def run_method(
         workdir,
         checksum=checksum,
         examples_per_round=cohort * num_train * passes,
-        **configs.stopping(study, method),
+        registered_name=name,
+        num_rounds=configs.most_rounds(study, method),
+        patience=configs.patience(study, method),
     )
 
 

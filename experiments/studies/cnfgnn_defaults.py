@@ -22,6 +22,7 @@ STRATEGIES = {  # of Table 10: value of --strategy -> (method, title)
     "at_without_fedavg": ("at_without_fedavg", "AT, w/o FedAvg"),
     "at_fedavg": ("cnfgnn", "AT + FedAvg"),
 }
+REGISTERED = {"gru_local": "local", "gru_fedavg": "fed_avg"}  # under other names
 GRUS = ("gru_centralized", "gru_local", "gru_fedavg", "gru_fmtl")
 ALTERNATING = ("cnfgnn", "at_without_fedavg")
 OF_SINGLE_SENSORS = (  # models that an unseen sensor lacks
@@ -79,11 +80,17 @@ FMTL_DEFAULTS = {
     "laplacian": {"weight": 0.1, "sync_every": 1},
     "frobenius": {"weight": 0.01, "sync_every": 5},
 }
+GRU_FEDAVG_DECAY = 1.0  # k of scheduled sampling, of the released code
 NUM_ROUNDS = 500  # most, on a dataset of one's own
 STEPS_PER_ROUND_METR_LA = 688  # CNFGNN's optimization steps in a global round
 MOST_ROUNDS_WITHOUT_FEDAVG = 50  # on the paper's datasets, from the released code
 OTHERS_PATIENCE = 50  # of all but the alternating methods, from the released code
 SWEPT = (1, 10, 20)  # client and server rounds of Figure 4
+
+
+def registered(method: str) -> str:
+    """The name under which the registry has a method of this system."""
+    return REGISTERED.get(method, method)
 
 
 def of_dataset(name: str, is_inductive: bool) -> dict[str, Any]:

@@ -127,8 +127,8 @@ class CNFGNNOptions(TrafficStudy):
         super().__post_init__()
         if sizes is not None and len(sizes) < 2:
             raise InputError(
-                f"--gn_mlp_sizes={sizes[0]}: expected two or more positive whole "
-                "numbers, such as 256,256,128"
+                f"--gn_mlp_sizes={','.join(map(str, sizes))}: expected two or more "
+                "positive whole numbers, such as 256,256,128"
             )
         if self.sweep_values and not self.sweep:
             raise InputError("--sweep_values needs --sweep")

@@ -14,7 +14,6 @@ from experiments.studies.running import Entry, Run
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.cnfgnn import flops
 from fedjax_graph.algorithms.cnfgnn.cnfgnn import HalvesConfig, make_models
-from fedjax_graph.algorithms.cnfgnn.gru_fed_avg import GRUConfig, make_model
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.network import TrafficDataset
 from fedjax_graph.data.traffic.windows import TrafficData
@@ -46,12 +45,13 @@ def client_model(config: Any) -> Seq2Seq | None:
     """The model that runs on a client, or None where nothing is trained."""
     if isinstance(config, HalvesConfig):
         return make_models(config).client
-    return make_model(config) if isinstance(config, GRUConfig) else None
+    return config.task.model() if hasattr(config, "task") else None
 
 
 def device_cost(method: str, config: Mapping[str, Any]) -> dict[str, float]:
     """GFLOP of a client's forward pass for one window; see `flops`."""
-    model = client_model(algorithms.make_config(method, dict(config)))
+    name = paper.registered(method)
+    model = client_model(algorithms.make_config(name, dict(config)))
     if model is None:
         return {}
     return {
@@ -147,7 +147,11 @@ def draw_forecasts(
     steps = np.asarray(one_day.starts)[:, None] + windows.INPUT_STEPS + np.arange(12)
     liveliest = np.argsort(dataset.speed[steps[:, 0]].std(axis=0))[-3:]
     sensors = np.sort(liveliest)
-    trained = [m for m in runs if algorithms.get_method(m).is_trained]
+    trained = [
+        method
+        for method in runs
+        if algorithms.get_method(paper.registered(method)).is_trained
+    ]
     forecasts = {}
     for method in trained or runs:
         algorithm, result, _ = runs[method]

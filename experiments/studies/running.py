@@ -47,7 +47,9 @@ def config_of(method: str, values: Mapping[str, Any]) -> Any:
       method: as registered.
       values: by name; what is no field of the config concerns other methods.
     """
-    return algorithms.make_config(method, dict(values))
+    fields = dataclasses.fields(algorithms.get_method(method).config_type)
+    names = [field.name for field in fields if field.name in values]
+    return algorithms.make_config(method, {name: values[name] for name in names})
 
 
 def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | None:
@@ -62,7 +64,8 @@ def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | N
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         if checkpoints.latest_round() is None:
             return chosen
-        return checkpoints.settings()["config"]["clients_per_chunk"]
+        config = checkpoints.settings()["config"]
+        return (config.get("task", {}) | config).get("clients_per_chunk", chosen)
 
 
 def run_method(

@@ -20,7 +20,6 @@ from fedjax_graph.algorithms import local as local_training
 from fedjax_graph.algorithms.cnfgnn import (
     cnfgnn,
     gru_centralized,
-    gru_fed_avg,
     gru_fmtl,
     naive,
     split_learning,
@@ -31,10 +30,12 @@ from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.images import ImageTask
 from fedjax_graph.tasks.nodes import NodeTask
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 from fedjax_graph.tasks.traffic_rnn import TrafficTask
+from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
 
 
 class Method(NamedTuple):
@@ -67,11 +68,11 @@ REGISTRY: dict[str, Method] = {
     "fl_rl": Method(fl_rl.FLRLConfig, fl_rl.fl_rl),
     "graph_fed_avg": Method(FederatedConfig, graph_fed_avg.graph_fed_avg),
     "graphfl": Method(graphfl.GraphFLConfig, graphfl.graphfl),
-    "gru_centralized": Method(gru_fed_avg.GRUConfig, gru_centralized.gru_centralized),
-    "gru_fedavg": Method(gru_fed_avg.GRUFedAvgConfig, gru_fed_avg.gru_fed_avg),
+    "gru_centralized": Method(
+        gru_centralized.GRUCentralizedConfig, gru_centralized.gru_centralized
+    ),
     "gru_fmtl": Method(gru_fmtl.GRUFMTLConfig, gru_fmtl.gru_fmtl),
     "gru_gn": Method(cnfgnn.HalvesConfig, split_learning.gru_gn),
-    "gru_local": Method(gru_fed_avg.GRULocalConfig, gru_fed_avg.gru_local),
     "historical_average": Method(
         naive.NaiveConfig, naive.historical_average, is_trained=False
     ),
@@ -90,7 +91,8 @@ REGISTRY: dict[str, Method] = {
     ),
 }
 TASKS = {
-    config.kind: config for config in (ImageTask, NodeTask, SubgraphTask, TrafficTask)
+    config.kind: config
+    for config in (ImageTask, NodeTask, SubgraphTask, TrafficTask, TrafficSeq2SeqTask)
 }
 
 
@@ -120,10 +122,17 @@ def make_config(name: str, values: dict[str, Any]) -> Any:
 
 
 def _fields(config_type: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Those of `values` that are fields; lists, as JSON has them, become tuples."""
-    names = {field.name for field in dataclasses.fields(config_type)}
+    """Those of `values` that are fields, read from what JSON has in their place."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config_type)}
     return {
-        key: tuple(value) if isinstance(value, list) else value
+        key: _read(value, defaults[key])
         for key, value in values.items()
-        if key in names
+        if key in defaults
     }
+
+
+def _read(value: Any, default: Any) -> Any:
+    """A list becomes a tuple, a dict where an optimizer is the default an optimizer."""
+    if isinstance(value, dict) and isinstance(default, OptimizerConfig):
+        return OptimizerConfig(**value)
+    return tuple(value) if isinstance(value, list) else value

@@ -21,9 +21,9 @@ class FedProxConfig(FedAvgConfig):
 def fed_prox(config: FedProxConfig) -> FederatedAlgorithm:
     """FedProx on any task."""
 
-    def update(task, w, client_data, key, data):
+    def update(task, w, client_data, key, data, num_rounds):
         adjust = pull(config.proximal_weight, centre=w)
-        result = task.update(w, client_data, key, data, adjust)
+        result = task.update(w, client_data, key, data, adjust, num_rounds)
         return result.model, result.loss
 
     return federated(config, config.average, update=update)

@@ -180,9 +180,16 @@ class FederatedState(NamedTuple):
     memory: Any = None  # what else the server keeps
 
 
-def plain_update(task: Task, model, client_data, key, data):
+def plain_update(
+    task: Task,
+    model: Any,
+    client_data: Any,
+    key: jax.Array,
+    data: Data,
+    num_rounds: jax.Array,
+) -> tuple[Any, jax.Array]:
     """The task's local steps from the client's own copy, with nothing added."""
-    result = task.update(model, client_data, key, data, None)
+    result = task.update(model, client_data, key, data, None, num_rounds)
     return result.model, result.loss
 
 
@@ -229,8 +236,8 @@ def federated(
     Args:
       config: task, participation and mapping.
       aggregator: (state, data, key of the round) -> aggregator.
-      update: (task, model, client data, key, data, *shared) -> (model, loss), of ONE
-        client.
+      update: (task, model, client data, key, data, num_rounds, *shared) ->
+        (model, loss), of ONE client.
       shared: (state, data) -> what `update` gets besides, the same for all clients.
       is_personal: task -> which leaves of a model stay with their client.
       memory: data -> what the server keeps besides models before the first round; if
@@ -255,7 +262,7 @@ def federated(
         return FederatedState(models, jnp.int32(0), first)
 
     def round_(state, data, key):
-        train_key, aggregate_key = jax.random.split(key)
+        train_key, aggregate_key = task.round_keys(key)
         run = task_round(
             config,
             task,
@@ -264,7 +271,9 @@ def federated(
             has_aux=memory is not None,
             is_personal=personal,
         )
-        models, loss, *learnt = run(state.models, data, train_key, *shared(state, data))
+        models, loss, *learnt = run(
+            state.models, data, train_key, state.num_rounds, *shared(state, data)
+        )
         state = FederatedState(models, state.num_rounds + 1, *learnt)
         return state, {"train_loss": loss}
 

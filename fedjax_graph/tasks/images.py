@@ -69,7 +69,8 @@ def client_update(model: ResNet9, config: ImageTask):
     The loss it reports is the mean over the images of all epochs.
     """
 
-    def update(start, own, key, data: ImageData, adjust):
+    def update(start, own, key, data: ImageData, adjust, num_rounds):
+        del num_rounds
         indices, mask = own
 
         def loss(params, stats, batch):

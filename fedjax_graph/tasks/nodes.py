@@ -107,7 +107,8 @@ def field_loss(model: nn.Module, graph: jraph.GraphsTuple, field: Field):
 def client_update(model: nn.Module, config: NodeTask):
     """Factory of the inner steps of one client; see `Task.update`."""
 
-    def update(start, own, key, data: NodeData, adjust):
+    def update(start, own, key, data: NodeData, adjust, num_rounds):
+        del num_rounds
         support, _ = own
         graph = as_graph(data.features, support)
         if adjust is None:

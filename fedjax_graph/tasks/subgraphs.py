@@ -124,8 +124,8 @@ def training_loss(module: nn.Module):
 def client_update(loss, config: SubgraphTask):
     """Factory of one client's gradient steps on its subgraph; see `Task.update`."""
 
-    def update(start, own, key, data, adjust):
-        del data
+    def update(start, own, key, data, adjust, num_rounds):
+        del data, num_rounds
         steps = local_steps(
             lambda params, stats, key: loss(params, stats, (own, key)),
             optax.sgd(config.learning_rate),

@@ -66,7 +66,9 @@ def init(model: RNNForecaster, key: jax.Array) -> dict[str, Any]:
 def client_update(model: RNNForecaster, config: TrafficTask):
     """Factory of the local epochs of one client; see `Task.update`."""
 
-    def update(start, speed, key, data: TrafficData, adjust):
+    def update(start, speed, key, data: TrafficData, adjust, num_rounds):
+        del num_rounds
+
         def loss(params, stats, batch):
             starts = data.starts[batch.indices]
             inputs, _ = windows.gather(data, speed, starts)

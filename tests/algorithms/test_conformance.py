@@ -13,7 +13,14 @@ from jax.extend import core as jex_core
 from fedjax_graph.algorithms import REGISTRY, get_method, make_config
 from fedjax_graph.core.errors import InputError
 from tests import client_graphs
-from tests.algorithms.problems import NUM_CLIENTS, NUM_PADDED, Nodes, Subgraphs, Traffic
+from tests.algorithms.problems import (
+    NUM_CLIENTS,
+    NUM_PADDED,
+    Nodes,
+    Seq2SeqTraffic,
+    Subgraphs,
+    Traffic,
+)
 
 pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
 
@@ -39,11 +46,11 @@ ON_NODES = {  # a model for all, part of a model each, controls, meta-gradients
     "graphfl": {"participation": 0.6, "outer_rate": 0.5},
     "scaffold": {"participation": 0.6},
 }
-GRU = {
-    "hidden_size": 4,
-    "batch_size": 12,
-    "sampling_decay": 4.0,
-    "eval_batch_size": 10,
+ON_SEQ2SEQ = {  # with scheduled sampling, which counts the rounds
+    "fed_avg": {},
+    "gru_centralized": {},
+    "gru_fmtl": {"regulariser": "frobenius"},
+    "local": {"participation": 0.6},
 }
 HALVES = {
     "hidden_size": 4,
@@ -55,11 +62,7 @@ HALVES = {
 FORECASTERS = {
     "at_without_fedavg": HALVES | {"client_batch_size": 12},
     "cnfgnn": HALVES | {"client_batch_size": 12},
-    "gru_centralized": GRU,
-    "gru_fedavg": GRU,
-    "gru_fmtl": GRU | {"regulariser": "frobenius"},
     "gru_gn": HALVES,
-    "gru_local": GRU | {"num_layers": 2},
     "historical_average": {"eval_batch_size": 10},
     "persistence": {"eval_batch_size": 10},
     "split_learning": HALVES,
@@ -100,6 +103,7 @@ def on(problem, methods):
 
 TINY = {  # problem -> method -> its config
     Traffic: on(Traffic, OF_ANY_TASK) | FORECASTERS,
+    Seq2SeqTraffic: on(Seq2SeqTraffic, ON_SEQ2SEQ),
     Nodes: on(Nodes, ON_NODES),
     Subgraphs: on(Subgraphs, ON_SUBGRAPHS) | SEARCHES,
 }
@@ -166,7 +170,12 @@ class System:
 
 @pytest.fixture(scope="module")
 def problems(train):
-    return {Traffic: Traffic(train), Nodes: Nodes(), Subgraphs: Subgraphs()}
+    return {
+        Traffic: Traffic(train),
+        Seq2SeqTraffic: Seq2SeqTraffic(train),
+        Nodes: Nodes(),
+        Subgraphs: Subgraphs(),
+    }
 
 
 @pytest.fixture(scope="module", params=sorted(CASES))
@@ -196,7 +205,7 @@ def test_no_method_is_forgotten():
 
 
 def test_unknown_methods_are_refused():
-    with pytest.raises(InputError, match="gru_fedavg"):
+    with pytest.raises(InputError, match="gru_fmtl"):
         get_method("no_such_method")
 
 

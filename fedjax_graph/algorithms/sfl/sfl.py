@@ -153,7 +153,7 @@ def read_out(config: SFLConfig, is_personal: IsPersonal = nothing):
 def pulled_update(config: SFLConfig, is_personal: IsPersonal):
     """Factory of the client's half (lines 5 to 9)."""
 
-    def update(task: Task, u, client_data, key, data, w, weight):
+    def update(task: Task, u, client_data, key, data, num_rounds, w, weight):
         start = u
         if config.start == "global":
             _, personal = trees.partition(u, is_personal)
@@ -162,7 +162,7 @@ def pulled_update(config: SFLConfig, is_personal: IsPersonal):
             pull(weight, centre, config.pull_distance, is_personal) for centre in (w, u)
         ]
         adjust = optax.chain(*pulls) if config.pull_weight else None
-        result = task.update(start, client_data, key, data, adjust)
+        result = task.update(start, client_data, key, data, adjust, num_rounds)
         return result.model, result.loss
 
     return update
