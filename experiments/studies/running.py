@@ -162,10 +162,12 @@ def announce(
     print(f"on {jax.devices()[0].device_kind}; {verb} {workdir}", flush=True)
 
 
-def entries_of(runs: Mapping[str, Run], keys: Sequence[str]) -> dict[str, Entry]:
-    """The entries of `results.json`; `keys` of the metrics make `test`."""
+def entries_of(
+    runs: Mapping[str, Run], test_keys: Sequence[str], entry_keys: Sequence[str] = ()
+) -> dict[str, Entry]:
+    """The entries of `results.json`; see `results.method_entry`."""
     return {
-        name: results.method_entry(run.result, tuple(keys), run.config)
+        name: results.method_entry(run.result, test_keys, run.config, entry_keys)
         for name, run in runs.items()
     }
 
