@@ -21,7 +21,9 @@ from fedjax_graph.data.traffic.windows import TrafficData
 from fedjax_graph.driver import plots, results, rounds
 from fedjax_graph.driver.serving import save_network
 
-TEST_KEYS = ("rmse", "mae", "masked", "all", "seen", "unseen")
+SCORES = ("rmse", "mae")  # of `forecasting.error_metrics`, mph
+TEST_KEYS = (*SCORES, "masked", "all", "seen", "unseen")
+ENTRY_KEYS = ("rmse_by_horizon",)
 Splits = dict[str, TrafficData]  # train, validation and test
 
 
@@ -93,7 +95,7 @@ def run_methods(
     if is_seen is not None:
         scored = whole[study.split if study.eval_only else "test"]
         runs = {m: score_views(run, scored, is_seen) for m, run in runs.items()}
-    entries = running.entries_of(runs, TEST_KEYS)
+    entries = running.entries_of(runs, TEST_KEYS, ENTRY_KEYS)
     print(output.table(study, entries))
     if study.eval_only:
         return entries
@@ -182,7 +184,7 @@ def score_views(run: Run, whole: TrafficData, is_seen: np.ndarray) -> Run:
         for name, view in mesh.put_replicated(inductive.views(whole, is_seen)).items()
     }
     errors = {
-        name: {key: score[key] for key in ("rmse", "mae")}
+        name: {key: score[key] for key in SCORES}
         for name, score in scores.items()
     }
     result = run.result._replace(test={**scores["all"], **errors})
