@@ -184,8 +184,7 @@ def score_views(run: Run, whole: TrafficData, is_seen: np.ndarray) -> Run:
         for name, view in mesh.put_replicated(inductive.views(whole, is_seen)).items()
     }
     errors = {
-        name: {key: score[key] for key in SCORES}
-        for name, score in scores.items()
+        name: {key: score[key] for key in SCORES} for name, score in scores.items()
     }
     result = run.result._replace(test={**scores["all"], **errors})
     return run._replace(result=result)
