@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from experiments import cnfgnn
+from experiments.studies.cnfgnn import check_readings
+from experiments.studies.cnfgnn_output import exchanges_of
 from fedjax_graph.core.errors import InputError
 from tests.experiments import binary
 from tests.experiments.test_cnfgnn import METHODS, Machine
@@ -144,7 +145,7 @@ def test_bytes_are_those_of_each_seed(tmp_path):
         "sl": {"communication_bytes_per_round": {"up": 3, "down": 4}},
         "local": {"communication_bytes_per_round": {"up": 0, "down": 0}},
     }
-    found = cnfgnn.exchanges_of(tmp_path, entries, std=2.0)
+    found = exchanges_of(tmp_path, entries, std=2.0)
     assert list(found) == ["sl"]
     assert found["sl"].sizes.tolist() == [7, 14, 28]
     assert found["sl"].rmse.tolist() == [[4, 6], [4, 2], [4, 1]]
@@ -153,12 +154,12 @@ def test_bytes_are_those_of_each_seed(tmp_path):
 
 
 def test_a_masked_loss_needs_readings(splits):
-    cnfgnn.check_readings("tiny", splits)
+    check_readings("tiny", splits)
     first = int(splits["validation"].starts[0]) + 12  # 4 windows, so 15 steps
     silent = splits["train"].speed.at[:, first : first + 15].set(0)
     splits = {part: data._replace(speed=silent) for part, data in splits.items()}
     with pytest.raises(InputError, match="no reading to forecast in the validation"):
-        cnfgnn.check_readings("tiny", splits)
+        check_readings("tiny", splits)
 
 
 def test_a_target_that_is_not_reached_is_none(machine, answers):

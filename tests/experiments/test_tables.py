@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 FLAGFILES = ROOT / "experiments" / "flagfiles"
 # What each study checks before it loads anything.
 CHECKS = {
-    "cnfgnn": ("chosen_methods", "swept_values"),
+    "cnfgnn": ("chosen_methods",),
     "sfl": ("chosen_methods",),
     "graphfl": ("chosen_methods", "swept_values"),
     "fl_agcns": ("check_methods",),
