@@ -10,6 +10,8 @@ import numpy as np
 from absl import flags
 
 from experiments.paper_tables import Metric, Paper, Row, Table, Value
+from experiments.studies import options
+from experiments.studies.base import Study
 from fedjax_graph.core.errors import InputError
 
 # Flags that say where and on what a method runs, which method, and how often.
@@ -78,6 +80,8 @@ def read_run(path: pathlib.Path, folder: pathlib.Path) -> Run:
 
 def default_flags(paper: str) -> dict[str, Any]:
     """Values of the binary's flags where none is given."""
+    if study_type := study_of(paper):
+        return options.defaults_of(study_type)
     module = importlib.import_module(f"experiments.{paper}")
     own = flags.FLAGS.flags_by_module_dict()
     return {
@@ -86,6 +90,13 @@ def default_flags(paper: str) -> dict[str, Any]:
         if name == module.__name__ or name.startswith("experiments._")
         for flag in defined
     }
+
+
+def study_of(paper: str) -> type[Study] | None:
+    """The type of the studies of a paper's binary; None if it has none yet."""
+    names = vars(importlib.import_module(f"experiments.{paper}")).values()
+    found = [x for x in names if isinstance(x, type) and issubclass(x, Study)]
+    return found[0] if found else None
 
 
 # --- What fills a row ----------------------------------------------------------------

@@ -18,15 +18,11 @@ from tests.experiments import binary
 
 ROOT = pathlib.Path(__file__).parents[2]
 FLAGFILES = ROOT / "experiments" / "flagfiles"
-# What each binary reads its flags with.
+# What each binary reads its flags with: methods of its study.
 READERS = {
-    "cnfgnn": ("_cnfgnn_flags.chosen_methods", "_cnfgnn_flags.swept_values"),
+    "cnfgnn": ("chosen_methods",),
     "sfl": ("sfl.chosen_methods",),
-    "graphfl": (
-        "_graphfl_flags.chosen_methods",
-        "_graphfl_flags.first_setting",
-        "_graphfl_flags.swept_values",
-    ),
+    "graphfl": ("check", "chosen_methods", "swept_values"),
     "fl_agcns": ("_fl_agcns_flags.chosen_methods",),
 }
 PAPERS = {name: tables.load_paper(name) for name in tables.PAPERS}
@@ -449,12 +445,20 @@ READ = """
 import importlib, json, sys
 from absl import flags
 from experiments import _table_runs
+from experiments.studies import options
 name, *readers = sys.argv[1:]
 defaults = _table_runs.default_flags(name)
+study_type = _table_runs.study_of(name)
+if study_type:
+    options.define_flags(study_type)
 for path in json.load(sys.stdin):
     flags.FLAGS.unparse_flags()
     flags.FLAGS([name, f"--flagfile={path}"])
+    study = study_type and options.from_flags(study_type)
     for reader in readers:
+        if study:
+            getattr(study, reader)()
+            continue
         module, function = reader.split(".")
         getattr(importlib.import_module(f"experiments.{module}"), function)()
 print(json.dumps(defaults))
