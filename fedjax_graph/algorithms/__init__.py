@@ -8,6 +8,7 @@ from fedjax_graph.algorithms import (
     ditto,
     fed_att,
     fed_avg,
+    fed_opt,
     fed_per,
     fed_prox,
     fed_sgd,
@@ -31,10 +32,11 @@ from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.images import ImageTask
 from fedjax_graph.tasks.nodes import NodeTask
 from fedjax_graph.tasks.subgraphs import SubgraphTask
-from fedjax_graph.tasks.traffic_rnn import TrafficTask
+from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 
 
 class Method(NamedTuple):
@@ -56,11 +58,14 @@ REGISTRY: dict[str, Method] = {
     "cnfgnn": Method(cnfgnn.CNFGNNConfig, cnfgnn.cnfgnn),
     "controller_eo": Method(fl_agcns.FLAGCNSConfig, fl_agcns.controller_eo),
     "ditto": Method(ditto.DittoConfig, ditto.ditto),
+    "fed_adam": Method(fed_opt.FedAdamConfig, fed_avg.fed_avg),
     "fed_att": Method(fed_att.FedAttConfig, fed_att.fed_att),
     "fed_avg": Method(fed_avg.FedAvgConfig, fed_avg.fed_avg),
+    "fed_avg_m": Method(fed_opt.FedAvgMConfig, fed_avg.fed_avg),
     "fed_per": Method(fed_avg.FedAvgConfig, fed_per.fed_per),
     "fed_prox": Method(fed_prox.FedProxConfig, fed_prox.fed_prox),
     "fed_sgd": Method(fed_sgd.FedSGDConfig, fed_sgd.fed_sgd),
+    "fed_yogi": Method(fed_opt.FedYogiConfig, fed_avg.fed_avg),
     "fl_agcns": Method(fl_agcns.FLAGCNSConfig, fl_agcns.fl_agcns),
     "fl_gradient": Method(fl_gradient.FLGradientConfig, fl_gradient.fl_gradient),
     "fl_random": Method(fl_random.TrialConfig, fl_random.fl_random),
@@ -90,7 +95,8 @@ REGISTRY: dict[str, Method] = {
     ),
 }
 TASKS = {
-    config.kind: config for config in (ImageTask, NodeTask, SubgraphTask, TrafficTask)
+    config.kind: config
+    for config in (ImageTask, NodeTask, SubgraphTask, TrafficRNNTask)
 }
 
 
@@ -120,10 +126,12 @@ def make_config(name: str, values: dict[str, Any]) -> Any:
 
 
 def _fields(config_type: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Those of `values` that are fields; lists, as JSON has them, become tuples."""
+    """Those of `values` that are fields, as JSON has them or as they are."""
     names = {field.name for field in dataclasses.fields(config_type)}
-    return {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in values.items()
-        if key in names
-    }
+    return {key: _value(key, x) for key, x in values.items() if key in names}
+
+
+def _value(key: str, value: Any) -> Any:
+    if isinstance(value, dict) and key.endswith("optimizer"):
+        return OptimizerConfig(**value)
+    return tuple(value) if isinstance(value, list) else value

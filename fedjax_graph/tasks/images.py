@@ -16,6 +16,7 @@ import optax
 
 from fedjax_graph.core import batching, clients
 from fedjax_graph.core.local import Model, local_steps
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.models.resnet import ResNet9, init_model
@@ -34,17 +35,21 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ImageTask:
-    """Hyper-parameters of the task; the defaults are those of the released code."""
+    """Hyper-parameters of image classification; the defaults: the released code's."""
 
     kind: str = "images"
     width: int = 64
     num_classes: int = 10
     batch_size: int = 128
     local_epochs: int = 20
-    learning_rate: float = 0.4  # peak
-    last_learning_rate: float = 0.001
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    optimizer: OptimizerConfig = OptimizerConfig(
+        "nesterov",
+        0.4,
+        momentum=0.9,
+        weight_decay=5e-4,
+        schedule="triangular",
+        last_learning_rate=0.001,
+    )
     augment: bool = True
     eval_batch_size: int = 256
 
@@ -69,8 +74,8 @@ def client_update(model: ResNet9, config: ImageTask):
     The loss it reports is the mean over the images of all epochs.
     """
 
-    def update(start, own, key, data: ImageData, adjust):
-        indices, mask = own
+    def update(start, client_data, key, data: ImageData, adjust):
+        indices, mask = client_data
 
         def loss(params, stats, batch):
             images = normalise(data, data.images[batch.indices])
@@ -90,7 +95,7 @@ def client_update(model: ResNet9, config: ImageTask):
             key, indices, mask, config.batch_size, config.local_epochs
         )
         num_steps = len(batches.indices)
-        optimizer = local_optimizer(config, num_steps // config.local_epochs)
+        optimizer = config.optimizer.build(num_steps, config.local_epochs)
         result = local_steps(loss, optimizer, adjust=adjust)(start, batches)
         total = result.loss * num_steps * config.batch_size
         num_images = jnp.maximum(jnp.sum(batches.mask), 1)
@@ -124,34 +129,6 @@ def epoch_batches(
     )
     keys = jax.random.split(augment_key, len(order))
     return Batch(indices[order], mask[order] * is_filled, keys)
-
-
-def local_optimizer(
-    config: ImageTask, steps_per_epoch: int
-) -> optax.GradientTransformation:
-    """Nesterov SGD with weight decay of all parameters, started anew each round."""
-    return optax.chain(
-        optax.add_decayed_weights(config.weight_decay),
-        optax.sgd(
-            learning_rates(config, steps_per_epoch), config.momentum, nesterov=True
-        ),
-    )
-
-
-def learning_rates(config: ImageTask, steps_per_epoch: int) -> optax.Schedule:
-    """Rate by step, linear in between: 0, the peak after 1/4 of the epochs, the last.
-
-    A step has the rate of its end, so the first one is not 0, and the last one has
-    `last_learning_rate`.
-    """
-    epochs = config.local_epochs
-    knots = jnp.array([0, epochs / 4, epochs])
-    rates = jnp.array([0, config.learning_rate, config.last_learning_rate])
-
-    def schedule(step):
-        return jnp.interp((step + 1) / steps_per_epoch, knots, rates)
-
-    return schedule
 
 
 def normalise(data: ImageData, pixels: jax.Array) -> jax.Array:

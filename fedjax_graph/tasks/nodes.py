@@ -1,6 +1,6 @@
 """Node classification with GCN or SGC, as in GraphFL.
 
-A client trains on its support set by plain gradient steps; its query set is for who
+A client trains on its support set, on all of it in each step; its query set is for who
 judges what the steps led to (GraphFL's meta step). Clients hold the whole graph or a
 subgraph; what they compute on are the receptive fields of their labelled nodes, see
 `data.graphs.receptive_fields`.
@@ -20,6 +20,7 @@ from fedjax_graph.core import clients
 from fedjax_graph.core.aggregation import client_mean
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.meta_learning import inner_update, masked_mean
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.graphs.receptive_fields import Field, NodeData
 from fedjax_graph.models.gcn import GCN, SGC
@@ -29,7 +30,7 @@ MODELS = {"gcn": GCN, "sgc": SGC}
 
 @dataclasses.dataclass(frozen=True)
 class NodeTask:
-    """Hyper-parameters of the task; rounds and steps are the paper's."""
+    """Hyper-parameters of node classification; rounds and steps are the paper's."""
 
     num_features: int
     num_classes: int
@@ -38,7 +39,7 @@ class NodeTask:
     hidden_size: int = 16  # of GCN
     dropout: float = 0.5  # of GCN
     inner_steps: int = 15  # local steps
-    inner_rate: float = 0.1  # alpha
+    optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # alpha, of those
     adapt_steps: int = 0  # taken on a task's support set before its query set is scored
     checkpoint_inner: bool = False
 
@@ -107,8 +108,8 @@ def field_loss(model: nn.Module, graph: jraph.GraphsTuple, field: Field):
 def client_update(model: nn.Module, config: NodeTask):
     """Factory of the inner steps of one client; see `Task.update`."""
 
-    def update(start, own, key, data: NodeData, adjust):
-        support, _ = own
+    def update(start, client_data, key, data: NodeData, adjust):
+        support, _ = client_data
         graph = as_graph(data.features, support)
         if adjust is None:
             return support_steps(model, config, graph, support)(start, key)
@@ -119,11 +120,11 @@ def client_update(model: nn.Module, config: NodeTask):
 
 
 def gradient_steps(config: NodeTask, loss: Callable[..., jax.Array], **settings: Any):
-    """`inner_update` with the task's number and rate of steps."""
+    """`inner_update` with the task's number of steps and optimizer."""
     return inner_update(
         loss,
         config.inner_steps,
-        config.inner_rate,
+        config.optimizer.build(config.inner_steps),
         checkpoint=config.checkpoint_inner,
         **settings,
     )
@@ -138,16 +139,18 @@ def support_steps(
     gradient in P, that in W is X^T G, so after some steps W is W_0 - alpha X^T sum G
     and P is P_0 - alpha X X^T sum G. Where the field brings X X^T, the steps keep
     -alpha sum G [H, units] in place of W and never multiply by the F features:
-    equal to steps in W up to rounding.
+    equal to steps in W up to rounding, as long as the optimizer's updates are linear in
+    the gradients.
 
     Args:
       model: GCN or SGC.
-      config: number and rate of the steps.
+      config: number of the steps, and their optimizer.
       graph: the support set's field, with features.
       support: the field.
     """
     features, layer = graph.nodes, model.first_layer
-    if support.gram is None or config.inner_steps < 2:
+    is_exact = support.gram is not None and config.optimizer.is_linear
+    if not is_exact or config.inner_steps < 2:
         return gradient_steps(config, field_loss(model, graph, support))
 
     def with_kernel(params, kernel):
@@ -180,8 +183,8 @@ def support_steps(
 def query_loss(model: nn.Module):
     """Factory of the loss on one client's query set; see `Task.query_loss`."""
 
-    def loss(params, own, key, data: NodeData):
-        _, query = own
+    def loss(params, client_data, key, data: NodeData):
+        _, query = client_data
         return field_loss(model, as_graph(data.features, query), query)(params, key)
 
     return loss

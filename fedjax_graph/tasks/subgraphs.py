@@ -18,6 +18,7 @@ import optax
 from fedjax_graph.core import clients
 from fedjax_graph.core.local import Model, local_steps
 from fedjax_graph.core.meta_learning import masked_mean
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion
@@ -29,7 +30,7 @@ Fitness = Literal["loss", "accuracy"]
 
 @dataclasses.dataclass(frozen=True)
 class SubgraphTask:
-    """Hyper-parameters of the task."""
+    """Hyper-parameters of node classification on whole subgraphs."""
 
     num_features: int
     num_classes: int
@@ -40,7 +41,7 @@ class SubgraphTask:
     width: int = WIDTH  # of a code
     dropout: float = 0.0
     local_steps: int = 1  # of methods that take steps at the client
-    learning_rate: float = 0.1  # of those, by plain gradients
+    optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # of those
     fitness: Fitness = "loss"  # what `loss` of an evaluation is, which chooses a model
 
     def module(self) -> nn.Module:
@@ -66,8 +67,8 @@ class SubgraphTask:
             evaluate=evaluate_subgraphs(module, self.fitness),
             predict=predict_subgraphs(module),
             is_head=in_last_layer,
-            train_loss=lambda params, stats, own, key, data: loss(
-                params, stats, (own, key)
+            train_loss=lambda params, stats, client_data, key, data: loss(
+                params, stats, (client_data, key)
             ),
         )
 
@@ -124,11 +125,11 @@ def training_loss(module: nn.Module):
 def client_update(loss, config: SubgraphTask):
     """Factory of one client's gradient steps on its subgraph; see `Task.update`."""
 
-    def update(start, own, key, data, adjust):
+    def update(start, client_data, key, data, adjust):
         del data
         steps = local_steps(
-            lambda params, stats, key: loss(params, stats, (own, key)),
-            optax.sgd(config.learning_rate),
+            lambda params, stats, key: loss(params, stats, (client_data, key)),
+            config.optimizer.build(config.local_steps),
             adjust=adjust,
         )
         return steps(start, jax.random.split(key, config.local_steps))

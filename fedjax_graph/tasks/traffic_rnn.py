@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_graph.core import batching, clients
 from fedjax_graph.core.local import local_steps
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData
@@ -31,14 +31,14 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrafficTask:
-    """Hyper-parameters of the task."""
+class TrafficRNNTask:
+    """Hyper-parameters of forecasting with a plain recurrent network."""
 
-    kind: str = "traffic"
+    kind: str = "traffic_rnn"
     hidden_size: int = 64
-    learning_rate: float = 0.01
     batch_size: int = 128
     local_epochs: int = 1
+    optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.01)
     eval_batch_size: int = 512
 
     def build(self) -> Task:
@@ -63,7 +63,7 @@ def init(model: RNNForecaster, key: jax.Array) -> dict[str, Any]:
     return {"params": variables["params"], "batch_stats": {}}
 
 
-def client_update(model: RNNForecaster, config: TrafficTask):
+def client_update(model: RNNForecaster, config: TrafficRNNTask):
     """Factory of the local epochs of one client; see `Task.update`."""
 
     def update(start, speed, key, data: TrafficData, adjust):
@@ -79,8 +79,10 @@ def client_update(model: RNNForecaster, config: TrafficTask):
         batches = batching.shuffled_batches(
             key, len(data.starts), config.batch_size, config.local_epochs
         )
-        steps = local_steps(loss, optax.sgd(config.learning_rate), adjust=adjust)
-        return steps(start, Batch(*batches))
+        batches = Batch(*batches)
+        num_steps = len(batches.indices)
+        optimizer = config.optimizer.build(num_steps, config.local_epochs)
+        return local_steps(loss, optimizer, adjust=adjust)(start, batches)
 
     return update
 

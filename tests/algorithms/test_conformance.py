@@ -19,10 +19,13 @@ pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
 
 OF_ANY_TASK = {
     "ditto": {},
+    "fed_adam": {"participation": 0.6},
     "fed_att": {},
     "fed_avg": {"aggregation_noise": 0.01},
-    "fed_per": {},
+    "fed_avg_m": {},
+    "fed_per": {"server_optimizer": {"momentum": 0.5}},
     "fed_prox": {"proximal_weight": 0.5},
+    "fed_yogi": {},
     "graph_fed_avg": {},
     "lg_fed_avg": {},
     "local": {},
@@ -36,7 +39,7 @@ OF_ANY_TASK = {
 ON_NODES = {  # a model for all, part of a model each, controls, meta-gradients
     "fed_avg": {},
     "fed_per": {},
-    "graphfl": {"participation": 0.6, "outer_rate": 0.5},
+    "graphfl": {"participation": 0.6, "server_optimizer": {"learning_rate": 0.5}},
     "scaffold": {"participation": 0.6},
 }
 GRU = {
@@ -68,14 +71,15 @@ FORECASTERS = {
 CENTRALISED = {"gru_centralized"}  # trained, and no clients to map over
 ON_SUBGRAPHS = {
     "fed_avg": {},
-    "fed_sgd": {"server_rate": 0.05},
+    "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},
 }
 SEARCH = {
     "num_features": client_graphs.NUM_FEATURES,
     "num_classes": client_graphs.NUM_CLASSES,
     "num_layers": 2,
     "width": 4,
-    "weight_decay": 0.01,  # or Adam would magnify noise where gradients are 0
+    # Decay, or Adam would magnify noise where gradients are 0.
+    "server_optimizer": {"name": "adam", "learning_rate": 0.02, "weight_decay": 0.01},
 }
 EVOLUTION = SEARCH | {
     "population_size": 6,

@@ -32,7 +32,7 @@ jax.config.update("jax_disable_most_optimizations", True)
 assert jax.device_count() == int(sys.argv[1])
 splits = windows.make_splits(synthetic.traffic_network(num_sensors=5, num_days=1))
 small = {"hidden_size": 4, "gn_mlp_sizes": (4, 4, 4), "gn_layers": 1}
-task = {"kind": "traffic", "hidden_size": 4, "batch_size": 50}
+task = {"kind": "traffic_rnn", "hidden_size": 4, "batch_size": 50}
 small |= {"batch_size": 50, "client_batch_size": 50, "server_batch_size": 47}
 runs = {
     "cnfgnn": {"clients_per_chunk": 1},

@@ -7,6 +7,7 @@ import numpy.testing as npt
 import optax
 import pytest
 
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks import nodes as tasks
 from fedjax_graph.tasks.nodes import NodeTask
 from tests import nodes
@@ -20,7 +21,8 @@ both_models = pytest.mark.parametrize("model", HOPS)
 
 
 def make_task(model="gcn", num_features=NUM_FEATURES, **changes):
-    settings = {"dropout": 0.0, "inner_steps": 3, "inner_rate": RATE} | changes
+    optimizer = OptimizerConfig("sgd", RATE)
+    settings = {"dropout": 0.0, "inner_steps": 3, "optimizer": optimizer} | changes
     return NodeTask(
         num_features, NUM_CLASSES, model=model, hidden_size=HIDDEN_SIZE, **settings
     ).build()

@@ -32,7 +32,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     WORST,
     Scorer,
     SearchConfig,
-    SearchState,
+    Weights,
     init_weights,
     make_scorer,
     searched,
@@ -59,6 +59,13 @@ class FLAGCNSConfig(SearchConfig):
 class Populations(NamedTuple):
     controller: jax.Array  # P [P, L + 2] int32
     clients: jax.Array  # P_i [K, P, L + 2] int32
+
+
+class EvolutionState(NamedTuple):
+    weights: Weights
+    code: jax.Array  # [L + 2] int32
+    num_rounds: jax.Array  # [] int32, generations so far
+    populations: Populations
 
 
 class Ranked(NamedTuple):
@@ -102,7 +109,7 @@ def evolutionary(
         everybody = jnp.broadcast_to(codes, (len(data.client_ids), *codes.shape))
         populations = Populations(codes, everybody)
         weights = init_weights(config, weights_key)
-        return SearchState(weights, codes[0], jnp.int32(0), populations)
+        return EvolutionState(weights, codes[0], jnp.int32(0), populations)
 
     def client_share(generation):
         if not with_controller:
@@ -114,7 +121,7 @@ def evolutionary(
     def round_(state, data, key):
         train_key, controller_key, clients_key = jax.random.split(key, 3)
         weights, loss, training_cost = train(
-            state.weights, state.memory.controller, data, train_key
+            state.weights, state.populations.controller, data, train_key
         )
         scorer = make_scorer(config, weights.model, data)
         generation = state.num_rounds
@@ -136,9 +143,9 @@ def evolutionary(
             return Populations(merged, own), ranked
 
         populations, ranked = jax.lax.cond(
-            generation < config.num_warm_up, stay, evolve, state.memory
+            generation < config.num_warm_up, stay, evolve, state.populations
         )
-        state = SearchState(weights, ranked.codes[0], generation + 1, populations)
+        state = EvolutionState(weights, ranked.codes[0], generation + 1, populations)
         is_scored = jnp.any(data.is_scored > 0, axis=1)
         metrics = {
             "train_loss": loss,

@@ -22,7 +22,6 @@ import optax
 
 from fedjax_graph.algorithms.fl_agcns.search import (
     SearchConfig,
-    SearchState,
     Weights,
     gradient_round,
     init_weights,
@@ -32,6 +31,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
 )
 from fedjax_graph.core import encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import ANY_STAGES, Stages, is_gene
 from fedjax_graph.models.relaxation import relaxed
 from fedjax_graph.tasks import subgraphs
@@ -41,21 +41,12 @@ FIRST_DEVIATION = 1e-3  # DARTS's, of the first alphas
 
 @dataclasses.dataclass(frozen=True)
 class FLGradientConfig(SearchConfig):
-    """The figures of `architecture_*` are DARTS's."""
+    """The figures of the optimizer of the alphas are DARTS's."""
 
     num_steps: int = 5
-    architecture_rate: float = 3e-4
-    architecture_weight_decay: float = 1e-3
-    architecture_betas: tuple[float, float] = (0.5, 0.999)
-
-    @property
-    def architecture_optimizer(self) -> optax.GradientTransformation:
-        """Of the alphas; the decay is added to the gradient."""
-        first, second = self.architecture_betas
-        return optax.chain(
-            optax.add_decayed_weights(self.architecture_weight_decay),
-            optax.adam(self.architecture_rate, first, second),
-        )
+    architecture_optimizer: OptimizerConfig = OptimizerConfig(
+        "adam", 3e-4, momentum=0.5, second_momentum=0.999, weight_decay=1e-3
+    )
 
 
 class Learnt(NamedTuple):
@@ -63,6 +54,13 @@ class Learnt(NamedTuple):
 
     alphas: jax.Array  # [L + 2, 12 L + 1], 0 where a gene has no such value
     opt_state: Any
+
+
+class RelaxationState(NamedTuple):
+    weights: Weights
+    code: jax.Array  # [L + 2] int32
+    num_rounds: jax.Array  # [] int32
+    learnt: Learnt
 
 
 def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
@@ -73,10 +71,11 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
         del data
         weights_key, alphas_key = jax.random.split(key)
         alphas = first_alphas(alphas_key, config.num_layers, config.stages)
-        learnt = Learnt(alphas, config.architecture_optimizer.init(alphas))
+        optimizer = config.architecture_optimizer.build()
+        learnt = Learnt(alphas, optimizer.init(alphas))
         weights = init_weights(config, weights_key)
         code = derive(alphas, config.stages)
-        return SearchState(weights, code, jnp.int32(0), learnt)
+        return RelaxationState(weights, code, jnp.int32(0), learnt)
 
     def round_(state, data, key):
         def step(carry, key):
@@ -88,7 +87,7 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
 
         (weights, learnt), (losses, costs) = jax.lax.scan(
             step,
-            (state.weights, state.memory),
+            (state.weights, state.learnt),
             jax.random.split(key, config.num_steps),
         )
         code = derive(learnt.alphas, config.stages)
@@ -101,7 +100,7 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
             "mean_score": score,
             "score_spread": jnp.std(by_client[:, 0], where=is_scored),
         }
-        state = SearchState(weights, code, state.num_rounds + 1, learnt)
+        state = RelaxationState(weights, code, state.num_rounds + 1, learnt)
         return state, metrics | encryption.total(costs, scoring_cost)
 
     return searched(config, init, round_)
@@ -113,7 +112,7 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
 def first_alphas(
     key: jax.Array, num_layers: int, stages: Stages = ANY_STAGES
 ) -> jax.Array:
-    """Nearly equal."""
+    """Draws alphas [L + 2, 12 L + 1] by which all options are nearly equally likely."""
     mask = is_gene(num_layers, stages)
     return jnp.where(mask, FIRST_DEVIATION * jax.random.normal(key, mask.shape), 0)
 
@@ -151,6 +150,7 @@ def weights_step(config: FLGradientConfig):
         return relaxed_loss(config, params, stats, own, alphas, own.is_trained, key)
 
     run = gradient_round(config, loss)
+    optimizer = config.server_optimizer.build()
 
     def step(weights: Weights, data, key, alphas):
         model = weights.model
@@ -159,7 +159,7 @@ def weights_step(config: FLGradientConfig):
             lambda x: jnp.ones((len(x), *[1] * (x.ndim - 1)), bool), model["params"]
         )
         params, opt_state = touched_step(
-            config.optimizer,
+            optimizer,
             model["params"],
             weights.opt_state,
             merged["params"],
@@ -185,14 +185,16 @@ def alphas_step(config: FLGradientConfig):
 
     # The ledger counts the alphas here, and the model in the weights' next step.
     run = gradient_round(config, loss)
+    optimizer = config.architecture_optimizer.build()
 
     def step(learnt: Learnt, data, model):
         counts = jnp.sum(data.is_scored, axis=1)
         alphas = {"params": learnt.alphas, "batch_stats": {}}
         data, unused_key = data._replace(client_weights=counts), jax.random.key(0)
         merged, _, metrics = run(alphas, data, unused_key, model)
-        update = config.architecture_optimizer.update
-        updates, opt_state = update(merged["params"], learnt.opt_state, learnt.alphas)
+        updates, opt_state = optimizer.update(
+            merged["params"], learnt.opt_state, learnt.alphas
+        )
         return Learnt(optax.apply_updates(learnt.alphas, updates), opt_state), metrics
 
     return step

@@ -8,7 +8,7 @@ through a fresh SuperNet: each layer has weights of all twelve ops, of which one
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ import optax
 from fedjax_graph.algorithms.fl_agcns.search import (
     WORST,
     SearchConfig,
-    SearchState,
     Weights,
     gradient_round,
     make_scorer,
@@ -46,6 +45,13 @@ class Trial(NamedTuple):
     cost: Metrics  # of the encryption
 
 
+class TrialState(NamedTuple):
+    weights: Weights
+    code: jax.Array  # [L + 2] int32, the best so far
+    num_rounds: jax.Array  # [] int32
+    best_score: jax.Array  # [] of that code
+
+
 def fl_random(config: TrialConfig) -> FederatedAlgorithm:
     """Random search."""
 
@@ -62,12 +68,12 @@ def fl_random(config: TrialConfig) -> FederatedAlgorithm:
     return searched(config, init, round_)
 
 
-def first_state(config: TrialConfig, key: jax.Array, learnt=None) -> SearchState:
-    """Before the first trial; `memory` is the best score and what is learnt besides."""
+def first_state(config: TrialConfig, key: jax.Array) -> TrialState:
+    """The state before the first trial, with a score that any code exceeds."""
     code_key, weights_key = jax.random.split(key)
     code = draw_codes(config, code_key, 1)[0]
-    memory = (jnp.float32(-jnp.finfo(jnp.float32).max), learnt)
-    return SearchState(fresh_weights(config, weights_key), code, jnp.int32(0), memory)
+    worst = jnp.float32(-jnp.finfo(jnp.float32).max)
+    return TrialState(fresh_weights(config, weights_key), code, jnp.int32(0), worst)
 
 
 def draw_codes(config: TrialConfig, key: jax.Array, num: int) -> jax.Array:
@@ -80,12 +86,14 @@ def fresh_weights(config: TrialConfig, key: jax.Array) -> Weights:
     return Weights(config.supernet.init(key), None)
 
 
-def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
-    """One round of trials.
+def try_codes(
+    config: TrialConfig, state: Any, data, codes: jax.Array, key: jax.Array
+) -> tuple[Any, jax.Array, Metrics]:
+    """Takes one round of trials.
 
     Args:
       config: of the search.
-      state: before it.
+      state: before it, a NamedTuple with the fields of `TrialState`.
       data: training data.
       codes: [C, L + 2].
       key: of the fresh weights and of dropout.
@@ -106,10 +114,9 @@ def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
         )
         return best, (trial.score, trial.client_scores, trial.loss, trial.cost)
 
-    best_score, learnt = state.memory
     (weights, code, best_score), (scores, by_client, losses, costs) = jax.lax.scan(
         one,
-        (state.weights, state.code, best_score),
+        (state.weights, state.code, state.best_score),
         (codes, jax.random.split(key, len(codes))),
     )
     is_scored = jnp.any(data.is_scored > 0, axis=1)
@@ -119,13 +126,18 @@ def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
         "mean_score": jnp.mean(scores, where=scores > WORST),
         "score_spread": jnp.std(by_client[jnp.argmax(scores)], where=is_scored),
     }
-    state = SearchState(weights, code, state.num_rounds + 1, (best_score, learnt))
+    state = state._replace(
+        weights=weights,
+        code=code,
+        num_rounds=state.num_rounds + 1,
+        best_score=best_score,
+    )
     return state, scores, metrics | encryption.total(costs)
 
 
 def make_trial(config: TrialConfig):
     """Factory of (data, code [L + 2], key) -> Trial."""
-    net, optimizer = config.supernet, config.optimizer
+    net, optimizer = config.supernet, config.server_optimizer.build(config.num_epochs)
 
     def loss(params, stats, own, key, code):
         outputs, stats = net.apply_path(

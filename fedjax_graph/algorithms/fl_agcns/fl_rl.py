@@ -27,9 +27,10 @@ from fedjax_graph.algorithms.fl_agcns.fl_random import (
     first_state,
     try_codes,
 )
-from fedjax_graph.algorithms.fl_agcns.search import WORST, searched
+from fedjax_graph.algorithms.fl_agcns.search import WORST, Weights, searched
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.local import Params
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import ANY_STAGES, NUM_LAYERS, Stages, is_gene
 
 INIT_RANGE = 0.1  # GraphNAS's, of embeddings and decoders
@@ -43,17 +44,13 @@ class FLRLConfig(TrialConfig):
 
     codes_per_round: int = 5
     controller_size: int = 100  # of the LSTM's state
-    controller_rate: float = 3.5e-4  # of Adam
+    controller_optimizer: OptimizerConfig = OptimizerConfig("adam", 3.5e-4)
     baseline_decay: float = 0.95
     entropy_weight: float = 1e-4
 
     @property
     def controller(self) -> "Controller":
         return Controller(self.num_layers, self.controller_size, self.stages)
-
-    @property
-    def controller_optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self.controller_rate)
 
 
 class Learnt(NamedTuple):
@@ -64,6 +61,16 @@ class Learnt(NamedTuple):
     baseline: jax.Array  # [] moving average of rewards; 0 before the first round
 
 
+class ControllerState(NamedTuple):
+    """`fl_random.TrialState`, and what the controller has learnt."""
+
+    weights: Weights
+    code: jax.Array  # [L + 2] int32, the best so far
+    num_rounds: jax.Array  # [] int32
+    best_score: jax.Array  # [] of that code
+    learnt: Learnt
+
+
 def fl_rl(config: FLRLConfig) -> FederatedAlgorithm:
     """Search by policy gradient."""
     controller = config.controller
@@ -72,20 +79,19 @@ def fl_rl(config: FLRLConfig) -> FederatedAlgorithm:
         del data
         trial_key, controller_key = jax.random.split(key)
         params = controller.init(controller_key)
-        opt_state = config.controller_optimizer.init(params)
-        return first_state(config, trial_key, Learnt(params, opt_state, jnp.float32(0)))
+        opt_state = config.controller_optimizer.build().init(params)
+        learnt = Learnt(params, opt_state, jnp.float32(0))
+        return ControllerState(*first_state(config, trial_key), learnt)
 
     def round_(state, data, key):
         code_key, trial_key = jax.random.split(key)
-        (_, learnt), is_first = state.memory, state.num_rounds == 0
+        learnt, is_first = state.learnt, state.num_rounds == 0
         codes, _, entropies = controller.sample(
             learnt.params, code_key, config.codes_per_round
         )
         state, scores, metrics = try_codes(config, state, data, codes, trial_key)
-        best_score, _ = state.memory
         learnt = learn(config, learnt, codes, scores, entropies, is_first)
-        state = state._replace(memory=(best_score, learnt))
-        return state, metrics | {"entropy": jnp.mean(entropies)}
+        return state._replace(learnt=learnt), metrics | {"entropy": jnp.mean(entropies)}
 
     return searched(config, init, round_)
 
@@ -101,7 +107,7 @@ def learn(
     entropies: jax.Array,
     is_first: jax.Array | bool,
 ) -> Learnt:
-    """A step of REINFORCE with Adam.
+    """Takes a step of REINFORCE.
 
     Args:
       config: of the search.
@@ -121,8 +127,8 @@ def learn(
         return -jnp.mean(gains * config.controller.log_prob(params, codes))
 
     grads = jax.grad(loss)(learnt.params)
-    update = config.controller_optimizer.update
-    updates, opt_state = update(grads, learnt.opt_state, learnt.params)
+    optimizer = config.controller_optimizer.build()
+    updates, opt_state = optimizer.update(grads, learnt.opt_state, learnt.params)
     return Learnt(optax.apply_updates(learnt.params, updates), opt_state, baseline)
 
 

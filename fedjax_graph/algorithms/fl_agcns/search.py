@@ -13,7 +13,7 @@ for each set of weights: one that no code touched is as if the step had not been
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.federated import cohort_update
 from fedjax_graph.core.local import Model, Params
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import ANY_STAGES, NUM_LAYERS, Fusion, Stages
 from fedjax_graph.models.supernet import WIDTH, SuperNet
@@ -43,8 +44,9 @@ class SearchConfig:
     stages: Stages = ANY_STAGES  # given to all codes; the released code has input 3
     fitness: Fitness = "loss"
     dropout: float = 0.0  # in training, of the shared weights too
-    learning_rate: float = 0.02
-    weight_decay: float = 5e-6
+    server_optimizer: OptimizerConfig = OptimizerConfig(
+        "adam", 0.02, weight_decay=5e-6
+    )  # of one set of weights, clipping too
     encryption: Literal["none", "ckks"] = "none"
     clients_per_chunk: int | None = None
 
@@ -59,13 +61,6 @@ class SearchConfig:
             self.dropout,
         )
 
-    @property
-    def optimizer(self) -> optax.GradientTransformation:
-        """Of one set of weights; the decay is added to the gradient."""
-        return optax.chain(
-            optax.add_decayed_weights(self.weight_decay), optax.adam(self.learning_rate)
-        )
-
 
 class Weights(NamedTuple):
     """A SuperNet in training. Leaves are stacked, [1 or L (L + 1) / 2, ...]."""
@@ -74,13 +69,18 @@ class Weights(NamedTuple):
     opt_state: Any
 
 
-class SearchState(NamedTuple):
-    """What all searches have, and `memory` of their own."""
+class SearchState(Protocol):
+    """What the states of all searches have, which are NamedTuples."""
 
-    weights: Weights
-    code: jax.Array  # [L + 2] int32, that which the search would end with
-    num_rounds: jax.Array  # [] int32
-    memory: Any = None
+    @property
+    def weights(self) -> Weights: ...
+    @property
+    def code(self) -> jax.Array:
+        """[L + 2] int32, that which the search would end with."""
+        ...
+
+    @property
+    def num_rounds(self) -> jax.Array: ...  # [] int32
 
 
 # --- Training ------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class SearchState(NamedTuple):
 def init_weights(config: SearchConfig, key: jax.Array) -> Weights:
     """Fresh weights, with an optimizer's state for each set of them."""
     model = config.supernet.init(key)
-    init = jax.vmap(config.optimizer.init)
+    init = jax.vmap(config.server_optimizer.build().init)
     return Weights(model, jax.tree.map(init, model["params"]))
 
 
@@ -201,12 +201,13 @@ def train_step(config: SearchConfig):
       encryption).
     """
     run = gradient_round(config, codes_loss(config))
+    optimizer = config.server_optimizer.build()
 
     def step(weights: Weights, data: SubgraphData, key, codes):
         model, touched = weights.model, config.supernet.touched(weights.model, codes)
         merged, value, metrics = run(model, data, key, codes, sent=touched)
         params, opt_state = touched_step(
-            config.optimizer,
+            optimizer,
             model["params"],
             weights.opt_state,
             merged["params"],

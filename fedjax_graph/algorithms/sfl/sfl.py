@@ -21,8 +21,9 @@ as sent down also where it does not pull: it is the client's model.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -60,18 +61,24 @@ class SFLStarConfig(SFLConfig):
     structure: StructureConfig = StructureConfig()
 
 
+class SFLStarState(NamedTuple):
+    models: Any  # u, leaves [K, ...]
+    num_rounds: jax.Array  # [] int32
+    learnt_adjacency: jax.Array  # A_learnt [K, K], a row as its client last took part
+
+
 def sfl(config: SFLConfig) -> FederatedAlgorithm:
-    """SFL on any task, with the graph of the data."""
+    """Factory of SFL on any task, with the graph of the data."""
     return _sfl(config)
 
 
 def sfl_per(config: SFLConfig) -> FederatedAlgorithm:
-    """SFL + FedPer: a graph convolution of the base, a personal head."""
+    """Factory of SFL + FedPer: a graph convolution of the base, a personal head."""
     return _sfl(config, lambda task: task.is_head)
 
 
 def sfl_lg(config: SFLConfig) -> FederatedAlgorithm:
-    """SFL + LG-FedAvg: personal representation, a graph convolution of the head."""
+    """Factory of SFL + LG-FedAvg: personal base, a graph convolution of the head."""
     return _sfl(config, is_representation)
 
 
@@ -95,10 +102,7 @@ def _sfl(config, is_personal=lambda task: nothing) -> FederatedAlgorithm:
 
 
 def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
-    """SFL*, which learns the graph.
-
-    `memory` is A_learnt [K, K]: each row as learnt when its client last took part.
-    """
+    """Factory of SFL*, which learns the graph."""
 
     def learn_and_convolve(state, data, key):
         def aggregate(stacked, cohort):
@@ -122,8 +126,8 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
             num_clients = len(data.client_ids)
             rows = jnp.zeros((len(cohort.indices), num_clients))
             rows = rows.at[:, cohort.indices].set(learnt)
-            memory = write_back(state.memory, rows, cohort, num_clients)
-            return convolve(stacked, everybody), memory
+            rows = write_back(state.learnt_adjacency, rows, cohort, num_clients)
+            return convolve(stacked, everybody), {"learnt_adjacency": rows}
 
         return aggregate
 
@@ -132,7 +136,9 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
         learn_and_convolve,
         update=pulled_update(config, nothing),
         shared=read_out(config),
-        memory=lambda data: jnp.eye(len(data.client_ids)),
+        first_state=lambda state, data: SFLStarState(
+            state.models, state.num_rounds, jnp.eye(len(data.client_ids))
+        ),
     )
 
 
