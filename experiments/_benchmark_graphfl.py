@@ -28,6 +28,7 @@ from experiments._measure import (
 from fedjax_graph import algorithms
 from fedjax_graph.core import clients, mesh
 from fedjax_graph.core.meta_learning import meta_gradient
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs import datasets as citation
 from fedjax_graph.data.graphs import label_splits, subgraphs
 from fedjax_graph.data.graphs import node_dataset as node_graphs
@@ -66,6 +67,7 @@ CORA_SIZE = {
     "words_per_node": 18,
 }
 RATE = 0.3  # of inner and outer steps
+STEPS = OptimizerConfig("sgd", RATE)
 
 
 def load_graph() -> node_graphs.NodeDataset:
@@ -96,7 +98,7 @@ def make_method(
             "task": NodeTask(
                 num_features=dataset.features.shape[1],
                 num_classes=len(dataset.class_names),
-                inner_rate=RATE,
+                optimizer=STEPS,
                 **{"inner_steps": META_STEPS.value, **(task or {})},
             ),
             "clients_per_chunk": chunk,
@@ -106,7 +108,7 @@ def make_method(
     return algorithms.get_method(name).factory(config), config
 
 
-make_graphfl = partial(make_method, "graphfl", outer_rate=RATE, fine_tune=False)
+make_graphfl = partial(make_method, "graphfl", server_optimizer=STEPS, fine_tune=False)
 
 
 def start_of(method, data: nodes.NodeData, key: jax.Array):

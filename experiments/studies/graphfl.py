@@ -8,12 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.studies import graphfl_sweeps, running
-from experiments.studies.graphfl_settings import (
-    REGISTERED,
-    TITLES,
-    GraphFLSettings,
-)
+from experiments.studies import graphfl_methods, graphfl_sweeps, running
+from experiments.studies.graphfl_methods import TITLES
+from experiments.studies.graphfl_settings import GraphFLSettings
 from experiments.studies.node_problem import (
     Problem,
     fingerprint,
@@ -27,9 +24,8 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import receptive_fields as nodes
 from fedjax_graph.data.graphs.node_dataset import NodeDataset
 from fedjax_graph.driver import plots, results
-from fedjax_graph.tasks.nodes import NodeTask
+from fedjax_graph.tasks.nodes import TEST_METRICS
 
-METRICS = ("accuracy", "cross_entropy")  # that `results.json` keeps of the test
 Teachers = dict[GraphFLSettings, np.ndarray]  # what `teach` returned, at most one
 
 
@@ -40,6 +36,10 @@ class GraphFLStudy(GraphFLSettings):
     A seed is a draw of labels. A sweep runs all methods over several values of one
     option, on one dataset, and draws the curves.
     """
+
+    def chosen_methods(self) -> list[str]:
+        """The methods to run; see `graphfl_methods.chosen_methods`."""
+        return graphfl_methods.chosen_methods(self)
 
     def run(self) -> dict[str, Entry] | list[dict[str, Any]]:
         """Runs or scores all methods, and writes what came out.
@@ -139,7 +139,7 @@ def _run_problem(
         )
         for method in methods
     }
-    entries = running.entries_of(runs, METRICS)
+    entries = running.entries_of(runs, TEST_METRICS)
     print(running.table("method", COLUMNS, entries, TITLES))
     if not study.eval_only:
         settings = {
@@ -181,31 +181,6 @@ def _taught(problem: Problem, workdir: pathlib.Path, teachers: Teachers) -> np.n
 # --- One method ----------------------------------------------------------------------
 
 
-def config_values(method: str, problem: Problem) -> dict[str, Any]:
-    """Values of the methods' config fields, by name."""
-    study, figures = problem.study, problem.study.figures()
-    task = NodeTask(
-        num_features=problem.dataset.features.shape[1],
-        num_classes=problem.num_classes,
-        model=study.model_name,
-        hidden_size=study.hidden_size,
-        dropout=study.dropout,
-        inner_steps=figures.inner_steps,
-        inner_rate=figures.inner_rate if method == "graphfl" else figures.local_rate,
-        adapt_steps=figures.inner_steps if study.is_new_labels else 0,
-        checkpoint_inner=study.checkpoint_inner,
-    )
-    return {
-        "task": task,
-        "participation": 1.0 if method == "il" else study.participation,
-        "outer_rate": figures.outer_rate,
-        "outer_optimizer": figures.outer_optimizer,
-        "weight_decay": figures.weight_decay,
-        "first_order": study.is_first_order,
-        "fine_tune": not study.is_new_labels,
-    }
-
-
 def _run_method(
     method: str,
     problem: Problem,
@@ -221,7 +196,9 @@ def _run_method(
       InputError: if its model has diverged.
     """
     study, figures = problem.study, problem.study.figures()
-    values = config_values(method, problem)
+    values = graphfl_methods.config_values(
+        study, method, problem.dataset.features.shape[1], problem.num_classes
+    )
     values["clients_per_chunk"] = running.clients_per_chunk(study, workdir, method)
     cohort = clients.cohort_size(study.num_clients, values["participation"])
     run = running.run_method(
@@ -234,7 +211,7 @@ def _run_method(
         num_rounds=figures.num_rounds,
         examples_per_round=cohort * figures.inner_steps,
         rate_name="client_steps_per_s",
-        registered_name=REGISTERED.get(method, method),
+        registered_name=graphfl_methods.registered_name(method),
         is_drawn=nodes.is_drawn,
         keep_last=keep_last,
     )

@@ -5,6 +5,8 @@ The paper prints no rates: BUILD_NOTES.md says how ours were chosen.
 
 from typing import NamedTuple
 
+from fedjax_graph.core.optimizers import OptimizerConfig
+
 
 class Protocol(NamedTuple):
     """How long and at which rates the methods train on one task."""
@@ -13,24 +15,26 @@ class Protocol(NamedTuple):
     inner_steps: int
     inner_rate: float  # alpha
     local_rate: float  # of the clients' steps in methods other than GraphFL
-    outer_rate: float  # beta
-    outer_optimizer: str = "sgd"
-    weight_decay: float = 0.0  # of the outer step
+    outer_optimizer: OptimizerConfig  # of rate beta
 
 
 PAPER = {
-    "gcn": Protocol(50, 15, 0.1, 0.1, 0.3),
-    "sgc": Protocol(50, 15, 0.3, 1.0, 1.0),
+    "gcn": Protocol(50, 15, 0.1, 0.1, OptimizerConfig("sgd", 0.3)),
+    "sgc": Protocol(50, 15, 0.3, 1.0, OptimizerConfig("sgd", 1.0)),
 }
 PAPER_NEW_LABELS = {
-    "gcn": Protocol(50, 15, 0.3, 1.0, 0.1),
-    "sgc": Protocol(50, 15, 0.3, 1.0, 0.1),
+    "gcn": Protocol(50, 15, 0.3, 1.0, OptimizerConfig("sgd", 0.1)),
+    "sgc": Protocol(50, 15, 0.3, 1.0, OptimizerConfig("sgd", 0.1)),
 }
 CODE = {
-    "gcn": Protocol(20, 10, 0.01, 0.01, 0.02, "adam", 5e-4),
-    "sgc": Protocol(20, 10, 0.1, 0.1, 0.1, "adam", 5e-4),
+    "gcn": Protocol(
+        20, 10, 0.01, 0.01, OptimizerConfig("adam", 0.02, weight_decay=5e-4)
+    ),
+    "sgc": Protocol(20, 10, 0.1, 0.1, OptimizerConfig("adam", 0.1, weight_decay=5e-4)),
 }
-CODE_NEW_LABELS = Protocol(11, 50, 0.1, 0.1, 0.001, "adam", 5e-4)
+CODE_NEW_LABELS = Protocol(
+    11, 50, 0.1, 0.1, OptimizerConfig("adam", 0.001, weight_decay=5e-4)
+)
 CODE_NUM_TRAIN = 300  # labelled nodes of any class
 
 # Values over which the paper draws its curves.

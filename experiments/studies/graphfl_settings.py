@@ -16,19 +16,6 @@ from experiments.studies.options import option
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.tasks.nodes import MODELS
 
-TITLES = {
-    "il": "IL",
-    "fl": "FL",
-    "graphfl": "GraphFL",
-    "fed_prox": "FedProx",
-    "scaffold": "SCAFFOLD",
-    "ditto": "Ditto",
-    "fed_per": "FedPer",
-    "lg_fed_avg": "LG-FedAvg",
-    "fed_att": "FedAtt",
-}
-REGISTERED = {"il": "local", "fl": "fed_avg"}  # names where they are other ones
-THREE = ("il", "fl", "graphfl")  # are what the paper compares
 SHORT_RUN_LABELS, SHORT_RUN_DRAWS = 40, 3
 NEVER = 10**6  # rounds
 
@@ -204,14 +191,6 @@ class GraphFLSettings(Study):
         if self.sweep and self.eval_only:
             raise InputError("--eval_only scores a single run; name its folder")
 
-    def chosen_methods(self) -> list[str]:
-        """The methods to run.
-
-        Raises:
-          InputError: if one is not known here.
-        """
-        return self.choose_methods(TITLES, THREE)
-
     def swept_values(self) -> list[float]:
         """The values of the sweep, as the paper has them or as given; none without.
 
@@ -253,8 +232,11 @@ class GraphFLSettings(Study):
             "inner_steps": self.inner_steps,
             "inner_rate": self.inner_rate,
             "local_rate": self.local_rate,
-            "outer_rate": self.outer_rate,
         }
+        if self.outer_rate is not None:
+            given["outer_optimizer"] = dataclasses.replace(
+                chosen.outer_optimizer, learning_rate=self.outer_rate
+            )
         return chosen._replace(**{k: v for k, v in given.items() if v is not None})
 
     def setting(self) -> dict[str, Any]:

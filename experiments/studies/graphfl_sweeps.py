@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from experiments.studies.graphfl_settings import TITLES, GraphFLSettings
+from experiments.studies.graphfl_methods import TITLES
+from experiments.studies.graphfl_settings import GraphFLSettings
 from experiments.studies.running import Entry
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError

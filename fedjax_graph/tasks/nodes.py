@@ -26,6 +26,7 @@ from fedjax_graph.data.graphs.receptive_fields import Field, NodeData
 from fedjax_graph.models.gcn import GCN, SGC
 
 MODELS = {"gcn": GCN, "sgc": SGC}
+TEST_METRICS = ("accuracy", "cross_entropy")  # what a test is summed up by
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,9 @@ import pytest
 
 from experiments.studies import graphfl_sweeps
 from experiments.studies.graphfl import GraphFLStudy
+from experiments.studies.graphfl_methods import client_optimizer, server_optimizer
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 from tests.experiments import binary
 
 OPTIONS = {
@@ -161,7 +163,31 @@ def test_options_stand_before_the_protocol():
     assert (figures.local_rate, figures.num_rounds) == (0.7, 3)
     assert figures._replace(local_rate=1.0, num_rounds=50) == plain
     new_labels = dataclasses.replace(study, task="new_labels")
-    assert new_labels.figures().outer_rate == 0.1 != plain.outer_rate
+    assert new_labels.figures().outer_optimizer.learning_rate == 0.1
+    assert plain.outer_optimizer.learning_rate == 1.0
+
+
+def test_optimizers_of_clients_and_server():
+    plain = GraphFLStudy(model="sgc")
+    rates = {"graphfl": 0.3, "fl": 1.0, "scaffold": 1.0}
+    for method, rate in rates.items():
+        assert client_optimizer(plain, method) == OptimizerConfig("sgd", rate)
+    assert server_optimizer(plain, "graphfl") == OptimizerConfig("sgd", 1.0)
+    assert server_optimizer(plain, "fl") is None
+    assert server_optimizer(plain, "fed_adam").name == "adam"
+    study = GraphFLStudy(
+        model="sgc",
+        outer_rate=0.7,
+        client_optimizer="sgd,momentum=0.5",
+        server_optimizer="adam,weight_decay=0.1",
+    )
+    expected = OptimizerConfig("sgd", 0.3, momentum=0.5)
+    assert client_optimizer(study, "graphfl") == expected
+    expected = OptimizerConfig("adam", 0.7, weight_decay=0.1)
+    assert server_optimizer(study, "graphfl") == expected
+    expected = OptimizerConfig("adam", 1.0, weight_decay=0.1)
+    assert server_optimizer(study, "fl") == expected
+    assert server_optimizer(study, "il") is None
 
 
 @pytest.mark.parametrize(
@@ -173,6 +199,7 @@ def test_options_stand_before_the_protocol():
         ({"methods": ("fl", "graph_fl")}, ["unknown method 'graph_fl'"]),
         ({"task": "new_labels", "overlap": 0.2}, ["--overlap", "--task=new_labels"]),
         ({"pseudo_labels": 5}, ["need --task=self_training"]),
+        ({"methods": ("il",), "server_optimizer": "adam"}, ["concerns none", "il"]),
         ({"sweep_values": ("1",)}, ["--sweep_values needs --sweep"]),
         (
             {"sweep": "participation", "sweep_values": ("0.5", "2")},
