@@ -22,7 +22,7 @@ def parse_fractions(text: str) -> tuple[float, float, float]:
     """
     try:
         return checked_fractions([float(part) / 100 for part in text.split("/")])
-    except (ValueError, InputError) as error:
+    except ValueError as error:  # an InputError is one
         raise InputError(
             f"split {text!r}: expected three positive percentages of train, validation "
             "and test that sum to 100, such as 70/10/20"
