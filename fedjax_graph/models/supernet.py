@@ -2,8 +2,10 @@
 
 FL-AGCNS, arXiv 2104.04141, Section 3.2; codes are those of `architecture`. Every layer
 has weights of its own for each pair of what it reads and op; a code selects a path
-through them. A layer whose predecessor is absent takes the weights for the input stage,
-so codes of the same network share all weights.
+through them: `SuperNet.path` is the mask of Eqs. 1 and 2, which keeps of all weights
+those of a code, and `SuperNet.touched` where the gradient of Eq. 2 may be other than 0.
+A layer whose predecessor is absent takes the weights for the input stage, so codes of
+the same network share all weights.
 
 The paper leaves open whether the five activations of a stage share its linear map. Here
 they do: maps of their own, each of which a fifth of the codes trains, took half as many

@@ -5,8 +5,8 @@ Automatic Graph Convolutional Network Search", arXiv 2104.04141, Algorithms 1 an
 controller keeps a population P of architecture codes and each client one of its own,
 P_i. A round is a generation:
 
-    weights     `num_steps` federated steps on codes drawn from P               (2)
-    controller  P' = the best of P and its children by the federated score      (1)
+    weights     `num_steps` federated steps on codes drawn from P             Eq. 2
+    controller  P' = the best of P and its children by the federated score    Eq. 1
     clients     P_i = the best of P_i and its children by client i's own score
     population  P = the best (1 - d) share of P' and the best of the P_i, d decaying
 
@@ -195,7 +195,7 @@ def with_children(
 
 
 def rank(config: FLAGCNSConfig, scorer: Scorer, codes: jax.Array) -> Ranked:
-    """The best of codes [C, L + 2] by the federated score (1)."""
+    """The best of codes [C, L + 2] by the federated score (Eq. 1)."""
     fitness, by_client, cost = scorer.federated(codes)
     best = by_client[:, jnp.argmax(fitness)]
     kept = evolution.survivors(codes, fitness, config.population_size)

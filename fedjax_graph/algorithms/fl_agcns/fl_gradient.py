@@ -2,15 +2,16 @@
 
 The baseline of FL-AGCNS (Wang et al., arXiv 2104.04141, Section 4.1): DARTS (Liu,
 Simonyan, Yang, "DARTS: Differentiable Architecture Search", ICLR 2019) with federated
-gradients, on the space of codes. With p = softmax(alpha) of each gene's options and
-the network of `relaxation.relaxed`, a round takes `num_steps` times
+gradients, on the space of codes. With p = softmax(alpha) of each gene's options (its
+Eq. 2) and the network of `relaxation.relaxed`, a round takes `num_steps` times
 
     w     <- Adam, sum_i (N_i / N) grad_w L_i(w, p), L_i of the training nodes
     alpha <- Adam, sum_i (V_i / V) grad_alpha L'_i(w, p), L'_i of the scored nodes
 
-N_i and V_i are client i's numbers of those nodes. This is DARTS of first order (xi =
-0). The code is each gene's likeliest option, absence among them, which DARTS rules out;
-it is judged as in other searches, with the shared weights.
+N_i and V_i are client i's numbers of those nodes; the first sum is Eq. 2 of FL-AGCNS
+with all codes at once. This is DARTS of first order (its Eq. 6 with xi = 0). The code
+is each gene's likeliest option, absence among them, which DARTS rules out; it is judged
+as in other searches, with the shared weights.
 """
 
 import dataclasses

@@ -3,12 +3,16 @@
 FL-AGCNS, arXiv 2104.04141, Section 3.2. Codes are those of `architecture`, weights
 those of a `SuperNet`:
 
-    scores    P(c) = sum_i (N_i / N) P_i(c)                      federated score (1)
-    training  g = sum_i (N_i / N) mean_c grad L_i(c)             gradient of codes (2)
+    scores    P(c) = sum_i (N_i / N) P_i(c)              federated performance, Eq. 1
+    training  g = sum_i (N_i / N) mean_c grad L_i(c)     gradient of all codes, Eq. 2
 
-N_i are client i's scored nodes in (1) and its training nodes in (2). Both sums can be
-taken under encryption. The released code's Adam (0.02, weight decay 5e-6) is kept apart
-for each set of weights: one that no code touched is as if the step had not been.
+Eq. 2 is the paper's unnumbered gradient of one code, summed over a population: ours is
+the mean over codes. N_i are client i's scored nodes in Eq. 1 and its training nodes in
+Eq. 2. Both sums can be taken under encryption, the EN and DE of these equations. The
+bilevel problem of Definition 2, also unnumbered, is solved in turn: a step of the
+weights by Eq. 2, then one of the codes by Eq. 1. The released code's Adam (0.02, weight
+decay 5e-6) is kept apart for each set of weights: one that no code touched is as if the
+step had not been.
 """
 
 import dataclasses
@@ -161,7 +165,7 @@ def codes_loss(config: SearchConfig):
 
 
 def gradient_round(config: SearchConfig, loss: Callable[..., Any]):
-    """Factory of the clients' mean gradient of a loss of the SuperNet's weights (2).
+    """Factory of the clients' mean gradient of a loss of the SuperNet's weights, Eq. 2.
 
     Args:
       config: of the search.
@@ -236,10 +240,11 @@ class Scorer(NamedTuple):
     """
 
     federated: Callable[[jax.Array], tuple[jax.Array, jax.Array, Any]]
-    """codes [C, L + 2], the same for all clients -> federated scores [C] (1), those of
-    each client [K, C], metrics of the encryption."""
+    """codes [C, L + 2], the same for all clients -> federated scores [C] (Eq. 1), those
+    of each client [K, C], metrics of the encryption."""
     own: Callable[[jax.Array], jax.Array]
-    """codes [K, C, L + 2], of each client its own -> its own scores [K, C]."""
+    """codes [K, C, L + 2], of each client its own -> its own scores [K, C], which Eq. 1
+    would sum up."""
 
 
 def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Scorer:
