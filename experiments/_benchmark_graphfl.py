@@ -67,7 +67,6 @@ CORA_SIZE = {
     "words_per_node": 18,
 }
 RATE = 0.3  # of inner and outer steps
-STEPS = OptimizerConfig("sgd", RATE)
 
 
 def load_graph() -> node_graphs.NodeDataset:
@@ -98,7 +97,7 @@ def make_method(
             "task": NodeTask(
                 num_features=dataset.features.shape[1],
                 num_classes=len(dataset.class_names),
-                optimizer=STEPS,
+                optimizer=OptimizerConfig("sgd", RATE),
                 **{"inner_steps": META_STEPS.value, **(task or {})},
             ),
             "clients_per_chunk": chunk,
@@ -108,7 +107,12 @@ def make_method(
     return algorithms.get_method(name).factory(config), config
 
 
-make_graphfl = partial(make_method, "graphfl", server_optimizer=STEPS, fine_tune=False)
+make_graphfl = partial(
+    make_method,
+    "graphfl",
+    server_optimizer=OptimizerConfig("sgd", RATE),
+    fine_tune=False,
+)
 
 
 def start_of(method, data: nodes.NodeData, key: jax.Array):

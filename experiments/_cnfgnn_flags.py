@@ -5,8 +5,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import _run_flags, _traffic_flags
-from fedjax_graph import algorithms
+from experiments import _run_flags, _runs, _traffic_flags
 from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig
 from fedjax_graph.algorithms.cnfgnn.gru_fmtl import REGULARISERS
 from fedjax_graph.core import batching, communication
@@ -314,7 +313,7 @@ def sampling_decay(num_train: int) -> float:
         return chosen
     values = half_values("cnfgnn") | {"client_rounds": setting("client_rounds")}
     given = {key: value for key, value in values.items() if value is not None}
-    steps = steps_per_round(algorithms.make_config("cnfgnn", given), num_train)
+    steps = steps_per_round(_runs.make_config("cnfgnn", given), num_train)
     return 1000.0 * min(1.0, steps / STEPS_PER_ROUND_METR_LA)
 
 

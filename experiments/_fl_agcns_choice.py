@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import _fl_agcns_flags, _run_flags
-from fedjax_graph import algorithms
+from experiments import _fl_agcns_flags, _run_flags, _runs
 from fedjax_graph.algorithms.fl_agcns import evolution
 from fedjax_graph.algorithms.fl_agcns.fl_random import make_trial
 from fedjax_graph.algorithms.fl_agcns.search import make_scorer
@@ -129,8 +128,8 @@ def judge(
       data: the clients'.
       most: how many.
     """
-    config = algorithms.make_config("fl_random", values)
-    codes = np.concatenate([state.code[None], state.memory.controller])
+    config = _runs.make_config("fl_random", values)
+    codes = np.concatenate([state.code[None], state.populations.controller])
     codes = codes[~np.asarray(evolution.is_repeated(codes))]
     start = time.perf_counter()
 

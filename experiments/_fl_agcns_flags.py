@@ -1,5 +1,6 @@
 """Flags of FL-AGCNS's binary, and what they choose."""
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -8,7 +9,9 @@ from absl import flags
 from experiments import _flags, _run_flags
 from experiments._client_flags import PARTITION
 from fedjax_graph.algorithms.fl_agcns.fl_rl import FLRLConfig
+from fedjax_graph.algorithms.fl_agcns.search import SearchConfig
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models import architecture
 
 FUSION = flags.DEFINE_enum(
@@ -201,7 +204,7 @@ def search_values(
         "stages": given_stages(),
         "fitness": FITNESS.value,
         "dropout": DROPOUT.value,
-        "learning_rate": LEARNING_RATE.value,
+        "server_optimizer": server_optimizer(),
         "encryption": ENCRYPTION.value,
         "clients_per_chunk": _run_flags.clients_per_chunk(workdir, search_name(method)),
         "population_size": POPULATION_SIZE.value,
@@ -213,6 +216,12 @@ def search_values(
     if method == "fl_rl":
         values["codes_per_round"] = min(FLRLConfig.codes_per_round, NUM_TRIALS.value)
     return values
+
+
+def server_optimizer() -> OptimizerConfig:
+    """The default optimizer of the shared weights, with the rate of --learning_rate."""
+    default = SearchConfig.server_optimizer
+    return dataclasses.replace(default, learning_rate=LEARNING_RATE.value)
 
 
 def given_stages() -> architecture.Stages:

@@ -42,7 +42,7 @@ def run_method(method: str, splits, workdir: pathlib.Path, checksum: int) -> _ru
     """Runs or scores one method."""
     num_clients, num_train = len(splits["train"].speed), len(splits["train"].starts)
     values = _cnfgnn_flags.config_values(method, num_train, workdir)
-    config = algorithms.make_config(method, values)
+    config = _runs.make_config(method, values)
     cohort = clients.cohort_size(num_clients, getattr(config, "participation", 1.0))
     passes = getattr(config, "client_rounds", getattr(config, "sync_every", 1))
     return _runs.run_method(
@@ -81,7 +81,7 @@ def client_model(config: Any) -> Seq2Seq | None:
 
 def device_cost(method: str, config: dict[str, Any]) -> dict[str, float]:
     """GFLOP of a client's forward pass for one window; see `flops`."""
-    model = client_model(algorithms.make_config(method, config))
+    model = client_model(_runs.make_config(method, config))
     if model is None:
         return {}
     return {

@@ -22,7 +22,6 @@ from absl import flags
 from experiments import _fl_agcns_choice, _fl_agcns_flags, _flags, _run_flags, _runs
 from experiments._client_flags import NUM_CLIENTS, PARTITION
 from experiments._measure import compiled, seconds
-from fedjax_graph import algorithms
 from fedjax_graph.core import encryption
 from fedjax_graph.data.graphs import client_subgraphs as client_graphs
 from fedjax_graph.data.graphs import datasets as citation
@@ -113,7 +112,7 @@ def search(
 
     Its state has the best code.
     """
-    config = algorithms.make_config(method, values)
+    config = _runs.make_config(method, values)
     return _runs.run_method(
         _fl_agcns_flags.search_name(method),
         values,
@@ -145,7 +144,7 @@ def train(
     )
     values = {
         "task": task,
-        "server_rate": _fl_agcns_flags.LEARNING_RATE.value,
+        "server_optimizer": _fl_agcns_flags.server_optimizer(),
         "encryption": _fl_agcns_flags.ENCRYPTION.value,
         "clients_per_chunk": _run_flags.clients_per_chunk(workdir, method),
     }

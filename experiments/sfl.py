@@ -21,6 +21,7 @@ from fedjax_graph import algorithms
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import batching, clients, graphs
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.task import TaskConfig
 from fedjax_graph.data.images import datasets as images
 from fedjax_graph.data.images import label_shards as partition
 from fedjax_graph.data.images import synthetic as synthetic_images
@@ -30,7 +31,7 @@ from fedjax_graph.driver import plots, results
 from fedjax_graph.driver.serving import save_network
 from fedjax_graph.models import resnet
 from fedjax_graph.tasks.images import ImageTask
-from fedjax_graph.tasks.traffic_rnn import TrafficTask
+from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 
 SHARDS = flags.DEFINE_integer(
     "shards", 2, "Shards a client has of the sorted labels.", lower_bound=1
@@ -187,7 +188,7 @@ def is_traffic() -> bool:
     if name in ("synthetic", *traffic.PUBLISHED):
         return True
     if name.endswith(".npz"):
-        return not images.is_image_file(name)
+        return not images.reads(name)
     if name in IMAGE_SETS or name.endswith(".tar.gz") or pathlib.Path(name).is_dir():
         return False
     known = ", ".join(("synthetic", *traffic.PUBLISHED, *IMAGE_SETS))
@@ -217,16 +218,23 @@ def setting(name: str, default: Any = None) -> Any:
     return DEFAULTS.get(dataset, DEFAULTS[kind]).get(name, default)
 
 
-def task_values(**own: str) -> dict[str, Any]:
-    """Fields of a task's config from the flags that are given.
+def make_task(task_type: type, own: dict[str, str], **values: Any) -> TaskConfig:
+    """A task from the flags that are given.
 
     Args:
+      task_type: of its config.
       own: fields that only this task has, and their flags.
+      values: of further fields.
     """
-    common = ("learning_rate", "batch_size", "local_epochs")
-    names = {name: name for name in common} | own
-    values = {field: setting(flag) for field, flag in names.items()}
-    return {field: value for field, value in values.items() if value is not None}
+    names = {name: name for name in ("batch_size", "local_epochs")} | own
+    given = {field: setting(flag) for field, flag in names.items()}
+    values |= {field: value for field, value in given.items() if value is not None}
+    rate = setting("learning_rate")
+    if rate is not None:
+        values["optimizer"] = dataclasses.replace(
+            task_type.optimizer, learning_rate=rate
+        )
+    return task_type(**values)
 
 
 def traffic_problem() -> Problem:
@@ -239,7 +247,7 @@ def traffic_problem() -> Problem:
     return Problem(
         dataset,
         splits,
-        task=TrafficTask(**task_values(hidden_size="rnn_hidden_size")),
+        task=make_task(TrafficRNNTask, {"hidden_size": "rnn_hidden_size"}),
         size={"num_sensors": num_sensors, "num_steps": num_steps},
         num_examples=num_sensors * len(splits["train"].starts),
         checksum=_runs.fingerprint(
@@ -277,9 +285,8 @@ def image_problem() -> Problem:
     return Problem(
         dataset,
         splits,
-        task=ImageTask(
-            num_classes=len(dataset.class_names),
-            **task_values(width="width"),
+        task=make_task(
+            ImageTask, {"width": "width"}, num_classes=len(dataset.class_names)
         ),
         size={**size, "num_images": len(dataset.train_images)},
         num_examples=int(np.sum(train.mask)),
@@ -405,7 +412,9 @@ def draw(workdir: pathlib.Path, problem: Problem, runs: dict[str, _runs.Run]) ->
     given = graphs.row_normalise(graphs.dense_adjacency(problem.splits["train"].graph))
     matrices = {"given, row-normalised": given}
     if "sfl_star" in runs:
-        matrices["learnt by SFL*"] = runs["sfl_star"].result.best_state.memory[0]
+        matrices["learnt by SFL*"] = runs[
+            "sfl_star"
+        ].result.best_state.learnt_adjacency[0]
     few = {t + few_of(x): np.asarray(x)[:25, :25] for t, x in matrices.items()}
     path = workdir / "client_graph.png"
     if "sfl_star" in runs or not path.exists():  # keeps what an earlier SFL* learnt

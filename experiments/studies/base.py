@@ -15,7 +15,8 @@ import jax
 
 from experiments.studies import options
 from experiments.studies.options import option
-from fedjax_graph.core import clients, mesh, optimizers
+from fedjax_graph import algorithms
+from fedjax_graph.core import clients, mesh, optimizers, plugins
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 
@@ -118,6 +119,14 @@ class Study(abc.ABC):
         names = options.options_of(type(self))
         return {name: options.recorded(getattr(self, name)) for name in names}
 
+    def load_plugins(self) -> None:
+        """Imports the plugins of installed packages and those that `plugin` names.
+
+        Raises:
+          InputError: if one cannot be imported.
+        """
+        plugins.load_all(self.plugin or ())
+
     # --- The machine -----------------------------------------------------------------
 
     def set_up_jax(self, copied_bytes: int = 0) -> None:
@@ -178,6 +187,8 @@ class Study(abc.ABC):
     ) -> list[str]:
         """The methods that `methods` names; `all` stands for those that are known.
 
+        A plugin's method of any task is known by its own name.
+
         Args:
           known: titles of the methods of this study.
           default: what runs where none is named.
@@ -191,7 +202,7 @@ class Study(abc.ABC):
         if "all" in named:
             raise InputError("--methods: all stands alone")
         for method in named:
-            if method not in known:
+            if method not in known and not is_plugged_in(method):
                 raise InputError(
                     f"--methods: unknown method {method!r}; known: all, "
                     + ", ".join(known)
@@ -223,3 +234,12 @@ class Study(abc.ABC):
           InputError: if the option cannot be read.
         """
         return clients.parse_clients_per_chunk(self.clients_per_chunk)
+
+
+def is_plugged_in(method: str) -> bool:
+    """Whether a method of any task was registered from outside the library."""
+    if method not in algorithms.method_names():
+        return False
+    registered = algorithms.get_method(method)
+    is_ours = registered.factory.__module__.startswith("fedjax_graph.")
+    return registered.takes_task and not is_ours

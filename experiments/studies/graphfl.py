@@ -50,6 +50,7 @@ class GraphFLStudy(GraphFLSettings):
         Raises:
           InputError: one line, where a setting or a file does not fit.
         """
+        self.load_plugins()
         study = self.resolved()
         study.check()
         methods = study.chosen_methods()

@@ -51,10 +51,11 @@ def protocol_of(model: str, *, is_code: bool, is_new_labels: bool) -> Protocol:
     """Looks up the protocol of a model's task.
 
     Args:
-      model: `gcn` or `sgc`.
+      model: `gcn` or `sgc`; a plugin's model has the figures of `gcn`.
       is_code: whether it is that of the released code, not of the paper.
       is_new_labels: whether the task is to adapt to classes that nobody trained on.
     """
-    if is_code:
-        return CODE_NEW_LABELS if is_new_labels else CODE[model]
-    return (PAPER_NEW_LABELS if is_new_labels else PAPER)[model]
+    if is_code and is_new_labels:
+        return CODE_NEW_LABELS
+    figures = CODE if is_code else PAPER_NEW_LABELS if is_new_labels else PAPER
+    return figures.get(model, figures["gcn"])

@@ -79,8 +79,8 @@ class GraphFLSettings(Study):
     )
     model: str | None = option(
         None,
-        "What clients train; by default gcn, and in a sweep one after the other.",
-        choices=list(MODELS),
+        "What clients train: gcn, sgc or a plugin's model, with the rates of gcn; by "
+        "default gcn, and in a sweep gcn and sgc.",
     )
     inner_steps: int | None = option(
         None, "Gradient steps of a client in a round.", lower=1
@@ -162,11 +162,15 @@ class GraphFLSettings(Study):
         return dataclasses.replace(self, **changes)
 
     def check(self) -> None:
-        """Checks that the options go together.
+        """Checks that there is such a model and that the options go together.
 
         Raises:
-          InputError: if two of them do not.
+          InputError: if there is none, or two of them do not.
         """
+        if self.model_name not in MODELS:
+            raise InputError(
+                f"--model={self.model_name}: unknown; known: {', '.join(MODELS)}"
+            )
         has_overlap = self.overlap is not None or self.sweep == "overlap"
         if self.is_new_labels and has_overlap:
             raise InputError(

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from experiments.studies.graphfl_methods import TITLES
+from experiments.studies.graphfl_protocols import PAPER
 from experiments.studies.graphfl_settings import GraphFLSettings
 from experiments.studies.running import Entry
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import plots
-from fedjax_graph.tasks.nodes import MODELS
 
 StudyType = TypeVar("StudyType", bound=GraphFLSettings)
 
@@ -32,7 +32,7 @@ def parts(study: StudyType, field: str) -> dict[str, StudyType]:
     Raises:
       InputError: if the values cannot be read, or one is not allowed.
     """
-    models = [study.model] if study.model else list(MODELS)
+    models = [study.model] if study.model else list(PAPER)
     chosen = study.swept_values()
     single = dataclasses.replace(
         study,

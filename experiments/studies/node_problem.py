@@ -9,15 +9,14 @@ import scipy.sparse
 
 from experiments.studies import running
 from experiments.studies.graphfl_settings import GraphFLSettings
+from fedjax_graph import data
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data.graphs import datasets as citation
 from fedjax_graph.data.graphs import label_splits, subgraphs
 from fedjax_graph.data.graphs import node_dataset as node_graphs
 from fedjax_graph.data.graphs import receptive_fields as nodes
-from fedjax_graph.data.graphs import synthetic as synthetic_graphs
 from fedjax_graph.data.graphs.label_splits import Draw
 from fedjax_graph.data.graphs.node_dataset import NodeDataset
-from fedjax_graph.tasks.nodes import MODELS
+from fedjax_graph.tasks.nodes import NodeTask
 
 LARGEST_COMPONENT = ("cora", "citeseer")  # is what the paper has of them
 SMALL_CLASS = 200  # nodes; below, a class cannot give 80 to train and as many to score
@@ -51,7 +50,8 @@ class Problem(NamedTuple):
 
     def splits(self, draws: Sequence[Draw] | None = None) -> dict[str, nodes.NodeData]:
         """The problem's draws, or others, as data on the device."""
-        num_hops = MODELS[self.study.model_name].num_hops
+        task = NodeTask(num_features=1, num_classes=1, model=self.study.model_name)
+        num_hops = task.module().num_hops
         kind = "row" if self.study.is_code else "symmetric"
         return nodes.make_splits(
             subgraphs.normalise(self.world.adjacency, kind),
@@ -77,11 +77,7 @@ def load_dataset(study: GraphFLSettings) -> NodeDataset:
 
 def _prepared(study: GraphFLSettings) -> NodeDataset:
     name = study.dataset or "synthetic"
-    if name in ("synthetic", "synthetic_graph"):
-        return synthetic_graphs.node_graph()
-    if name == "synthetic_large":
-        return synthetic_graphs.large_node_graph()
-    dataset = citation.load(name, study.data_dir)
+    dataset = data.load(name, study.data_dir, kind="graphs")
     if name.startswith("coauthor"):
         dataset = node_graphs.binarised(dataset)
     if name in LARGEST_COMPONENT and not study.is_code:

@@ -22,14 +22,14 @@ class FedAvgConfig(FederatedConfig):
     """What every method that averages has."""
 
     aggregation_noise: float = 0.0  # standard deviation, at each aggregation
+    aggregator: str = "weighted_mean"  # a name of `aggregation.AGGREGATORS`
     server_optimizer: OptimizerConfig | None = None  # None: the mean is taken over
 
     def average(self, state: Any, data: Data, key: jax.Array) -> aggregation.Aggregator:
-        """The mean over the cohort by number of examples."""
+        """The named aggregator; by default the mean by number of examples."""
         del state, data
-        return aggregation.with_noise(
-            aggregation.weighted_mean, key, self.aggregation_noise
-        )
+        aggregate = aggregation.AGGREGATORS.look_up(self.aggregator)
+        return aggregation.with_noise(aggregate, key, self.aggregation_noise)
 
 
 def fed_avg(config: FedAvgConfig, **settings: Any) -> FederatedAlgorithm:

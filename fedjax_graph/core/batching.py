@@ -36,7 +36,8 @@ def checked_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
             f"fractions {tuple(fractions)} of train, validation and test: expected "
             "three positive numbers that sum to 1"
         )
-    return tuple(fractions)
+    train, validation, test = fractions
+    return train, validation, test
 
 
 def batches(starts: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:

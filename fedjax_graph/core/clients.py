@@ -22,7 +22,9 @@ class Cohort(NamedTuple):
     weights: jax.Array  # [C] float32; 0 for indices that padding left over
 
 
-def map_axis(fn: Callable[..., Any], rows_per_chunk: int | None = None):
+def map_axis(
+    fn: Callable[..., Any], rows_per_chunk: int | None = None
+) -> Callable[..., Any]:
     """Maps a function of one row over the leading axis of its arguments.
 
     Args:
@@ -42,7 +44,9 @@ def map_axis(fn: Callable[..., Any], rows_per_chunk: int | None = None):
     return mapped
 
 
-def map_clients(fn: Callable[..., Any], clients_per_chunk: int | None = None):
+def map_clients(
+    fn: Callable[..., Any], clients_per_chunk: int | None = None
+) -> Callable[..., Any]:
     """Maps a function of one client over a leading client axis of its arguments.
 
     The clients are shared out to the devices, and mapped there with `map_axis`.
@@ -65,7 +69,9 @@ def map_clients(fn: Callable[..., Any], clients_per_chunk: int | None = None):
     return mapped
 
 
-def map_rows(fn: Callable[..., Any], clients_per_chunk: int | None = None):
+def map_rows(
+    fn: Callable[..., Any], clients_per_chunk: int | None = None
+) -> Callable[..., Any]:
     """`map_clients` where a leaf of one row is the same for all clients.
 
     Args:

@@ -189,14 +189,18 @@ def _tenseal() -> types.ModuleType:
     return tenseal
 
 
-def _plain_mean(stacked: Stacked, cohort: Cohort, sent: Any = None):
+def _plain_mean(
+    stacked: Stacked, cohort: Cohort, sent: Any = None
+) -> tuple[Any, Metrics]:
     merged = aggregation.weighted_mean(stacked, cohort)
     if sent is None:
         return merged, {}
     return jax.tree.map(lambda x, kept: jnp.where(kept, x, 0), merged, sent), {}
 
 
-def _encrypted_mean(stacked: Stacked, cohort: Cohort, sent: Any = None):
+def _encrypted_mean(
+    stacked: Stacked, cohort: Cohort, sent: Any = None
+) -> tuple[Any, Metrics]:
     if jax.device_count() > 1:
         raise InputError(
             f"--encryption=ckks runs on one device, not {jax.device_count()}: run with "

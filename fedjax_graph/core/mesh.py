@@ -129,7 +129,9 @@ def concat_parts(fn: Callable[..., Any], out_axis: int = 0) -> Callable[..., Any
     return parts
 
 
-def sum_parts(fn: Callable[..., Any], in_axes: Sequence[int | None]):
+def sum_parts(
+    fn: Callable[..., Any], in_axes: Sequence[int | None]
+) -> Callable[..., Any]:
     """`fn` on each device's share of its arguments, results summed.
 
     Args:

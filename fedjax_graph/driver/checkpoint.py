@@ -27,7 +27,7 @@ class Checkpoints:
         settings: dict[str, Any] | None = None,
         ignored: tuple[str, ...] = (),
         defaults: dict[str, Any] | None = None,
-    ):
+    ) -> None:
         self._settings, self._ignored = to_jsonable(settings), ignored
         self._defaults = _flatten(to_jsonable(defaults or {}))
         self._manager = ocp.CheckpointManager(

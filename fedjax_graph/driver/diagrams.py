@@ -9,6 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Curve
@@ -49,7 +50,7 @@ def architecture(
     plots.save(architecture_figure(labels, edges, title), path)
 
 
-def architecture_figure(labels, edges, title=""):
+def architecture_figure(labels, edges, title="") -> Figure:
     row_of = _rows(labels, edges)
     chains = _chains(row_of, edges)
     texts = {index: label.replace(": ", ":\n") for index, label in labels.items()}

@@ -53,7 +53,7 @@ def curves(
     save(curves_figure(series, xlabel, ylabel, title, log_x), path)
 
 
-def curves_figure(series, xlabel, ylabel, title="", log_x=False):
+def curves_figure(series, xlabel, ylabel, title="", log_x=False) -> Figure:
     figure, (axes,) = new_panels(1, 1, size=(7.0, 4.2))
     axes.set_xscale("log" if log_x else "linear")
     _draw(axes, series, _colours(series))
@@ -74,7 +74,7 @@ def training_curves(path: str | os.PathLike, records: Iterable[Mapping]) -> None
     save(training_curves_figure(records), path)
 
 
-def training_curves_figure(records):
+def training_curves_figure(records) -> Figure:
     panels = {
         "training loss": ("train_loss", "train_loss_std"),
         "validation loss": ("validation_loss", "validation_loss_std"),
@@ -94,7 +94,7 @@ def search_curves(path: str | os.PathLike, records: Iterable[Mapping]) -> None:
     save(search_curves_figure(records), path)
 
 
-def search_curves_figure(records):
+def search_curves_figure(records) -> Figure:
     panels = {
         "best federated score": ("best_score", "score_spread"),
         "mean federated score": ("mean_score", None),
@@ -136,7 +136,7 @@ def rmse_by_horizon(
     save(rmse_by_horizon_figure(rmse), path)
 
 
-def rmse_by_horizon_figure(rmse):
+def rmse_by_horizon_figure(rmse) -> Figure:
     series = {
         method: Line(5 * np.arange(1, len(errors) + 1), errors)
         for method, errors in rmse.items()
@@ -177,7 +177,7 @@ def forecasts(
     )
 
 
-def forecasts_figure(*, truth, forecasts, times=None, sensors=None):
+def forecasts_figure(*, truth, forecasts, times=None, sensors=None) -> Figure:
     truth = np.asarray(truth)
     num_panels = truth.shape[1]
     x = np.arange(len(truth)) / 12 if times is None else np.asarray(times)
@@ -228,7 +228,7 @@ def heat_maps(
     save(heat_maps_figure(matrices, xlabel, ylabel, ticks), path)
 
 
-def heat_maps_figure(matrices, xlabel, ylabel, ticks=None):
+def heat_maps_figure(matrices, xlabel, ylabel, ticks=None) -> Figure:
     figure, panels = new_panels(1, len(matrices), size=(4.6 * len(matrices), 4.2))
     for axes, (title, matrix) in zip(panels, matrices.items(), strict=True):
         smallest = np.min(matrix) if ticks else 0
@@ -268,7 +268,7 @@ def sensor_map(
     save(sensor_map_figure(longitude, latitude, is_seen), path)
 
 
-def sensor_map_figure(longitude, latitude, is_seen):
+def sensor_map_figure(longitude, latitude, is_seen) -> Figure:
     figure, (axes,) = new_panels(1, 1, size=(6.4, 6.0))
     groups = (("seen in training", "o", is_seen), ("unseen", "^", ~is_seen))
     for colour, (name, marker, group) in zip(COLOURS[:2], groups, strict=True):
@@ -308,7 +308,7 @@ def scatter(
     save(scatter_figure(points, xlabel, ylabel, title, highlight), path)
 
 
-def scatter_figure(points, xlabel, ylabel, title="", highlight=()):
+def scatter_figure(points, xlabel, ylabel, title="", highlight=()) -> Figure:
     figure, (axes,) = new_panels(1, 1, size=(7.0, 4.8))
     for name, (x, y) in points.items():
         is_large = name in highlight
@@ -390,7 +390,7 @@ def save(figure: Figure, path: str | os.PathLike) -> None:
     figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
 
 
-def new_panels(rows, columns, size):
+def new_panels(rows, columns, size) -> tuple[Figure, np.ndarray]:
     """A figure in the common style and its axes, row by row."""
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
@@ -426,7 +426,7 @@ def _draw(axes: Axes, series: Mapping[str, Line], colours):
             axes.fill_between(x, low, high, color=colours[name], alpha=0.18, lw=0)
 
 
-def label_axes(axes: Axes, xlabel, ylabel, title=""):
+def label_axes(axes: Axes, xlabel, ylabel, title="") -> None:
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.set_title(title, loc="left", fontsize=FONT_SIZE)

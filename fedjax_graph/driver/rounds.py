@@ -191,7 +191,7 @@ def _advance_seeds(
     validation,
 ):
     def one(*args):
-        return advance(algorithm, num_rounds, patience, *args, keep_last)
+        return advance(algorithm, num_rounds, patience, *args, keep_last=keep_last)
 
     splits = (train, validation)
     return mesh.replicated(
@@ -306,7 +306,7 @@ def predict_seeds(
 class _Loop:
     """The host's side of a run: calls the compiled program and writes."""
 
-    def __init__(self, name, algorithm, splits, config, workdir, checkpoints):
+    def __init__(self, name, algorithm, splits, config, workdir, checkpoints) -> None:
         self._name, self._algorithm, self._config = name, algorithm, config
         self._data = (splits["train"], splits["validation"])
         self._workdir, self._checkpoints = workdir, checkpoints

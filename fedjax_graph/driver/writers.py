@@ -51,7 +51,7 @@ def read_records(path: pathlib.Path) -> list[Record]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            record["method"], record["round"]
+            _ = record["method"], record["round"]
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):
                 break
@@ -85,7 +85,7 @@ class MetricsWriter:
     beyond the restored round are dropped, so each round stands there once.
     """
 
-    def __init__(self, workdir: pathlib.Path, method: str, restored_round: int):
+    def __init__(self, workdir: pathlib.Path, method: str, restored_round: int) -> None:
         self._path = workdir / "metrics.jsonl"
         records = read_records(self._path)
         kept = [
@@ -124,7 +124,7 @@ class MetricsWriter:
 class Progress:
     """A bar with loss and rate on a terminal, plain lines elsewhere."""
 
-    def __init__(self, method: str, num_rounds: int, first_round: int):
+    def __init__(self, method: str, num_rounds: int, first_round: int) -> None:
         self._method = method
         self._num_rounds = num_rounds
         self._bar = tqdm.tqdm(

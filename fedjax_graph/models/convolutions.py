@@ -17,7 +17,7 @@ Products with a kernel are taken on nodes, not on edges.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -123,10 +123,11 @@ def spread_and_project_all(
     spread: Callable[[int, jax.Array], jax.Array], x: jax.Array, kernel: jax.Array
 ) -> jax.Array:
     """Sum over m of `spread(m, x) W_m`, W_m one of the M slices of [F, M, features]."""
-    return sum(
+    parts = (
         spread_and_project(partial(spread, m), x, kernel[:, m])
         for m in range(kernel.shape[1])
     )
+    return cast(jax.Array, sum(parts))
 
 
 class Convolution(nn.Module):
@@ -165,7 +166,9 @@ class Convolution(nn.Module):
         """[F, features]."""
         return self.param(name, init, (x.shape[-1], self.features))
 
-    def stacked_kernel(self, x: jax.Array, size: int, name: str = "kernel"):
+    def stacked_kernel(
+        self, x: jax.Array, size: int, name: str = "kernel"
+    ) -> jax.Array:
         """[F, size, features]."""
         return self.param(name, stacked_glorot, (x.shape[-1], size, self.features))
 
@@ -173,7 +176,7 @@ class Convolution(nn.Module):
         """Batch normalisation of [N, F]; nodes are images of one pixel."""
         return BatchNorm(name="norm")(x[:, None, None], mask)[:, 0, 0]
 
-    def require_own_size(self, x: jax.Array):
+    def require_own_size(self, x: jax.Array) -> None:
         if x.shape[-1] != self.features:
             raise InputError(
                 f"{type(self).__name__} keeps the number of features: expected "
@@ -189,7 +192,7 @@ class GATConv(Convolution):
     """
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         z = x @ self.kernel(x)
         scores = z @ self.param("attention", glorot, (self.features, 2))
         sent, received = scores[:, :1], scores[:, 1:]
@@ -210,7 +213,7 @@ class GINConv(Convolution):
     """
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         epsilon = self.param("epsilon", zeros, ())
         init = fan_in_uniform(x.shape[-1])
         summed = spread_and_project(
@@ -231,7 +234,7 @@ class SAGEConv(Convolution):
     """
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         init = fan_in_uniform(x.shape[-1])
         mean = spread_and_project(
             lambda h: structure.mean(h[structure.senders]), x, self.kernel(x, init)
@@ -248,7 +251,7 @@ class GCNConv(Convolution):
     """
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         kernel = self.kernel(x)
         return spread_and_project(structure.normalised_sum, x, kernel) + self.bias()
 
@@ -262,7 +265,7 @@ class SGConv(Convolution):
     num_hops: int = 1
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         def spread(h):
             for _ in range(self.num_hops):
                 h = structure.normalised_sum(h)
@@ -283,7 +286,7 @@ class APPNP(Convolution):
     num_hops: int = 1
     teleport: float = 0.1
 
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         self.require_own_size(x)
         z = x
         for _ in range(self.num_hops):
@@ -299,7 +302,7 @@ class AGNNConv(Convolution):
     """
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         self.require_own_size(x)
         beta = self.param("beta", nn.initializers.ones, ())
         has_direction = jnp.sum(x**2, axis=1, keepdims=True) > SQUARED_NORM_FLOOR
@@ -322,7 +325,7 @@ class ARMAConv(Convolution):
     activation: Callable[[jax.Array], jax.Array] = nn.relu  # instead of ReLU
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         kernel = self.stacked_kernel(x, self.num_stacks)
         root_kernel = self.stacked_kernel(x, self.num_stacks, "root_kernel")
         flat_size = (x.shape[-1], self.num_stacks * self.features)
@@ -347,7 +350,7 @@ class FeaStConv(Convolution):
     num_heads: int = 2
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         size = (x.shape[-1], self.num_heads)
         scores = x @ self.param("steering_kernel", glorot, size)
         offset = self.param("offset", nn.initializers.normal(0.1), (self.num_heads,))
@@ -373,7 +376,7 @@ class GENConv(Convolution):
     """
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         messages = nn.relu(x) + MESSAGE_FLOOR
         h = x + structure.attend(messages[structure.senders], -jnp.inf, messages)
         input_size, hidden_size = x.shape[-1], 2 * self.features
@@ -396,7 +399,7 @@ class GMMConv(Convolution):
     num_kernels: int = 4
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         size = (self.num_kernels, 2)
         means = self.param("means", glorot, size)
         deviations = self.param("deviations", nn.initializers.ones, size)
@@ -424,7 +427,7 @@ class GatedGraphConv(Convolution):
     num_kernels: int = 1  # W of the steps in turn
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         missing = self.features - x.shape[-1]
         if missing < 0:
             raise InputError(

@@ -10,6 +10,7 @@ models start from propagated features: GCN from S X, SGC from S^k X.
 """
 
 from functools import partial
+from typing import cast
 
 import flax.linen as nn
 import jax
@@ -25,13 +26,14 @@ def propagate(graph: jraph.GraphsTuple) -> jax.Array:
     Returns:
       [N, F].
     """
-    return jraph.GraphNetwork(
+    updated = jraph.GraphNetwork(
         update_edge_fn=lambda weights, sent, *_: weights[:, None] * sent,
         update_node_fn=lambda nodes, sent, received, globals_: received,
         aggregate_edges_for_nodes_fn=partial(
             jax.ops.segment_sum, indices_are_sorted=True
         ),
-    )(graph).nodes
+    )(graph)
+    return cast(jax.Array, updated.nodes)
 
 
 class GraphConvolution(nn.Module):
@@ -54,10 +56,12 @@ class GCN(nn.Module):
     hidden_size: int = 16
     dropout: float = 0.5
     num_hops: int = 1  # left to the model after the features were propagated once
-    first_layer: str = "hidden"  # whose kernel multiplies the features
+    first_layer: str | None = "hidden"  # whose kernel multiplies the features
 
     @nn.compact
-    def __call__(self, graph: jraph.GraphsTuple, is_training: bool = False):
+    def __call__(
+        self, graph: jraph.GraphsTuple, is_training: bool = False
+    ) -> jax.Array:
         """Logits of all nodes.
 
         Args:
@@ -80,10 +84,12 @@ class SGC(nn.Module):
 
     num_classes: int
     num_hops: int = 0  # left to the model after the features were propagated twice
-    first_layer: str = "head"
+    first_layer: str | None = "head"
 
     @nn.compact
-    def __call__(self, graph: jraph.GraphsTuple, is_training: bool = False):
+    def __call__(
+        self, graph: jraph.GraphsTuple, is_training: bool = False
+    ) -> jax.Array:
         """Logits of all nodes.
 
         Args:

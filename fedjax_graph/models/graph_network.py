@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import jraph
 
 from fedjax_graph.core.graphs import Graph, to_jraph
+from fedjax_graph.core.local import Params
 from fedjax_graph.models.linear import MLP, Linear, matmul
 
 
@@ -44,14 +45,16 @@ class GraphNetworkLayer(nn.Module):
     mlp_sizes: Sequence[int]
     is_last: bool = False  # then nobody reads the updated edges one by one
 
-    def setup(self):
+    def setup(self) -> None:
         out = self.mlp_sizes[-1]
         v, e, u = self.node_size, self.edge_size, self.global_size
         self.edge = MLP((v, v, e, u), self.mlp_sizes)
         self.node = MLP((v, out, u), self.mlp_sizes)
         self.global_ = MLP((out, out, u), self.mlp_sizes, name="global")
 
-    def __call__(self, graph: Graph, nodes, edges, globals_):
+    def __call__(
+        self, graph: Graph, nodes, edges, globals_
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Updates the features of a graph.
 
         Args:
@@ -122,7 +125,7 @@ class GraphNetwork(nn.Module):
     mlp_sizes: Sequence[int] = (256, 256, 128)
     num_layers: int = 2
 
-    def setup(self):
+    def setup(self) -> None:
         v, e, u = self.node_size, 1, self.node_size
         out, layers = self.mlp_sizes[-1], []
         for depth in range(self.num_layers):
@@ -150,7 +153,7 @@ class GraphNetwork(nn.Module):
         return self.out(nodes)
 
 
-def init_params(model: GraphNetwork, key: jax.Array):
+def init_params(model: GraphNetwork, key: jax.Array) -> Params:
     """Fresh parameters (the shapes do not depend on the graph)."""
     graph = Graph(jnp.zeros(1, int), jnp.zeros(1, int), jnp.ones(1), jnp.ones(1))
     return model.init(key, graph, jnp.zeros((1, 1, model.node_size)))["params"]

@@ -50,7 +50,7 @@ class GRUCell(nn.Module):
     input_size: int
     hidden_size: int
 
-    def setup(self):
+    def setup(self) -> None:
         init, width = fan_in_uniform(self.hidden_size), 3 * self.hidden_size
         self.weights = GRUWeights(
             self.param("input_kernel", init, (self.input_size, width)),

@@ -29,7 +29,7 @@ class Linear(nn.Module):
     input_size: int
     output_size: int
 
-    def setup(self):
+    def setup(self) -> None:
         init = fan_in_uniform(self.input_size)
         self.kernel = self.param("kernel", init, (self.input_size, self.output_size))
         self.bias = self.param("bias", init, (self.output_size,))
@@ -48,7 +48,7 @@ class MLP(nn.Module):
     input_sizes: Sequence[int]  # widths of the concatenated parts
     layer_sizes: Sequence[int]
 
-    def setup(self):
+    def setup(self) -> None:
         sizes = (sum(self.input_sizes), *self.layer_sizes)
         self.layers = [Linear(i, o) for i, o in zip(sizes[:-1], sizes[1:], strict=True)]
 

@@ -7,7 +7,7 @@ Liu, Simonyan, Yang, "DARTS: Differentiable Architecture Search", ICLR 2019, Sec
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +139,8 @@ def fusion_shares(probabilities: jax.Array, fusion: Fusion) -> jax.Array:
 def mix_stage(probabilities: jax.Array, product: jax.Array) -> jax.Array:
     """The mean of the five activations of a product [N, features]."""
     stages = zip(probabilities, ACTIVATIONS.values(), strict=True)
-    return sum(share * activation(product) for share, activation in stages)
+    mixed = (share * activation(product) for share, activation in stages)
+    return cast(jax.Array, sum(mixed))
 
 
 def mixed_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:

@@ -5,10 +5,13 @@ Page, "How to Train Your ResNet" (myrtle.ai, 2018): a short residual network (He
 released code gives it: a residual at the first two of three layers.
 """
 
+from typing import cast
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core.local import Model
 from fedjax_graph.models.linear import fan_in_uniform, matmul
 from fedjax_graph.models.normalization import BatchNorm
 
@@ -80,7 +83,7 @@ class ResNet9(nn.Module):
     width: int = 64
     num_classes: int = 10
 
-    def setup(self):
+    def setup(self) -> None:
         w = self.width
         self.prep = Convolution(w)
         self.layer1, self.residual1 = Convolution(2 * w), Residual()
@@ -117,6 +120,7 @@ def halve(x: jax.Array) -> jax.Array:
     return jnp.maximum(rows[:, :, ::2], rows[:, :, 1::2])
 
 
-def init_model(model: ResNet9, key: jax.Array):
+def init_model(model: ResNet9, key: jax.Array) -> Model:
     """Fresh {"params", "batch_stats"} (the shapes do not depend on the images)."""
-    return model.init(key, jnp.zeros((1, IMAGE_SIZE, IMAGE_SIZE, NUM_CHANNELS)))
+    images = jnp.zeros((1, IMAGE_SIZE, IMAGE_SIZE, NUM_CHANNELS))
+    return cast(Model, model.init(key, images))

@@ -18,7 +18,7 @@ class RNNForecaster(nn.Module):
     num_features: int = 2
     output_steps: int = 12
 
-    def setup(self):
+    def setup(self) -> None:
         init, size = fan_in_uniform(self.hidden_size), self.hidden_size
         self.input_kernel = self.param("input_kernel", init, (self.num_features, size))
         self.hidden_kernel = self.param("hidden_kernel", init, (size, size))

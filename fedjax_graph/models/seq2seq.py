@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core.local import Params
 from fedjax_graph.models.gru import GRUCell, gru_step
 from fedjax_graph.models.linear import Linear
 
@@ -25,7 +26,7 @@ class Seq2Seq(nn.Module):
     embedding_size: int = 64
     num_layers: int = 1
 
-    def setup(self):
+    def setup(self) -> None:
         state_size = self.hidden_size + self.embedding_size
         inputs = [NUM_FEATURES] + [self.hidden_size] * (self.num_layers - 1)
         self.encoder = [GRUCell(size, self.hidden_size) for size in inputs]
@@ -95,13 +96,13 @@ class Seq2Seq(nn.Module):
         _, outputs = jax.lax.scan(step, (states, last[:, 0]), steps, unroll=True)
         return outputs
 
-    def __call__(self, inputs, embedding, targets, feed_truth):
+    def __call__(self, inputs, embedding, targets, feed_truth) -> jax.Array:
         """Forecast from the readings themselves: `decode` after `encode`."""
         hidden = self.encode(inputs)
         return self.decode(hidden, embedding, inputs[-1], targets, feed_truth)
 
 
-def init_params(model: Seq2Seq, key: jax.Array):
+def init_params(model: Seq2Seq, key: jax.Array) -> Params:
     """Fresh parameters (the shapes do not depend on batch or window length)."""
     return model.init(
         key,

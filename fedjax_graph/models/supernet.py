@@ -14,7 +14,7 @@ steps again until shared weights told codes apart at all.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -276,7 +276,7 @@ class SuperNet:
         if key is None or not self.dropout:
             return x
         layer = nn.Dropout(self.dropout, deterministic=False)
-        return layer.apply({}, x, rngs={"dropout": key})
+        return cast(jax.Array, layer.apply({}, x, rngs={"dropout": key}))
 
     def touched(self, model: Model, codes: jax.Array) -> Model:
         """Which weights and running statistics some of the codes [C, L + 2] use.
@@ -326,8 +326,8 @@ class SuperNet:
         Raises:
           InputError: if the code is not valid.
         """
-        code = check(code, self.num_layers)
-        architecture, path = decode_static(code), self.path(model, jnp.asarray(code))
+        genes = check(code, self.num_layers)
+        architecture, path = decode_static(genes), self.path(model, jnp.asarray(genes))
 
         def own(stacked):
             ops = [OPS[op] for op in architecture.op]
@@ -360,7 +360,7 @@ class SuperNet:
     def _slots(self, architecture: Architecture) -> jax.Array:
         """[L], where each layer has its weights in the stacks of ops."""
         indices = np.arange(self.num_layers)
-        return indices * (indices + 1) // 2 + architecture.source
+        return cast(jax.Array, indices * (indices + 1) // 2 + architecture.source)
 
     def _indices(self, model: Model, code: jax.Array) -> Model:
         """Where in its stack each leaf of a model, or of a part, has a code's path."""
@@ -397,7 +397,9 @@ def activate_stage(choice: jax.Array, x: jax.Array) -> jax.Array:
     return jax.lax.switch(choice, list(ACTIVATIONS.values()), x)
 
 
-def absent_layer(weights: Params, stats: Any, x: jax.Array, structure: Structure):
+def absent_layer(
+    weights: Params, stats: Any, x: jax.Array, structure: Structure
+) -> tuple[jax.Array, Any]:
     """A layer that is left out: zeros, which nobody reads."""
     del weights, structure
     return jnp.zeros_like(x), stats

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core import batching, clients
-from fedjax_graph.core.local import Model, local_steps
+from fedjax_graph.core.algorithm import Metrics
+from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.images.label_shards import ImageData
@@ -68,7 +69,7 @@ class ImageTask:
 # --- Training on one client ----------------------------------------------------------
 
 
-def client_update(model: ResNet9, config: ImageTask):
+def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResult]:
     """Factory of the local epochs of one client; see `Task.update`.
 
     The loss it reports is the mean over the images of all epochs.
@@ -144,7 +145,9 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 # --- Scores --------------------------------------------------------------------------
 
 
-def map_logits(model: ResNet9, batch_size: int, reduce: Callable[..., Any]):
+def map_logits(
+    model: ResNet9, batch_size: int, reduce: Callable[..., Any]
+) -> Callable[[Model, ImageData], Any]:
     """Factory of a function of the logits of each client's images in a split.
 
     Args:
@@ -188,7 +191,9 @@ def map_batches(
     return results.reshape(-1, *results.shape[2:])[:size]
 
 
-def evaluate_images(model: ResNet9, batch_size: int):
+def evaluate_images(
+    model: ResNet9, batch_size: int
+) -> Callable[[Model, ImageData], Metrics]:
     """Factory of `evaluate`: see `client_metrics`."""
 
     def count(logits, labels, mask):
@@ -197,8 +202,8 @@ def evaluate_images(model: ResNet9, batch_size: int):
         return jnp.sum(mask), jnp.sum(mask * is_right), jnp.sum(mask * losses)
 
     def evaluate(models: Model, data: ImageData):
-        sums = map_logits(model, batch_size, count)(models, data)
-        return client_metrics(*sums, data.client_weights)
+        counts, right, losses = map_logits(model, batch_size, count)(models, data)
+        return client_metrics(counts, right, losses, data.client_weights)
 
     return evaluate
 
@@ -259,7 +264,9 @@ def moments(values: jax.Array, group: jax.Array) -> tuple[jax.Array, jax.Array]:
     return mean, jnp.sqrt(variance)
 
 
-def predict_images(model: ResNet9, batch_size: int):
+def predict_images(
+    model: ResNet9, batch_size: int
+) -> Callable[[Model, ImageData], jax.Array]:
     """Factory of `predict`: probabilities [K, S, classes] for the images of a split."""
 
     def probabilities(logits, labels, mask):

@@ -16,7 +16,8 @@ import jraph
 import optax
 
 from fedjax_graph.core import clients
-from fedjax_graph.core.local import Model, local_steps
+from fedjax_graph.core.algorithm import Metrics
+from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.meta_learning import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task
@@ -103,7 +104,7 @@ def cross_entropy(outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> jax
     return masked_mean(losses, mask)
 
 
-def training_loss(module: nn.Module):
+def training_loss(module: nn.Module) -> Callable[..., tuple[jax.Array, Any]]:
     """Factory of (params, batch_stats, (own data, key)) -> (mean loss, batch_stats)."""
 
     def loss(params, stats, batch):
@@ -122,7 +123,7 @@ def training_loss(module: nn.Module):
     return loss
 
 
-def client_update(loss, config: SubgraphTask):
+def client_update(loss, config: SubgraphTask) -> Callable[..., LocalResult]:
     """Factory of one client's gradient steps on its subgraph; see `Task.update`."""
 
     def update(start, client_data, key, data, adjust):
@@ -140,7 +141,9 @@ def client_update(loss, config: SubgraphTask):
 # --- Scores --------------------------------------------------------------------------
 
 
-def map_outputs(module: nn.Module, reduce: Callable[..., Any]):
+def map_outputs(
+    module: nn.Module, reduce: Callable[..., Any]
+) -> Callable[[Model, SubgraphData], Any]:
     """Factory of a function of models' outputs on the clients' subgraphs.
 
     Args:
@@ -187,17 +190,18 @@ def federated_scores(
     }
 
 
-def evaluate_subgraphs(module: nn.Module, fitness: Fitness):
+def evaluate_subgraphs(
+    module: nn.Module, fitness: Fitness
+) -> Callable[[Model, SubgraphData], Metrics]:
     """Factory of `evaluate`."""
 
     def evaluate(models: Model, data: SubgraphData):
-        return federated_scores(
-            *map_outputs(module, scores)(models, data), data, fitness
-        )
+        share_right, entropy = map_outputs(module, scores)(models, data)
+        return federated_scores(share_right, entropy, data, fitness)
 
     return evaluate
 
 
-def predict_subgraphs(module: nn.Module):
+def predict_subgraphs(module: nn.Module) -> Callable[[Model, SubgraphData], jax.Array]:
     """Factory of `predict`: probabilities [K, N, classes]."""
     return map_outputs(module, lambda outputs, own: jax.nn.softmax(outputs))

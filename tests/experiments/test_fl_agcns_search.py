@@ -427,7 +427,7 @@ def test_a_checkpoint_is_scored_on_any_split(searching, searches, answers):
     ("name", "words"),
     [
         ("again", ["already holds a run", "--resume"]),
-        ("other rate", ["learning_rate", "0.5"]),
+        ("other rate", ["server_optimizer", "0.5"]),
         ("other population", ["population_size", "5"]),
         ("other data", ["results.json", "other data"]),
         ("not yet run", ["sage", "no finished round"]),

@@ -29,6 +29,33 @@ SWEEP = {
     "sweep": "labels_per_class",
     "sweep_values": ("5", "20"),
 }
+# Brings the model SGC, the method FedAvg and a dataset under names of its own.
+PLUGIN = """
+from fedjax_graph.algorithms import register_method
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.data import register_dataset
+from fedjax_graph.data.graphs import datasets
+from fedjax_graph.models.gcn import SGC
+from fedjax_graph.tasks.nodes import register_model
+
+@register_method("my_method")
+def my_method(config: FedAvgConfig):
+    return fed_avg(config)
+
+@register_model("my_model")
+def my_model(task):
+    return SGC(task.num_classes)
+
+@register_dataset("my_graph", kind="graphs")
+def my_graph():
+    return datasets.load({path!r})
+"""
+PLUGGED_IN = {
+    **OPTIONS,
+    "methods": ("my_method",),
+    "model": "my_model",
+    "dataset": "my_graph",
+}
 # Runs the studies of which the options come on stdin; gives what they return.
 RUN = """
 import json, sys
@@ -62,9 +89,17 @@ def machine(tmp_path_factory):
     }
     for status, _, err in machine.run_many(lines).values():
         assert (status, err) == (0, "")
+    plugin = folder / "my_plugin.py"
+    plugin.write_text(PLUGIN.format(path=dataset))
+    kinds = {
+        "python": OPTIONS,
+        "python_sweep": SWEEP,
+        "sgc": OPTIONS | {"methods": ("fl",), "model": "sgc", "local_rate": 0.1},
+        "plugin": PLUGGED_IN | {"plugin": (str(plugin),)},
+    }
     studies = [
-        options | {"workdir": str(folder / name), "dataset": dataset}
-        for name, options in (("python", OPTIONS), ("python_sweep", SWEEP))
+        {"workdir": str(folder / name), "dataset": dataset} | options
+        for name, options in kinds.items()
     ]
     process = machine.python(
         "-c", RUN, str(folder / "returned.json"), input=json.dumps(studies)
@@ -107,6 +142,15 @@ def test_a_sweep_does_what_that_of_the_binary_does(machine, returned):
         assert (flags["sweep"], flags["model"]) == (None, "sgc")
         assert flags["labels_per_class"] == row["labels_per_class"]
     binary.assert_picture(machine.folder / "python_sweep" / "sweep.png")
+
+
+def test_a_plugin_brings_a_method_a_model_and_a_dataset(returned):
+    """The same as FedAvg on SGC, with the rate of GCN."""
+    (ours,), (theirs,) = (entries.values() for entries in (returned[3], returned[2]))
+    assert list(returned[3]) == ["my_method"]
+    assert ours["config"]["task"].pop("model") == "my_model"
+    assert theirs["config"]["task"].pop("model") == "sgc"
+    assert binary.without_timings(ours) == binary.without_timings(theirs)
 
 
 # --- What needs no run ---------------------------------------------------------------
@@ -195,6 +239,7 @@ def test_optimizers_of_clients_and_server():
     [
         ({"participation": 2.0}, ["--participation=2.0", "1.0"]),
         ({"model": "gat"}, ["--model=gat", "gcn, sgc"]),
+        ({"plugin": ("mine.py",)}, ["plugin mine.py", "no such file"]),
         ({"inner_rate": float("nan")}, ["--inner_rate", "number"]),
         ({"methods": ("fl", "graph_fl")}, ["unknown method 'graph_fl'"]),
         ({"task": "new_labels", "overlap": 0.2}, ["--overlap", "--task=new_labels"]),

@@ -178,7 +178,7 @@ def test_every_method_is_run_on_traffic(machine, outputs):
         assert test["masked"].keys() == {"15", "30", "60", "all"}
         assert 0 < test["mae"] <= test["rmse"] < 100
         assert (sent["up"] > 0, sent["down"] > 0) == (method != "local",) * 2
-        assert entry["config"]["task"]["kind"] == "traffic"
+        assert entry["config"]["task"]["kind"] == "traffic_rnn"
         scores.add(test["mae"])
     assert len(scores) == len(TITLES), "no two methods do the same"
 

@@ -10,9 +10,9 @@ import optax
 import pytest
 
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.supernet import SuperNet
 from fedjax_graph.tasks import subgraphs as tasks
-from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES, alone

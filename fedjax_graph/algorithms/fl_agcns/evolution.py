@@ -127,7 +127,7 @@ def survivors(
 
 def client_share(
     generation: jax.Array | int, first: float = 0.5, decay: float = 0.99
-) -> jax.Array:
+) -> jax.Array | float:
     """The clients' share of the new population, `first` x `decay`^generation."""
     return first * decay**generation
 

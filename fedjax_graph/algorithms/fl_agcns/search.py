@@ -312,8 +312,8 @@ def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
         return mapped(data, shared=(state.weights.model, state.code))
 
     def evaluate(state, data):
-        found = map_outputs(state, data, subgraphs.scores)
-        return subgraphs.federated_scores(*found, data, config.fitness)
+        share_right, entropy = map_outputs(state, data, subgraphs.scores)
+        return subgraphs.federated_scores(share_right, entropy, data, config.fitness)
 
     def predict(state, data):
         return map_outputs(state, data, lambda outputs, own: jax.nn.softmax(outputs))

@@ -67,7 +67,7 @@ def read_npz(path: str | os.PathLike) -> RawGraph:
 class _Arrays:
     """Arrays of a .npz file, read when asked for; object arrays are left unread."""
 
-    def __init__(self, archive: np.lib.npyio.NpzFile):
+    def __init__(self, archive: np.lib.npyio.NpzFile) -> None:
         self._archive = archive
 
     def __contains__(self, key: str) -> bool:
@@ -137,7 +137,8 @@ def _compact_graph(arrays: _Arrays) -> RawGraph:
         notes = (_absent_note(len(unlabelled)),) if len(unlabelled) else ()
     return RawGraph(
         features,
-        *edges.T,
+        edges[:, 0],
+        edges[:, 1],
         labels,
         arrays.class_names(),
         {
@@ -157,9 +158,11 @@ def _benchmark_graph(arrays: _Arrays) -> RawGraph:
         features = arrays.get("attr_matrix", 2)
     else:
         features = arrays.matrix("attr")
+    senders, receivers = adjacency.nonzero()
     return RawGraph(
         features,
-        *adjacency.nonzero(),
+        senders,
+        receivers,
         arrays.integers("labels"),
         arrays.class_names(),
     )
@@ -309,7 +312,8 @@ def read_products(folder: str | os.PathLike) -> RawGraph:
     parts = {"train": "train", "validation": "valid", "test": "test"}
     return RawGraph(
         features,
-        *edges.T,
+        edges[:, 0],
+        edges[:, 1],
         labels,
         splits={
             name: _read_table(split / f"{part}.csv.gz", np.int32, 1).ravel()

@@ -355,7 +355,7 @@ def _padded(nodes: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> NodeSe
     for rows in (nodes, labels):
         padded.append(np.zeros(mask.shape, np.int32))
         padded[-1][mask] = np.concatenate(rows)
-    return NodeSets(*padded, mask.astype(np.float32))
+    return NodeSets(padded[0], padded[1], mask.astype(np.float32))
 
 
 def _rows(sets: NodeSets) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -266,10 +266,10 @@ def test_broken_planetoid_files(tmp_path, changes, words):
 
 
 def test_a_folder_of_no_or_of_two_datasets(tmp_path):
-    assert not citation.is_planetoid_folder(tmp_path)
+    assert not citation.reads(str(tmp_path))
     assert_fails(["no ind.*.graph"], str(tmp_path))
     write_planetoid(tmp_path, "a.b")
-    assert citation.is_planetoid_folder(tmp_path)
+    assert citation.reads(str(tmp_path))
     assert citation.load(str(tmp_path)).name == "a.b"
     write_planetoid(tmp_path, "other")
     assert_fails(["a.b, other", "--data_dir"], str(tmp_path))
