@@ -38,7 +38,7 @@ from fedjax_graph.tasks.subgraphs import Fitness
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """The search space, its weights, and how codes are judged."""
+    """Describes the search space, its weights, and how codes are judged."""
 
     num_features: int
     num_classes: int
@@ -67,20 +67,20 @@ class SearchConfig:
 
 
 class Weights(NamedTuple):
-    """A SuperNet in training. Leaves are stacked, [1 or L (L + 1) / 2, ...]."""
+    """Holds a SuperNet in training, leaves stacked: [1 or L (L + 1) / 2, ...]."""
 
     model: Model
     opt_state: Any
 
 
 class SearchState(Protocol):
-    """What the states of all searches have, which are NamedTuples."""
+    """Names what the states of all searches have, which are NamedTuples."""
 
     @property
     def weights(self) -> Weights: ...
     @property
     def code(self) -> jax.Array:
-        """[L + 2] int32, that which the search would end with."""
+        """The code [L + 2] int32 that the search would end with."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class SearchState(Protocol):
 
 
 def init_weights(config: SearchConfig, key: jax.Array) -> Weights:
-    """Fresh weights, with an optimizer's state for each set of them."""
+    """Draws fresh weights, with an optimizer's state for each set of them."""
     model = config.supernet.init(key)
     init = jax.vmap(config.server_optimizer.build().init)
     return Weights(model, jax.tree.map(init, model["params"]))
@@ -104,7 +104,7 @@ def touched_step(
     grads: Params,
     touched: Params,
 ) -> tuple[Params, Any]:
-    """An optimizer step of those sets of weights alone that are touched.
+    """Steps those sets of weights alone that are touched.
 
     Args:
       optimizer: of one set.
@@ -233,7 +233,7 @@ def train_step(config: SearchConfig):
 
 
 class Scorer(NamedTuple):
-    """Scores of codes by ONE set of weights; larger is better.
+    """Scores codes by ONE set of weights; larger is better.
 
     The loss counts negative, the accuracy in percent. What is not finite at some client
     is the worst everywhere.
@@ -300,7 +300,7 @@ ROUNDING = 1e-6  # of a mean that is 0, as encryption leaves it
 
 
 def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
-    """A search as a method: its state's best code is what is scored."""
+    """Factory of a method of a search: its state's best code is what is scored."""
     net = config.supernet
 
     def map_outputs(state: SearchState, data: SubgraphData, reduce):
