@@ -45,7 +45,7 @@ from fedjax_graph.models.architecture import random_codes
 
 @dataclasses.dataclass(frozen=True)
 class FLAGCNSConfig(SearchConfig):
-    """Hyper-parameters of the evolution; the defaults are the paper's and its code's."""
+    """Hyper-parameters of the evolution, by default the paper's and its code's."""
 
     population_size: int = 60
     num_steps: int = 5  # of the weights in a generation
