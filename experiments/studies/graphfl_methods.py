@@ -24,6 +24,7 @@ TITLES = {
 }
 REGISTERED = {"il": "local", "fl": "fed_avg"}  # names where they are other ones
 THREE = ("il", "fl", "graphfl")  # are what the paper compares
+ROOTED = ("adam", "adamw")  # divide by the root of moments that start at 0
 TAKE_OVER = OptimizerConfig("sgd", 1.0)  # a server that only takes the mean over
 
 
@@ -54,11 +55,18 @@ def client_optimizer(study: GraphFLSettings, method: str) -> OptimizerConfig:
     """What the clients of a method step with.
 
     Raises:
-      InputError: if the option cannot be read.
+      InputError: if the option cannot be read, or GraphFL has no gradient through it.
     """
-    figures = study.figures()
-    rate = figures.inner_rate if method == "graphfl" else figures.local_rate
-    return study.client_steps(OptimizerConfig("sgd", rate))
+    figures, is_meta = study.figures(), method == "graphfl"
+    rate = figures.inner_rate if is_meta else figures.local_rate
+    steps = study.client_steps(OptimizerConfig("sgd", rate))
+    if is_meta and not study.is_first_order and steps.name in ROOTED:
+        raise InputError(
+            f"--client_optimizer={steps.name}: its root has no derivative where a "
+            "gradient is 0, which GraphFL needs; give --first_order, or another such "
+            "as sgd"
+        )
+    return steps
 
 
 def server_optimizer(study: GraphFLSettings, method: str) -> OptimizerConfig | None:

@@ -225,6 +225,8 @@ def test_optimizers_of_clients_and_server():
         client_optimizer="sgd,momentum=0.5",
         server_optimizer="adam,weight_decay=0.1",
     )
+    adam = dataclasses.replace(study, client_optimizer="adam", first_order=True)
+    assert client_optimizer(adam, "graphfl") == OptimizerConfig("adam", 0.3)
     expected = OptimizerConfig("sgd", 0.3, momentum=0.5)
     assert client_optimizer(study, "graphfl") == expected
     expected = OptimizerConfig("adam", 0.7, weight_decay=0.1)
@@ -239,6 +241,7 @@ def test_optimizers_of_clients_and_server():
     [
         ({"participation": 2.0}, ["--participation=2.0", "1.0"]),
         ({"model": "gat"}, ["--model=gat", "gcn, sgc"]),
+        ({"client_optimizer": "adam"}, ["--client_optimizer=adam", "--first_order"]),
         ({"plugin": ("mine.py",)}, ["plugin mine.py", "no such file"]),
         ({"inner_rate": float("nan")}, ["--inner_rate", "number"]),
         ({"methods": ("fl", "graph_fl")}, ["unknown method 'graph_fl'"]),
