@@ -58,7 +58,8 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
       InputError: if the task has none.
     """
     task = config.task.build()
-    if task.query_loss is None:
+    client_query_loss = task.query_loss
+    if client_query_loss is None:
         raise InputError(f"graphfl: the task {config.task.kind} has no query sets")
     outer = config.server_optimizer.build()  # of the outer step
 
@@ -73,7 +74,7 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
             ]
 
         def query_loss(params):
-            return task.query_loss(params, client_data, query_key, data)
+            return client_query_loss(params, client_data, query_key, data)
 
         gradient_of = meta_gradient(adapt, query_loss, config.first_order)
         loss, gradient = gradient_of(model["params"])

@@ -72,12 +72,13 @@ def _names(config_type: type) -> dict[str, dataclasses.Field[Any]]:
 
 def _convert(hint: Any, value: Any, kinds: Kinds, what: str) -> Any:
     """A value as its field has it; what is no dict and no list stays as it is."""
-    if isinstance(value, Mapping):
-        for choice in _choices(hint):
-            if choice in kinds:
-                return _of_kind(kinds[choice], value, kinds, what)
-            if dataclasses.is_dataclass(choice):
-                return from_dict(typing.cast(type, choice), value, kinds, what)
+    nested = [c for c in _choices(hint) if c in kinds or dataclasses.is_dataclass(c)]
+    if nested and isinstance(value, Mapping):
+        if nested[0] in kinds:
+            return _of_kind(kinds[nested[0]], value, kinds, what)
+        return from_dict(nested[0], value, kinds, what)
+    if nested and isinstance(value, str | int | float):
+        raise InputError(f"{what}: {value!r} found, expected a dict of fields")
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         items = [
             _convert(item_hint, item, kinds, f"{what}[{i}]")

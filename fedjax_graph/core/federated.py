@@ -273,7 +273,7 @@ def federated(
             is_personal=personal,
         )
         models, loss, *kept = run(state.models, data, train_key, *shared(state, data))
-        after = state._replace(num_rounds=state.num_rounds + 1, **(kept or [{}])[0])
+        after = state._replace(num_rounds=state.num_rounds + 1, **dict(*kept))
         return server.step(after, models), {"train_loss": loss}
 
     return scored(task, init, round_)

@@ -5,6 +5,7 @@ datasets of a kind are and in which forms they are read.
 """
 
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -114,7 +115,11 @@ ALIASES = {
 
 
 def load(
-    name: str, data_dir: Folder = None, *, kind: str | None = None, **options: Any
+    name: str | os.PathLike[str],
+    data_dir: Folder = None,
+    *,
+    kind: str | None = None,
+    **options: Any,
 ) -> Any:
     """Loads a dataset: a published or synthetic one, a registered one, or a file.
 
@@ -138,7 +143,7 @@ def load(
       InputError: one line; there is no such dataset, it is of another kind or takes no
         such option, or a file is missing, broken or not what it should be.
     """
-    name = resolve(name, kind)
+    name = resolve(os.fspath(name), kind)
     entry = find(name, kind)
     _check_options(name, entry.load, options)
     dataset = entry.load(name, data_dir, **options)

@@ -85,16 +85,16 @@ def init(module: nn.Module, num_features: int, key: jax.Array) -> Model:
     return {"batch_stats": {}} | drawn
 
 
-def as_graph(own: SubgraphData) -> jraph.GraphsTuple:
+def as_graph(client_data: SubgraphData) -> jraph.GraphsTuple:
     """The padded subgraph of ONE client."""
     return jraph.GraphsTuple(
-        nodes=own.features,
-        edges=own.edge_weights,
-        senders=own.senders,
-        receivers=own.receivers,
+        nodes=client_data.features,
+        edges=client_data.edge_weights,
+        senders=client_data.senders,
+        receivers=client_data.receivers,
         globals=None,
-        n_node=jnp.array([len(own.features)], jnp.int32),
-        n_edge=jnp.array([len(own.senders)], jnp.int32),
+        n_node=jnp.array([len(client_data.features)], jnp.int32),
+        n_edge=jnp.array([len(client_data.senders)], jnp.int32),
     )
 
 
@@ -105,19 +105,23 @@ def cross_entropy(outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> jax
 
 
 def training_loss(module: nn.Module) -> Callable[..., tuple[jax.Array, Any]]:
-    """Factory of (params, batch_stats, (own data, key)) -> (mean loss, batch_stats)."""
+    """Factory of the mean loss over the training nodes of ONE client.
+
+    Returns:
+      (params, batch_stats, (client_data, key)) -> (loss, batch_stats).
+    """
 
     def loss(params, stats, batch):
-        own, key = batch
+        client_data, key = batch
         outputs, new = module.apply(
             {"params": params, "batch_stats": stats},
-            as_graph(own),
-            own.is_real,
+            as_graph(client_data),
+            client_data.is_real,
             is_training=True,
             rngs={"dropout": key},
             mutable=["batch_stats"],
         )
-        value = cross_entropy(outputs, own.labels, own.is_trained)
+        value = cross_entropy(outputs, client_data.labels, client_data.is_trained)
         return value, new.get("batch_stats", stats)
 
     return loss
@@ -148,14 +152,14 @@ def map_outputs(
 
     Args:
       module: the network.
-      reduce: (outputs [N, classes], own data) -> result, of one client.
+      reduce: (outputs [N, classes], client_data) -> result, of one client.
 
     Returns:
       (models [1 or K, ...], data) -> results [K, ...].
     """
 
-    def one(model, own):
-        return reduce(module.apply(model, as_graph(own)), own)
+    def one(model, client_data):
+        return reduce(module.apply(model, as_graph(client_data)), client_data)
 
     def run(models: Model, data: SubgraphData):
         return clients.map_rows(one, clients.auto_clients_per_chunk())(models, data)
@@ -163,11 +167,15 @@ def map_outputs(
     return run
 
 
-def scores(outputs: jax.Array, own: SubgraphData) -> tuple[jax.Array, jax.Array]:
+def scores(
+    outputs: jax.Array, client_data: SubgraphData
+) -> tuple[jax.Array, jax.Array]:
     """ONE client's share of right nodes among those scored, and its cross-entropy."""
-    is_right = jnp.argmax(outputs, axis=-1) == own.labels
-    share_right = masked_mean(is_right, own.is_scored)
-    return share_right, cross_entropy(outputs, own.labels, own.is_scored)
+    is_right = jnp.argmax(outputs, axis=-1) == client_data.labels
+    share_right = masked_mean(is_right, client_data.is_scored)
+    return share_right, cross_entropy(
+        outputs, client_data.labels, client_data.is_scored
+    )
 
 
 def federated_scores(
@@ -204,4 +212,4 @@ def evaluate_subgraphs(
 
 def predict_subgraphs(module: nn.Module) -> Callable[[Model, SubgraphData], jax.Array]:
     """Factory of `predict`: probabilities [K, N, classes]."""
-    return map_outputs(module, lambda outputs, own: jax.nn.softmax(outputs))
+    return map_outputs(module, lambda outputs, client_data: jax.nn.softmax(outputs))

@@ -134,6 +134,11 @@ def test_every_method_has_a_title_of_its_own():
         ),
         ("fed_avg", {"task": {"kind": "node"}}, "fed_avg.task: unknown kind 'node'"),
         ("fed_avg", {"task": {}}, "fed_avg.task: unknown kind None; known: images, "),
+        (
+            "fed_avg",
+            {"task": "images"},
+            "fed_avg.task: 'images' found, expected",
+        ),
         ("fed_avg", {}, "fed_avg: the field 'task' has no default"),
         (
             "sfl_star",
@@ -159,7 +164,8 @@ def test_unknown_methods_have_no_config():
         ("sfl_star", {"task": {"kind": "images"}, "structure": {"embedding_size": 3}}),
         ("cnfgnn", {"gn_mlp_sizes": [6, 6, 6]}),
         ("fed_sgd", {"task": {"kind": "subgraphs", **SIZES, "code": [1, 2, 3]}}),
-        ("fl_gradient", SIZES | {"architecture_betas": [0.4, 0.9], "stages": [[1, 2]]}),
+        ("fl_gradient", SIZES | {"architecture_optimizer": {"name": "sgd"}}),
+        ("fl_random", SIZES | {"stages": [3, 0]}),
     ],
 )
 def test_a_config_comes_back_from_json(name, values):

@@ -21,6 +21,7 @@ weights have one.
 """
 
 import dataclasses
+from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -167,7 +168,9 @@ def evolutionary(
 # --- A generation --------------------------------------------------------------------
 
 
-def weights_trainer(config: FLAGCNSConfig):
+def weights_trainer(
+    config: FLAGCNSConfig,
+) -> Callable[..., tuple[Weights, jax.Array, Metrics]]:
     """Factory of the weights' steps of a generation.
 
     Returns:

@@ -15,6 +15,7 @@ as in other searches, with the shared weights.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     touched_step,
 )
 from fedjax_graph.core import encryption
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import ANY_STAGES, Stages, is_gene
 from fedjax_graph.models.relaxation import relaxed
@@ -142,15 +143,19 @@ def probabilities(
 # --- Steps ---------------------------------------------------------------------------
 
 
-def weights_step(config: FLGradientConfig):
+def weights_step(
+    config: FLGradientConfig,
+) -> Callable[..., tuple[Weights, jax.Array, Metrics]]:
     """Factory of one federated step of the SuperNet's weights, all of them.
 
     Returns:
       (weights, data, key, alphas) -> (weights, mean loss, metrics of the encryption).
     """
 
-    def loss(params, stats, own, key, alphas):
-        return relaxed_loss(config, params, stats, own, alphas, own.is_trained, key)
+    def loss(params, stats, client_data, key, alphas):
+        return relaxed_loss(
+            config, params, stats, client_data, alphas, client_data.is_trained, key
+        )
 
     run = gradient_round(config, loss)
     optimizer = config.server_optimizer.build()
@@ -173,16 +178,21 @@ def weights_step(config: FLGradientConfig):
     return step
 
 
-def alphas_step(config: FLGradientConfig):
+def alphas_step(config: FLGradientConfig) -> Callable[..., tuple[Learnt, Metrics]]:
     """Factory of one federated step of the alphas.
 
     Returns:
       (learnt, data, model) -> (learnt, metrics of the encryption).
     """
 
-    def loss(alphas, unused_stats, own, unused_key, model):
+    def loss(alphas, unused_stats, client_data, unused_key, model):
         value, _ = relaxed_loss(
-            config, model["params"], model["batch_stats"], own, alphas, own.is_scored
+            config,
+            model["params"],
+            model["batch_stats"],
+            client_data,
+            alphas,
+            client_data.is_scored,
         )
         return value, unused_stats
 
@@ -203,7 +213,9 @@ def alphas_step(config: FLGradientConfig):
     return step
 
 
-def relaxed_loss(config: FLGradientConfig, params, stats, own, alphas, mask, key=None):
+def relaxed_loss(
+    config: FLGradientConfig, params, stats, client_data, alphas, mask, key=None
+) -> tuple[jax.Array, Any]:
     """Computes ONE client's mean loss over the nodes of a mask, and batch_stats.
 
     Both losses normalise by the statistics of all the client's nodes, as in DARTS. The
@@ -213,9 +225,9 @@ def relaxed_loss(config: FLGradientConfig, params, stats, own, alphas, mask, key
     outputs, stats = relaxed(
         config.supernet,
         model,
-        subgraphs.as_graph(own),
+        subgraphs.as_graph(client_data),
         probabilities(alphas, config.stages),
-        own.is_real,
+        client_data.is_real,
         key,
     )
-    return subgraphs.cross_entropy(outputs, own.labels, mask), stats
+    return subgraphs.cross_entropy(outputs, client_data.labels, mask), stats

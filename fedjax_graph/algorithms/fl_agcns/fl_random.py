@@ -8,6 +8,7 @@ through a fresh SuperNet: each layer has weights of all twelve ops, of which one
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
 )
 from fedjax_graph.core import encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import random_codes
 from fedjax_graph.tasks import subgraphs
 
@@ -139,19 +141,23 @@ def try_codes(
     return state, scores, metrics | encryption.total(costs)
 
 
-def make_trial(config: TrialConfig):
+def make_trial(
+    config: TrialConfig,
+) -> Callable[[SubgraphData, jax.Array, jax.Array], Trial]:
     """Factory of (data, code [L + 2], key) -> Trial."""
     net, optimizer = config.supernet, config.server_optimizer.build(config.num_epochs)
 
-    def loss(params, stats, own, key, code):
+    def loss(params, stats, client_data, key, code):
         outputs, stats = net.apply_path(
             {"params": params, "batch_stats": stats},
-            subgraphs.as_graph(own),
+            subgraphs.as_graph(client_data),
             code,
-            own.is_real,
+            client_data.is_real,
             key=key,
         )
-        return subgraphs.cross_entropy(outputs, own.labels, own.is_trained), stats
+        return subgraphs.cross_entropy(
+            outputs, client_data.labels, client_data.is_trained
+        ), stats
 
     gradient = gradient_round(config, loss)
 

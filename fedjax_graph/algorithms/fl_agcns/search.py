@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core import clients, communication, encryption
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.federated import cohort_update
 from fedjax_graph.core.local import Model, Params
@@ -135,26 +135,30 @@ def touched_step(
     return structure.unflatten(params), structure.unflatten(states)
 
 
-def codes_loss(config: SearchConfig):
+def codes_loss(config: SearchConfig) -> Callable[..., tuple[jax.Array, Any]]:
     """Factory of one client's mean training loss over codes.
 
     Returns:
-      (params, batch_stats, own data, key, codes [C, L + 2]) -> ([], batch_stats after
-      the codes, one after another). What is dropped of the features is the same for all
-      of them.
+      (params, batch_stats, client_data, key, codes [C, L + 2]) -> ([], batch_stats
+      after the codes, one after another). What is dropped of the features is the same
+      for all of them.
     """
     net = config.supernet
 
-    def loss(params, stats, own: SubgraphData, key, codes):
-        graph = subgraphs.as_graph(own)
+    def loss(params, stats, client_data: SubgraphData, key, codes):
+        graph = subgraphs.as_graph(client_data)
         input_key, output_key = jax.random.split(key)
-        product = net.input_product(params, own.features, input_key)
+        product = net.input_product(params, client_data.features, input_key)
 
         def one(stats, step):
             code, key = step
             model = {"params": params, "batch_stats": stats}
-            outputs, stats = net.apply(model, graph, code, own.is_real, product, key)
-            value = subgraphs.cross_entropy(outputs, own.labels, own.is_trained)
+            outputs, stats = net.apply(
+                model, graph, code, client_data.is_real, product, key
+            )
+            value = subgraphs.cross_entropy(
+                outputs, client_data.labels, client_data.is_trained
+            )
             return stats, value
 
         keys = jax.random.split(output_key, len(codes))
@@ -164,23 +168,25 @@ def codes_loss(config: SearchConfig):
     return loss
 
 
-def gradient_round(config: SearchConfig, loss: Callable[..., Any]):
+def gradient_round(
+    config: SearchConfig, loss: Callable[..., Any]
+) -> Callable[..., tuple[Model, jax.Array, Metrics]]:
     """Factory of the clients' mean gradient of a loss of the SuperNet's weights, Eq. 2.
 
     Args:
       config: of the search.
-      loss: (params, batch_stats, own data, key, *shared) -> (loss, batch_stats) of ONE
-        client.
+      loss: (params, batch_stats, client_data, key, *shared) -> (loss, batch_stats) of
+        ONE client.
 
     Returns:
       (model, data, key, *shared, sent=None) -> (gradient and mean batch_stats, mean
       loss, metrics of the encryption).
     """
 
-    def client_gradient(model, own, key, *shared):
+    def client_gradient(model, client_data, key, *shared):
         take = jax.value_and_grad(loss, has_aux=True)
         (value, stats), grads = take(
-            model["params"], model["batch_stats"], own, key, *shared
+            model["params"], model["batch_stats"], client_data, key, *shared
         )
         return {"params": grads, "batch_stats": stats}, value
 
@@ -197,7 +203,9 @@ def gradient_round(config: SearchConfig, loss: Callable[..., Any]):
     return round_
 
 
-def train_step(config: SearchConfig):
+def train_step(
+    config: SearchConfig,
+) -> Callable[..., tuple[Weights, jax.Array, Metrics]]:
     """Factory of one federated step of the SuperNet's weights on codes.
 
     Returns:
@@ -251,26 +259,26 @@ def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Score
     """Puts a model and the scored nodes of a split together."""
     net = config.supernet
 
-    def multiply(own, params):
-        return net.input_product(params, own.features)
+    def multiply(client_data, params):
+        return net.input_product(params, client_data.features)
 
     products = clients.map_clients(multiply, config.clients_per_chunk)(
         data, shared=(model["params"],)
     )
 
-    def score(own, product, codes, model):
-        graph = subgraphs.as_graph(own)
+    def score(client_data, product, codes, model):
+        graph = subgraphs.as_graph(client_data)
 
         def one(code):
             outputs, _ = net.apply(model, graph, code, product=product)
-            share_right, entropy = subgraphs.scores(outputs, own)
+            share_right, entropy = subgraphs.scores(outputs, client_data)
             value = -entropy if config.fitness == "loss" else 100 * share_right
             return jnp.where(jnp.isfinite(entropy), value, WORST)
 
         return jax.lax.map(one, codes)
 
-    def score_shared(own, product, model, codes):
-        return score(own, product, codes, model)
+    def score_shared(client_data, product, model, codes):
+        return score(client_data, product, codes, model)
 
     # A model crosses with the gradients; only codes and scores do here.
     def federated(codes):
@@ -304,9 +312,9 @@ def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
     net = config.supernet
 
     def map_outputs(state: SearchState, data: SubgraphData, reduce):
-        def one(own, model, code):
-            outputs, _ = net.apply(model, subgraphs.as_graph(own), code)
-            return reduce(outputs, own)
+        def one(client_data, model, code):
+            outputs, _ = net.apply(model, subgraphs.as_graph(client_data), code)
+            return reduce(outputs, client_data)
 
         mapped = clients.map_clients(one, clients.auto_clients_per_chunk())
         return mapped(data, shared=(state.weights.model, state.code))
@@ -316,6 +324,8 @@ def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
         return subgraphs.federated_scores(share_right, entropy, data, config.fitness)
 
     def predict(state, data):
-        return map_outputs(state, data, lambda outputs, own: jax.nn.softmax(outputs))
+        return map_outputs(
+            state, data, lambda outputs, client_data: jax.nn.softmax(outputs)
+        )
 
     return FederatedAlgorithm(init, round_, evaluate, predict)

@@ -21,6 +21,7 @@ as sent down also where it does not pull: it is the client's model.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ from fedjax_graph.algorithms.lg_fed_avg import is_representation
 from fedjax_graph.algorithms.sfl import structure_learning
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import aggregation, communication, graphs, trees
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.clients import cohort_size
 from fedjax_graph.core.federated import (
     FederatedConfig,
@@ -39,6 +40,7 @@ from fedjax_graph.core.federated import (
     federated,
     write_back,
 )
+from fedjax_graph.core.local import Model
 from fedjax_graph.core.proximal import Distance, pull
 from fedjax_graph.core.task import Task
 from fedjax_graph.core.trees import IsPersonal, nothing
@@ -142,7 +144,9 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
     )
 
 
-def read_out(config: SFLConfig, is_personal: IsPersonal = nothing):
+def read_out(
+    config: SFLConfig, is_personal: IsPersonal = nothing
+) -> Callable[[FederatedState, Data], tuple[Any, jax.Array]]:
     """Factory of (state, data) -> (w, lambda of this round)."""
 
     def read(state: FederatedState, data):
@@ -156,7 +160,9 @@ def read_out(config: SFLConfig, is_personal: IsPersonal = nothing):
     return read
 
 
-def pulled_update(config: SFLConfig, is_personal: IsPersonal):
+def pulled_update(
+    config: SFLConfig, is_personal: IsPersonal
+) -> Callable[..., tuple[Model, jax.Array]]:
     """Factory of the client's half (lines 5 to 9)."""
 
     def update(task: Task, u, client_data, key, data, w, weight):

@@ -145,7 +145,7 @@ def statistics(adjacency: scipy.sparse.csr_array, parts: Parts) -> dict:
         (entries, adjacency.indices, adjacency.indptr), shape=adjacency.shape
     )
     for nodes in parts.nodes:
-        is_kept[np.asarray(induced(numbered, nodes).data)] = True
+        is_kept[np.asarray(induced(numbered, nodes).data, np.int64)] = True
     sizes = [len(nodes) for nodes in parts.nodes]
     return {
         "num_clients": len(sizes),
