@@ -27,6 +27,8 @@ from fedjax_graph.data.graphs.receptive_fields import Field, NodeData
 from fedjax_graph.models.gcn import GCN, SGC
 from fedjax_graph.models.protocols import NodeModel, checked
 
+TEST_METRICS = ("accuracy", "cross_entropy")  # what a test is summed up by
+
 
 @dataclasses.dataclass(frozen=True)
 class NodeTask:

@@ -23,7 +23,7 @@ FLAGFILES = ROOT / "experiments" / "flagfiles"
 CHECKS = {
     "cnfgnn": ("chosen_methods",),
     "sfl": ("chosen_methods",),
-    "graphfl": ("chosen_methods", "swept_values"),
+    "graphfl": ("check", "chosen_methods", "swept_values"),
     "fl_agcns": ("check_methods",),
 }
 PAPERS = {name: papers.load_paper(name) for name in papers.PAPERS}
