@@ -1,13 +1,7 @@
-"""FL-AGCNS on a small graph: a search over architectures, then a training of its find."""
+"""FL-AGCNS on a small graph: a search for a network, then a training of its find."""
 
-from fedjax_graph.algorithms import get_method, make_config
-from fedjax_graph.data.graphs import (
-    client_subgraphs,
-    node_dataset,
-    subgraphs,
-    synthetic,
-)
-from fedjax_graph.driver.rounds import RunConfig, run
+import fedjax_graph as fg
+from fedjax_graph.data.graphs import client_subgraphs, node_dataset, subgraphs
 from fedjax_graph.models import architecture
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 
@@ -25,23 +19,23 @@ SEARCH = {
 
 
 def main() -> None:
-    graph = synthetic.node_graph(300, NUM_CLASSES, NUM_FEATURES)
+    graph = fg.load("synthetic_graph", num_nodes=300, **SIZES)
     # METIS cuts the graph into a part for each client; edges between parts are lost.
-    adjacency = node_dataset.adjacency(graph)
-    parts = subgraphs.parts(adjacency, 3, 0.0, "metis", 0)
+    parts = subgraphs.parts(node_dataset.adjacency(graph), 3, partition="metis")
     split = client_subgraphs.make_split(graph, num_validation=80, num_test=100)
     splits = client_subgraphs.make_splits(graph, parts, split)
-    search = get_method("fl_agcns").factory(make_config("fl_agcns", SIZES | SEARCH))
-    found = run("search", search, splits, RunConfig(6, keep_last=True))
+    config = fg.make_config("fl_agcns", SIZES | SEARCH)
+    search = fg.get_method("fl_agcns").factory(config)
+    found = fg.run("search", search, splits, fg.RunConfig(6, keep_last=True))
     code = tuple(int(gene) for gene in found.best_state.code[0])
     print(architecture.describe(code))
-    task = SubgraphTask(**SIZES, model="code", code=code, width=16)
-    method = get_method("fed_sgd")
-    algorithm = method.factory(method.config_type(task=task))
-    result = run("training", algorithm, splits, RunConfig(30, eval_every=5))
-    print(
-        f"code {architecture.to_text(code)}: accuracy {result.test['accuracy'][0]:.1f} %"
-    )
+    # The shared weights are dropped: what was found is trained from scratch.
+    task = SubgraphTask(**SIZES, model="code", code=code, width=SEARCH["width"])
+    config = fg.make_config("fed_sgd", {"task": task})
+    training = fg.get_method("fed_sgd").factory(config)
+    result = fg.run("training", training, splits, fg.RunConfig(30, eval_every=5))
+    accuracy = result.test["accuracy"][0]
+    print(f"code {architecture.to_text(code)}: accuracy {accuracy:.1f} %")
 
 
 if __name__ == "__main__":

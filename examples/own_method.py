@@ -1,4 +1,4 @@
-"""A method of one's own on one's own data: FedAvg with the median in place of the mean.
+"""A method of one's own on one's own data: FedAvg with a trimmed mean.
 
 Twenty clients fit a line to points of their own; two of them are broken. The method is
 an aggregator, registered under a name; the task says what a client learns.
@@ -11,12 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.algorithms import REGISTRY, Method, get_method
-from fedjax_graph.core.federated import FederatedConfig, federated
+import fedjax_graph as fg
 from fedjax_graph.core.local import local_steps
-from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.task import Task, in_head
-from fedjax_graph.driver.rounds import RunConfig, run
+
+TRIMMED = 2  # clients that are left out at either end
 
 
 class Points(NamedTuple):
@@ -34,13 +32,13 @@ class LineTask:
 
     num_features: int
     num_steps: int = 10
-    optimizer: OptimizerConfig = OptimizerConfig("sgd", learning_rate=0.1)
+    optimizer: fg.OptimizerConfig = fg.OptimizerConfig("sgd", learning_rate=0.1)
     kind: str = "line"
 
-    def build(self) -> Task:
+    def build(self) -> fg.Task:
         """The functions of one client's learning."""
 
-        def update(model, own, key, data, adjust):
+        def update(model, own, key, data, adjust, num_rounds):
             def loss(params, stats, step):
                 x, y = own
                 return jnp.mean((predict_one(params, x) - y) ** 2), stats
@@ -52,7 +50,7 @@ class LineTask:
             params = {"w": jnp.zeros(self.num_features), "b": jnp.zeros(())}
             return {"params": params, "batch_stats": {}}
 
-        return Task(
+        return fg.Task(
             init=init,
             client_data=lambda data: (data.x, data.y),
             update=update,
@@ -60,7 +58,7 @@ class LineTask:
                 "loss": mean_error(predict(model, data), data)
             },
             predict=predict,
-            is_head=in_head,
+            is_head=lambda path: False,  # no layer is a head
         )
 
 
@@ -80,14 +78,17 @@ def mean_error(outputs, data):
     return jnp.mean((outputs - data.y) ** 2)
 
 
-def median(stacked, cohort):
-    """Coordinate-wise median of the clients' models: [C, ...] -> [1, ...]."""
-    return jax.tree.map(lambda p: jnp.median(p, axis=0, keepdims=True), stacked)
+def trimmed_mean(stacked, cohort):
+    """Mean of each coordinate without its extremes: [C, ...] -> [1, ...]."""
+    return jax.tree.map(
+        lambda p: jnp.sort(p, axis=0)[TRIMMED:-TRIMMED].mean(0, keepdims=True), stacked
+    )
 
 
-def fed_median(config: FederatedConfig):
-    """FedAvg with the median in place of the mean."""
-    return federated(config, lambda state, data, key: median)
+@fg.register_method("trimmed_mean", title="trimmed mean")
+def fed_trimmed_mean(config: fg.FederatedConfig) -> fg.FederatedAlgorithm:
+    """FedAvg with the trimmed mean in place of the mean."""
+    return fg.federated(config, lambda state, data, key: trimmed_mean)
 
 
 def make_split(rng: np.random.Generator, num_broken: int = 0) -> Points:
@@ -99,17 +100,16 @@ def make_split(rng: np.random.Generator, num_broken: int = 0) -> Points:
 
 
 def main() -> None:
-    REGISTRY["fed_median"] = Method(FederatedConfig, fed_median)
     rng = np.random.default_rng(0)
     splits = {
         "train": make_split(rng, num_broken=2),
         "validation": make_split(rng),
         "test": make_split(rng),
     }
-    for name in ("fed_avg", "fed_median"):
-        method = get_method(name)
+    for name in ("fed_avg", "trimmed_mean"):
+        method = fg.get_method(name)
         algorithm = method.factory(method.config_type(task=LineTask(num_features=2)))
-        result = run(name, algorithm, splits, RunConfig(num_rounds=10))
+        result = fg.run(name, algorithm, splits, fg.RunConfig(num_rounds=10))
         print(f"{name}: mean squared error {result.test['loss'][0]:.3f}")
 
 

@@ -1,24 +1,21 @@
-"""SFL against FedAvg on a small road network: a model for each sensor, mixed by a graph."""
+"""SFL against FedAvg on a small road network: sensors mix their models along roads."""
 
-from fedjax_graph.algorithms import get_method
-from fedjax_graph.data.traffic import synthetic, windows
-from fedjax_graph.driver.rounds import RunConfig, run
-from fedjax_graph.tasks.traffic_rnn import TrafficTask
+import fedjax_graph as fg
+from fedjax_graph.data.traffic import windows
+from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 
 
 def main() -> None:
-    network = synthetic.traffic_network(num_sensors=6, num_days=4)
+    network = fg.load("synthetic", num_sensors=6, num_days=4)
     splits = windows.make_splits(network)
-    task = TrafficTask(
-        hidden_size=16, batch_size=64
-    )  # a plain RNN, one sensor a client
+    task = TrafficRNNTask(hidden_size=16, batch_size=64)  # one sensor is one client
     for name, settings in (
         ("fed_avg", {}),
-        ("sfl", {"alpha": 0.5, "start": "personal"}),
+        ("sfl", {"alpha": 0.5, "start": "personal"}),  # half its own, half mixed
     ):
-        method = get_method(name)
+        method = fg.get_method(name)
         algorithm = method.factory(method.config_type(task=task, **settings))
-        result = run(name, algorithm, splits, RunConfig(num_rounds=5))
+        result = fg.run(name, algorithm, splits, fg.RunConfig(num_rounds=5))
         print(f"{name}: MAE {result.test['mae'][0]:.2f} mph an hour ahead")
 
 

@@ -103,5 +103,7 @@ def test_the_files_that_pages_name_are_there():
             page.read_text(),
         ):
             if "my_" not in path:
-                found = (ROOT / path).exists() or (ROOT / "fedjax_graph" / path).exists()
+                found = (ROOT / path).exists() or (
+                    ROOT / "fedjax_graph" / path
+                ).exists()
                 assert found, f"{page.name}: {path}"
