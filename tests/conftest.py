@@ -1,7 +1,9 @@
 """A tiny sensor network for all tests, and what keeps its programs quick to compile."""
 
 import functools
+import os
 import pathlib
+import tempfile
 
 import jax
 import numpy as np
@@ -12,6 +14,25 @@ from fedjax_graph.data.traffic.network import TrafficDataset
 from fedjax_graph.models import architecture, relaxation, supernet
 
 NUM_SENSORS, NUM_STEPS = 5, 60  # 37 windows: 26 to train, 4 to validate, 7 to test
+
+
+def pytest_configure(config):
+    """Lets a worker's tests, and the binaries they start, compile a program once.
+
+    Programs are kept in a folder of the run, or in `JAX_COMPILATION_CACHE_DIR` where
+    that is set. Each worker of xdist has its own in there: JAX writes a program in
+    place, so another process might read a part of it.
+    """
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not folder:
+        temporary = tempfile.TemporaryDirectory(prefix="programs-")
+        config.add_cleanup(temporary.cleanup)
+        folder = temporary.name
+    folder = os.path.join(folder, os.environ.get("PYTEST_XDIST_WORKER", ""))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 @pytest.fixture(scope="module", autouse=True)

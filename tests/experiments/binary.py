@@ -1,8 +1,8 @@
 """Binaries run as a user runs them, for tests.
 
-Starting a process and compiling costs seconds, so processes share a compilation cache
-(of the very programs, so results stay bit for bit), and command lines that are not to
-be killed run one after another in one process.
+Starting a process and compiling costs seconds, so processes share the compilation cache
+of the tests (of the very programs, so results stay bit for bit), and command lines that
+are not to be killed run one after another in one process.
 """
 
 import json
@@ -73,8 +73,6 @@ class Machine:
             if not key.startswith("FEDJAX_GRAPH_")
         } | {
             "FEDJAX_GRAPH_CACHE": str(folder / "cache"),
-            "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
             "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {quick_xla_flags()}",
         }
