@@ -21,7 +21,7 @@ from absl import flags
 
 from experiments import _fl_agcns_choice, _fl_agcns_flags, _flags, _run_flags, _runs
 from experiments._client_flags import NUM_CLIENTS, PARTITION
-from experiments._measure import compiled, seconds
+from experiments.benchmarks.measure import compiled, seconds
 from fedjax_graph import algorithms
 from fedjax_graph.core import encryption
 from fedjax_graph.data.graphs import client_subgraphs as client_graphs
