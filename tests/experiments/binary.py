@@ -11,7 +11,6 @@ import pathlib
 import subprocess
 import sys
 
-import jax
 import matplotlib.image
 import numpy as np
 
@@ -74,7 +73,6 @@ class Machine:
         } | {
             "FEDJAX_GRAPH_CACHE": str(folder / "cache"),
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {quick_xla_flags()}",
         }
 
     def python(self, *arguments, **options):
@@ -126,16 +124,6 @@ def write_graph(path, num_nodes, num_classes, num_features, **changes):
         "features": features.astype(np.float32),
     }
     np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
-
-
-def quick_xla_flags() -> str:
-    """What makes compilation several times faster, where this XLA knows it."""
-    name = "xla_cpu_use_fusion_emitters"
-    try:
-        jax.jit(lambda x: x + 1, compiler_options={name: False})(0)
-    except jax.errors.JaxRuntimeError:
-        return ""
-    return f"--{name}=false"
 
 
 def without_timings(entry):
