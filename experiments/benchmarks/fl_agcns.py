@@ -12,10 +12,8 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments import _flags
-from experiments._benchmark_graphfl import CORA_SIZE
-from experiments._client_flags import NUM_CLIENTS
-from experiments._measure import (
+from experiments.benchmarks import sizes
+from experiments.benchmarks.measure import (
     Measure,
     compiled,
     in_turn,
@@ -27,10 +25,8 @@ from fedjax_graph.algorithms.fl_agcns.fl_agcns import FLAGCNSConfig, fl_agcns
 from fedjax_graph.algorithms.fl_agcns.search import make_scorer, train_step
 from fedjax_graph.core import clients, trees
 from fedjax_graph.data.graphs import client_subgraphs as client_graphs
-from fedjax_graph.data.graphs import datasets as citation
 from fedjax_graph.data.graphs import node_dataset as node_graphs
 from fedjax_graph.data.graphs import subgraphs
-from fedjax_graph.data.graphs import synthetic as synthetic_graphs
 from fedjax_graph.models.architecture import random_codes
 from fedjax_graph.tasks import subgraphs as subgraph_task
 
@@ -47,13 +43,9 @@ SEARCH_CODES = flags.DEFINE_integer(
 
 def training_data() -> tuple[client_graphs.SubgraphData, int]:
     """The clients' subgraphs by METIS, and the number of classes."""
-    name = _flags.DATASET.value
-    if name is None:
-        dataset = synthetic_graphs.node_graph(**CORA_SIZE)
-    else:
-        dataset = citation.load(name, _flags.DATA_DIR.value)
+    dataset = sizes.load_graph()
     parts = subgraphs.parts(
-        node_graphs.adjacency(dataset), NUM_CLIENTS.value or 3, partition="metis"
+        node_graphs.adjacency(dataset), sizes.num_clients(3), partition="metis"
     )
     splits = client_graphs.make_splits(
         dataset, parts, client_graphs.make_split(dataset)

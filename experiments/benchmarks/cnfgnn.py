@@ -1,5 +1,6 @@
 """The hot loops of CNFGNN: client phase and server step, and a peer's."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments._measure import (
+from experiments.benchmarks import sizes
+from experiments.benchmarks.measure import (
     Measure,
     compiled,
     in_turn,
@@ -19,19 +21,16 @@ from experiments._measure import (
     seconds,
 )
 from fedjax_graph.algorithms.cnfgnn import cnfgnn
-from fedjax_graph.core import aggregation, clients, graphs
+from fedjax_graph.core import aggregation, clients, communication, graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import windows
-from fedjax_graph.models import graph_network, seq2seq
+from fedjax_graph.models import seq2seq
 
-SHAPE = flags.DEFINE_enum(
-    "shape", "metr_la", ["metr_la", "pems_bay"], "Of CNFGNN's data."
-)
 CLIENT_STEPS = flags.DEFINE_integer(
-    "client_steps", 4, "Optimisation steps of each client.", lower_bound=1
+    "client_steps", 4, "Optimization steps of each client.", lower_bound=1
 )
 SERVER_STEPS = flags.DEFINE_integer(
-    "server_steps", 4, "Optimisation steps of the server.", lower_bound=1
+    "server_steps", 4, "Optimization steps of the server.", lower_bound=1
 )
 PEER = flags.DEFINE_bool("peer", False, "Measure the PyTorch peer in turn.")
 PEER_SCRIPT = flags.DEFINE_string(
@@ -40,8 +39,6 @@ PEER_SCRIPT = flags.DEFINE_string(
 PEER_PYTHON = flags.DEFINE_string(
     "peer_python", sys.executable, "A Python that has torch."
 )
-
-SHAPES = {"metr_la": (207, 1722), "pems_bay": (325, 2694)}  # sensors, edges
 
 
 def random_network(num_nodes: int, num_edges: int, num_windows: int):
@@ -106,15 +103,13 @@ def server_step_flops(config: cnfgnn.CNFGNNConfig, nodes: int, edges: int) -> in
 def client_measures(data, config) -> tuple[dict[str, Measure], dict[str, float]]:
     """Step (1) of a round in three forms: chosen mapping, one vmap, Python loop."""
     num_clients, num_windows = len(data.client_ids), len(data.starts)
-    models = cnfgnn.make_models(config)
-    params = seq2seq.init_params(models.client, jax.random.key(0))
-    params = jax.tree.map(lambda x: x[None], params)
+    params, _ = cnfgnn.make_models(config).init(jax.random.key(0))
     embeddings = jnp.zeros((num_clients, num_windows, config.hidden_size))
     args = (params, embeddings, data, jax.random.key(1), jnp.int32(0))
     programs, compile_s = {}, {}
     chunks = {"client": clients.auto_clients_per_chunk(), "client_vmap": None}
     for name, chunk in chunks.items():
-        chosen = config.__class__(**{**vars(config), "clients_per_chunk": chunk})
+        chosen = dataclasses.replace(config, clients_per_chunk=chunk)
         phase = cnfgnn.client_phase(chosen)
         programs[name], compile_s[name] = compiled(phase, *args)
     one = cnfgnn.client_phase(config, aggregation.none)
@@ -153,27 +148,19 @@ def client_measures(data, config) -> tuple[dict[str, Measure], dict[str, float]]
 
 def server_measure(data, config) -> tuple[Measure, dict[str, float]]:
     """Step (3) of a round."""
-    models = cnfgnn.make_models(config)
-    client_params = seq2seq.init_params(models.client, jax.random.key(0))
-    server_params = graph_network.init_params(models.server, jax.random.key(1))
-    hidden = jax.random.normal(
-        jax.random.key(2),
-        (len(data.client_ids), len(data.starts), config.hidden_size),
+    state = cnfgnn.cnfgnn(config).init(jax.random.key(0), data)
+    shape = (len(data.client_ids), len(data.starts), config.hidden_size)
+    h_c = jax.random.normal(jax.random.key(2), shape)
+    args = (
+        state.server_params,
+        state.server_opt_state,
+        state.client_params,
+        cnfgnn.Hidden(h_c, communication.pack(h_c, config.exchange_bits)),
+        data,
+        jax.random.key(3),
+        jnp.int32(0),
     )
-    program, compile_s = compiled(
-        cnfgnn.server_phase(config),
-        *(
-            args := (
-                server_params,
-                config.server_optimizer.build().init(server_params),
-                jax.tree.map(lambda x: x[None], client_params),
-                hidden,
-                data,
-                jax.random.key(3),
-                jnp.int32(0),
-            )
-        ),
-    )
+    program, compile_s = compiled(cnfgnn.server_phase(config), *args)
     steps = -(-len(data.starts) // config.server_batch_size)
     return (
         lambda: {"server_step_s": seconds(program, *args) / steps},
@@ -205,7 +192,7 @@ def peer_measure(num_nodes: int, num_edges: int) -> Measure:
 
 def benchmark_cnfgnn() -> dict[str, Any]:
     """All figures of CNFGNN at --shape."""
-    num_nodes, num_edges = SHAPES[SHAPE.value]
+    num_nodes, num_edges = sizes.traffic()
     config = cnfgnn.CNFGNNConfig()
     client_data = random_network(
         num_nodes, num_edges, CLIENT_STEPS.value * config.client_batch_size
@@ -225,7 +212,7 @@ def benchmark_cnfgnn() -> dict[str, Any]:
     server_flops = server_step_flops(config, num_nodes, num_edges)
     figures |= {**compile_s, **server_compile_s}
     figures |= {
-        "shape": SHAPE.value,
+        "shape": sizes.SHAPE.value,
         "compile_s": sum([*compile_s.values(), *server_compile_s.values()]),
         "peak_memory_bytes": peak_memory_bytes(),
         "matmul_flops_per_s": rate,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments._measure import (
+from experiments.benchmarks.measure import (
     Measure,
     compiled,
     copy_rate,

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
+from experiments.benchmarks import sizes
+
 REPEATS = flags.DEFINE_integer("repeats", 3, "Measurements of each.", lower_bound=1)
 Measure = Callable[[], dict[str, float]]
 NUM_ROUNDS = 5  # over which compilations are counted
@@ -17,6 +19,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"  # event of a compilatio
 
 
 def seconds(fn: Callable[..., Any], *args: Any) -> float:
+    """Seconds that a call takes until its results are there."""
     start = time.perf_counter()
     jax.block_until_ready(fn(*args))
     return time.perf_counter() - start
@@ -31,7 +34,9 @@ def compiled(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], fl
     return program, elapsed
 
 
-def num_compilations(round_, state, data, key) -> int:
+def num_compilations(
+    round_: Callable[..., Any], state: Any, data: Any, key: jax.Array
+) -> int:
     """Programs compiled for some rounds that follow each other."""
     keys = [jax.random.fold_in(key, i) for i in range(NUM_ROUNDS)]
     program, events = jax.jit(round_), []
@@ -50,6 +55,7 @@ def num_compilations(round_, state, data, key) -> int:
 def matmul_rate() -> float:
     """Measured rate of a large matrix product at --precision, FLOP/s."""
     size = 4096 if jax.default_backend() == "cpu" else 16384
+    size = 64 if sizes.is_tiny() else size
     x = jnp.ones((size, size))
     program, _ = compiled(jnp.matmul, x, x)
     rate = 2 * size**3 / min(seconds(program, x, x) for _ in range(3))
@@ -59,7 +65,7 @@ def matmul_rate() -> float:
 
 def copy_rate() -> float:
     """Measured rate of copying a large array, bytes read and written per second."""
-    x = jnp.ones(2**27)  # 512 MiB
+    x = jnp.ones(2**10 if sizes.is_tiny() else 2**27)  # 512 MiB
     program, _ = compiled(lambda x: x + 1, x)
     return 2 * x.nbytes / min(seconds(program, x) for _ in range(3))
 
@@ -75,7 +81,8 @@ def in_turn(measures: dict[str, Measure]) -> dict[str, float]:
 
 
 def peak_memory_bytes() -> int:
-    """Of the accelerator if there is one, else of this process."""
+    """The most bytes in use so far, of the accelerator if there is one, else of this
+    process."""
     stats = jax.devices()[0].memory_stats() or {}
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(stats.get("peak_bytes_in_use", kib * 1024))

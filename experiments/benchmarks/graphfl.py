@@ -15,9 +15,8 @@ import optax
 from absl import flags
 from jax.experimental import sparse
 
-from experiments import _flags
-from experiments._client_flags import NUM_CLIENTS
-from experiments._measure import (
+from experiments.benchmarks import sizes
+from experiments.benchmarks.measure import (
     Measure,
     compiled,
     in_turn,
@@ -29,11 +28,9 @@ from fedjax_graph import algorithms
 from fedjax_graph.core import clients, mesh
 from fedjax_graph.core.meta_learning import meta_gradient
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.data.graphs import datasets as citation
 from fedjax_graph.data.graphs import label_splits, subgraphs
 from fedjax_graph.data.graphs import node_dataset as node_graphs
 from fedjax_graph.data.graphs import receptive_fields as nodes
-from fedjax_graph.data.graphs import synthetic as synthetic_graphs
 from fedjax_graph.tasks.nodes import NodeTask
 
 ALL_PARTS = ["round", "memory", "fed_avg", "first_layer"]
@@ -59,21 +56,7 @@ MEMORY_CHUNKS = flags.DEFINE_multi_integer(
     "memory_chunk", [1, 5, 25], "Clients side by side, likewise.", lower_bound=1
 )
 FED_AVG_CLIENTS, FED_AVG_STEPS = 10, (1, 15)
-CORA_SIZE = {
-    "num_nodes": 2708,
-    "num_classes": 7,
-    "num_features": 1433,
-    "mean_degree": 3.9,
-    "words_per_node": 18,
-}
 RATE = 0.3  # of inner and outer steps
-
-
-def load_graph() -> node_graphs.NodeDataset:
-    if _flags.DATASET.value is None:
-        return synthetic_graphs.node_graph(**CORA_SIZE)
-    dataset = citation.load(_flags.DATASET.value, _flags.DATA_DIR.value)
-    return node_graphs.largest_component(dataset)
 
 
 def training_data(dataset: node_graphs.NodeDataset, num_clients: int) -> nodes.NodeData:
@@ -182,7 +165,7 @@ def round_figures(dataset: node_graphs.NodeDataset) -> dict[str, Any]:
     rewritten (`tasks.nodes.support_steps`); where there are several devices, on the
     first of them. `..._difference` is the largest between the parameters they lead to.
     """
-    data = training_data(dataset, NUM_CLIENTS.value or 50)
+    data = training_data(dataset, sizes.num_clients(50))
     auto = clients.auto_clients_per_chunk()
     method, config = make_graphfl(dataset, auto)
     start = start_of(method, data, jax.random.key(0))
@@ -220,7 +203,7 @@ def round_figures(dataset: node_graphs.NodeDataset) -> dict[str, Any]:
 
 def memory_figures(dataset: node_graphs.NodeDataset) -> dict[str, int]:
     """Bytes on one device that the round's program takes besides what it is given."""
-    data = training_data(dataset, NUM_CLIENTS.value or 50)
+    data = training_data(dataset, sizes.num_clients(50))
     start = start_of(make_graphfl(dataset, 1)[0], data, jax.random.key(0))
     figures = {}
     for prefix, is_checkpointed in (("memory", False), ("checkpointed_memory", True)):
@@ -257,7 +240,7 @@ def first_layer_figures(dataset: node_graphs.NodeDataset) -> dict[str, float]:
     The rows are those that a client's support set reads. Sparse, they are gathered
     rows of the weight, and sums: BCOO, padded to the most entries of a client.
     """
-    data = training_data(dataset, NUM_CLIENTS.value or 50)
+    data = training_data(dataset, sizes.num_clients(50))
     fields = data.features[data.support.rows]  # [K, H, F]
     num_entries = int(np.count_nonzero(fields, axis=(1, 2)).max())
     to_sparse = partial(sparse.BCOO.fromdense, nse=num_entries)
@@ -299,7 +282,7 @@ FIGURES = {
 
 def benchmark_graphfl() -> dict[str, Any]:
     """The figures of GraphFL that --graphfl_parts names."""
-    dataset = load_graph()
+    dataset = sizes.load_graph(connected=True)
     figures: dict[str, Any] = {"dataset": dataset.name}
     for part, figures_of in FIGURES.items():
         if part in PARTS.value:
