@@ -64,7 +64,7 @@ class Problem(abc.ABC):
 
 class Traffic(Problem):
     TASK = {
-        "kind": "traffic",
+        "kind": "traffic_rnn",
         "hidden_size": 4,
         "batch_size": 12,
         "eval_batch_size": 10,
@@ -93,6 +93,14 @@ class Traffic(Problem):
         }
 
 
+class Seq2SeqTraffic(Traffic):
+    TASK = Traffic.TASK | {
+        "kind": "traffic_seq2seq",
+        "num_layers": 2,
+        "sampling_decay": 4.0,
+    }
+
+
 class Nodes(Problem):
     TASK = {
         "kind": "nodes",
@@ -101,7 +109,7 @@ class Nodes(Problem):
         "hidden_size": 4,
         "dropout": 0.5,
         "inner_steps": 2,
-        "inner_rate": 0.3,
+        "optimizer": {"learning_rate": 0.3},
     }
     SCORES = {"loss", "accuracy", "cross_entropy"}
     OUTPUTS_AXIS = 0
@@ -134,7 +142,7 @@ class Subgraphs(Problem):
         "num_classes": client_graphs.NUM_CLASSES,
         "dropout": 0.5,
         "local_steps": 2,
-        "learning_rate": 0.3,
+        "optimizer": {"learning_rate": 0.3},
     }
     SCORES = {"loss", "accuracy", "cross_entropy"}
     OUTPUTS_AXIS = 0

@@ -1,6 +1,7 @@
 """Federated methods against their papers' algorithms as loops over clients."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
 import pytest
@@ -19,7 +20,9 @@ from fedjax_graph.algorithms.graph_fed_avg import (
 from fedjax_graph.algorithms.lg_fed_avg import lg_fed_avg
 from fedjax_graph.algorithms.local import local_training
 from fedjax_graph.core.communication import Bytes, bytes_per_round
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
+from fedjax_graph.core.local import LocalResult
 from tests.algorithms import quadratic
 from tests.algorithms.quadratic import (
     BASE,
@@ -86,6 +89,23 @@ def test_fed_avg_is_a_mean_by_examples(follow, participation):
     state = follow(fed_avg(config), fed_avg_round, participation)
     assert {x.shape[0] for x in jax.tree.leaves(state.models)} == {1}
     assert state.num_rounds == len(KEYS)
+
+
+@both_cohorts
+def test_the_aggregator_of_fed_avg_has_a_name(follow, participation):
+    def median_round(twin, w, key):
+        trained, loss = twin.train(w, key)
+        median = np.median(np.stack(list(trained.values())), axis=0)
+        return np.tile(median, (NUM_CLIENTS, 1)), loss
+
+    config = FedAvgConfig(TASK, participation, aggregator="median")
+    follow(fed_avg(config), median_round, participation)
+
+
+def test_an_unknown_aggregator_is_refused(data):
+    algorithm = fed_avg(FedAvgConfig(TASK, aggregator="mean"))
+    with pytest.raises(InputError, match="unknown aggregator 'mean'; known: median, "):
+        algorithm.init(jax.random.key(0), data)
 
 
 def test_fed_prox_pulls_each_step_to_the_servers_model(follow):
@@ -325,6 +345,33 @@ def test_the_ledger_counts_what_crosses(data, name):
             )
             expected = Bytes(up=4 * up * cohort, down=4 * down * cohort)
             assert ledger(algorithm, data) == expected
+
+
+class CountingTask(QuadraticTask):
+    """Local steps add the number of rounds before theirs, from a start at 0."""
+
+    def build(self):
+        task = super().build()
+        return task._replace(
+            init=lambda key: jax.tree.map(jnp.zeros_like, task.init(key)),
+            update=self.count,
+            query_loss=lambda *_: jnp.float32(0),
+        )
+
+    def count(self, start, own, key, data, adjust, num_rounds):
+        del own, key, data
+        opt_state = () if adjust is None else (adjust.init(start["params"]),)
+        model = jax.tree.map(lambda x: x + num_rounds, start)
+        return LocalResult(model, opt_state, jnp.float32(0))
+
+
+@pytest.mark.parametrize("name", CROSSING)
+def test_local_steps_know_the_number_of_rounds(data, name):
+    algorithm = build(name, task=CountingTask())
+    state = algorithm.init(KEYS[0], data)
+    for _ in range(4):
+        state, _ = algorithm.round(state, data, KEYS[0])
+    npt.assert_allclose(to_rows(state.models), 0 + 1 + 2 + 3, rtol=1e-5)
 
 
 def test_what_no_client_uses_is_not_sent(data):

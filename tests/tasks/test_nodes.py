@@ -7,6 +7,7 @@ import numpy.testing as npt
 import optax
 import pytest
 
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks import nodes as tasks
 from fedjax_graph.tasks.nodes import NodeTask
 from tests import nodes
@@ -20,7 +21,8 @@ both_models = pytest.mark.parametrize("model", HOPS)
 
 
 def make_task(model="gcn", num_features=NUM_FEATURES, **changes):
-    settings = {"dropout": 0.0, "inner_steps": 3, "inner_rate": RATE} | changes
+    optimizer = OptimizerConfig("sgd", RATE)
+    settings = {"dropout": 0.0, "inner_steps": 3, "optimizer": optimizer} | changes
     return NodeTask(
         num_features, NUM_CLASSES, model=model, hidden_size=HIDDEN_SIZE, **settings
     ).build()
@@ -123,7 +125,7 @@ def update_all(quick_jit):
 
     def run(task, models, train, adjust=None, seed=3):
         def one(model, own, key):
-            return task.update(model, own, key, train, adjust)
+            return task.update(model, own, key, train, adjust, 0)
 
         keys = jax.random.split(jax.random.key(seed), len(models))
         own = task.client_data(train)
@@ -174,6 +176,35 @@ def test_an_adjustment_that_does_nothing_changes_nothing(
     npt.assert_allclose(plain.loss, adjusted.loss, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"momentum": 0.9, "schedule": "linear"},
+        {"name": "nesterov", "momentum": 0.9},
+        {"weight_decay": 0.1},
+        {"clip_norm": 0.05},
+        {"name": "adam", "epsilon": 0.1},
+    ],
+)
+def test_steps_in_the_products_are_taken_where_they_are_exact(
+    changes, make_models, update_all
+):
+    """An adjustment, which does nothing, asks for steps in the parameters."""
+    models, train = make_models(NUM_CLIENTS), nodes.make_splits()["train"]
+    plain = make_task()
+    task = make_task(optimizer=OptimizerConfig(**{"learning_rate": RATE} | changes))
+    start, own, key = models[0], row(task.client_data(train), 0), jax.random.key(0)
+    ours, other = (
+        update_all(task, models, train, adjust) for adjust in (None, optax.identity())
+    )
+    assert_trees_close(ours.model, other.model)
+    assert not np.allclose(
+        ours.model["params"]["hidden"]["kernel"][0],
+        plain.update(start, own, key, train, None).model["params"]["hidden"]["kernel"],
+        atol=1e-4,
+    )
+
+
 def test_the_state_of_an_adjustment_comes_first(make_models, update_all):
     """A trace without decay holds the last gradient."""
     models, train = make_models(NUM_CLIENTS), nodes.make_splits()["train"]
@@ -207,7 +238,7 @@ def test_recomputed_steps_have_the_same_meta_gradient(model, make_models, quick_
         def objective(params, task=task, own=own):
             model = start | {"params": params}
             key = jax.random.key(1)
-            adapted = task.update(model, own, key, train, None).model["params"]
+            adapted = task.update(model, own, key, train, None, 0).model["params"]
             return task.query_loss(adapted, own, key, train)
 
         gradients.append(quick_jit(jax.grad(objective))(start["params"]))
