@@ -35,8 +35,9 @@ napoleon_use_rtype = False
 # Comments beside fields and constants, such as `# [K, T] float32`, are their reference.
 sphinx.pycode.parser.comment_re = re.compile(r"^\s*#:? ?((?!noqa|type:).*)\r?\n?$")
 
-MARKUP = re.compile(r"(``[^`]*``|`[^`]*`)(?=(\w?))|[*|]|(?<=\w)_(?!\w)")
-LIST = re.compile(r"(?m)^(?! *- )(.*\S.*\n)(?= *- )")
+MARKUP = re.compile(r"(``[^`]*``|`[^`]*`)(?=([\w^]?))|[*|]|(?<=\w)_(?!\w)")
+BEFORE_LIST = re.compile(r"(?m)^(?! *- )(.*\S.*\n)(?= *- )")
+AFTER_LIST = re.compile(r"(?m)^(( *)- .*\n(?:\2 +\S.*\n)*)(?=\2[^\s-])")
 ALIAS = re.compile(r"Alias for field number \d+$")
 
 
@@ -44,8 +45,8 @@ def plain_text(app, what, name, obj, options, lines):
     """Makes docstrings plain text with `names`, as they are written.
 
     Stars, bars and trailing underscores stand for themselves, a paragraph that is set
-    in by four spaces is shown as it is, a list may follow its sentence without an empty
-    line, and what Python itself says of a tuple's fields is left out.
+    in by four spaces is shown as it is, a list needs no empty line before or after
+    it, and what Python itself says of a tuple's fields is left out.
     """
     del app, name, obj, options
     paragraphs, was_flush, was_shown = [], False, False
@@ -55,7 +56,8 @@ def plain_text(app, what, name, obj, options, lines):
             paragraphs += [paragraph] if was_shown else ["::", paragraph]
         else:
             text = MARKUP.sub(_escaped, paragraph)
-            paragraphs.append(LIST.sub(r"\1\n", text))
+            text = BEFORE_LIST.sub(r"\1\n", text)
+            paragraphs.append(AFTER_LIST.sub(r"\1\n", text))
         was_flush = not paragraph.rpartition("\n")[2].startswith(" ")
         was_shown = is_shown
     text = "\n\n".join(paragraphs)
