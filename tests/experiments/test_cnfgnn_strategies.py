@@ -38,6 +38,11 @@ def answers(machine):
         line = machine.command_line(name, "--num_rounds=1", *flags)
         return [flag for flag in line if flag != f"--methods={','.join(METHODS)}"]
 
+    baselines = (
+        f"--methods={','.join(GRUS)}",
+        "--fmtl_regulariser=frobenius",
+        "--fmtl_weight=0.02",
+    )
     lines = {
         "strategies": line(
             "strategies",
@@ -46,12 +51,8 @@ def answers(machine):
             "--average_every_step",
             "--server_batch_size=20",
         ),
-        "baselines": line(
-            "baselines",
-            f"--methods={','.join(GRUS)}",
-            "--fmtl_regulariser=frobenius",
-            "--fmtl_weight=0.02",
-        ),
+        "baselines": line("baselines", *baselines),
+        "resumed": line("baselines", *baselines, "--resume"),
         "options": line(
             "options",
             "--strategy=at_fedavg,sl",
@@ -104,6 +105,13 @@ def test_baselines_are_those_of_table_7(machine, answers):
     assert kept == {"regulariser": "frobenius", "weight": 0.02}
     assert config["task"]["local_epochs"] == 5
     assert not (machine.folder / "baselines" / "strategies.png").exists()
+
+
+def test_finished_baselines_resumed_are_the_same(answers):
+    status, out, err = answers["resumed"]
+    assert (status, err) == (0, "")
+    assert "round 1/1" not in out
+    assert binary.table_of(out) == binary.table_of(answers["baselines"][1])
 
 
 def test_options_beyond_the_paper(machine, answers):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import pytest
 
 from experiments.studies import cnfgnn_configs as configs
@@ -123,10 +124,8 @@ def test_the_released_commands_are_the_defaults_of_their_datasets(tmp_path):
         study = CNFGNNStudy(**settings)
         return configs.config_values(study, method, num_train, tmp_path)
 
-    for method, sizes in {
-        "gru_centralized": (256, 128),
-        "gru_local": (256, 256),
-    }.items():
+    released = {"gru_centralized": (256, 128), "gru_local": (256, 256)}
+    for method, sizes in released.items():
         for layers, size in enumerate(sizes, start=1):
             task = values(method, dataset="metr_la", gru_layers=layers)["task"]
             assert task.batch_size == size
@@ -208,6 +207,7 @@ def test_a_study_made_of_another_leaves_it_as_it_is():
     ],
 )
 def test_what_does_not_fit_is_one_line_before_anything_runs(settings, words):
+    jax.devices()  # what they are cannot be chosen from here on
     with pytest.raises(InputError) as raised:
         CNFGNNStudy(**settings).run()
     (line,) = str(raised.value).splitlines()
