@@ -194,8 +194,11 @@ def test_sizes_of_models_are_told_apart_by_config():
     table, row = gru_fedavg("63K")
     run = make_run("cnfgnn", table, row, {"gru_hidden_size": 100})
     assert taken("cnfgnn", table, row, run) is not None
-    run.methods["gru_fedavg"]["config"] = LARGE
-    assert taken("cnfgnn", table, row, run) is None
+    for config in (LARGE, {"task": LARGE}):
+        run.methods["gru_fedavg"]["config"] = config
+        assert taken("cnfgnn", table, row, run) is None
+    run.methods["gru_fedavg"]["config"] = {"task": SMALL | {"kind": "traffic_seq2seq"}}
+    assert taken("cnfgnn", table, row, run) is not None
 
 
 def test_none_in_a_row_is_the_default():
