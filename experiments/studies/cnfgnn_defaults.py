@@ -23,7 +23,6 @@ STRATEGIES = {  # of Table 10: value of --strategy -> (method, title)
     "at_fedavg": ("cnfgnn", "AT + FedAvg"),
 }
 REGISTERED = {"gru_local": "local", "gru_fedavg": "fed_avg"}  # under other names
-GRUS = ("gru_centralized", "gru_local", "gru_fedavg", "gru_fmtl")
 ALTERNATING = ("cnfgnn", "at_without_fedavg")
 OF_SINGLE_SENSORS = (  # models that an unseen sensor lacks
     "at_without_fedavg",
@@ -86,6 +85,11 @@ STEPS_PER_ROUND_METR_LA = 688  # CNFGNN's optimization steps in a global round
 MOST_ROUNDS_WITHOUT_FEDAVG = 50  # on the paper's datasets, from the released code
 OTHERS_PATIENCE = 50  # of all but the alternating methods, from the released code
 SWEPT = (1, 10, 20)  # client and server rounds of Figure 4
+
+
+def title(method: str) -> str:
+    """What tables and pictures call a method; its name, if it is not of the paper."""
+    return TITLES.get(method, method)
 
 
 def registered(method: str) -> str:

@@ -129,7 +129,7 @@ def draw(
     draw_forecasts(workdir, dataset, test_data, runs)
     draw_curves(study, workdir)
     by_horizon = {
-        paper.TITLES[method]: entry["rmse_by_horizon"]
+        paper.title(method): entry["rmse_by_horizon"]
         for method, entry in entries.items()
     }
     plots.rmse_by_horizon(workdir / "rmse_by_horizon.png", by_horizon)
@@ -157,7 +157,7 @@ def draw_forecasts(
         algorithm, result, _ = runs[method]
         state = jax.tree.map(lambda x: x[0], result.best_state)
         forecast = np.asarray(jax.jit(algorithm.predict)(state, one_day))
-        forecasts[paper.TITLES[method]] = {60: forecast[:, sensors, -1]}
+        forecasts[paper.title(method)] = {60: forecast[:, sensors, -1]}
     plots.forecasts(
         workdir / "forecasts.png",
         times=dataset.timestamps[steps[:, -1]],
@@ -181,7 +181,7 @@ def draw_curves(study: CNFGNNOptions, workdir: pathlib.Path) -> None:
 def draw_exchanges(workdir: pathlib.Path, exchanges: Mapping[str, Exchange]) -> None:
     """Draws `communication.png`, where anything was exchanged."""
     lines = {
-        paper.TITLES[method]: plots.Line(
+        paper.title(method): plots.Line(
             exchange.sizes / GIB, exchange.rmse.mean(1), exchange.rmse.std(1)
         )
         for method, exchange in exchanges.items()
@@ -207,7 +207,7 @@ def draw_sweep(
     """
     maps, shape = {}, (len(values), len(values))
     for method in methods:
-        own, title = [r for r in rows if r["method"] == method], paper.TITLES[method]
+        own, title = [r for r in rows if r["method"] == method], paper.title(method)
         rmse = [row["rmse"] for row in own]
         gib = [sum(row["communication_bytes"].values()) / GIB for row in own]
         maps[f"{title}: RMSE (mph)"] = np.reshape(rmse, shape)

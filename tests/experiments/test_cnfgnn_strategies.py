@@ -71,7 +71,7 @@ def answers(machine):
         "nothing": line("bad", "--strategy="),
         "weight": line("bad", "--methods=gru_fmtl", "--fmtl_weight=-1"),
         "regulariser": line("bad", "--fmtl_regulariser=ridge"),
-        "other task": line("bad", "--methods=sfl"),
+        "other task": line("bad", "--methods=fl_agcns"),
     }
     return machine.run_many(lines)
 
@@ -187,7 +187,7 @@ def test_a_target_that_is_not_reached_is_none(machine, answers):
         ("nothing", ["--strategy", "one or more"]),
         ("weight", ["--fmtl_weight=-1"]),
         ("regulariser", ["--fmtl_regulariser=ridge", "frobenius"]),
-        ("other task", ["unknown method 'sfl'", "gru_fmtl"]),
+        ("other task", ["unknown method 'fl_agcns'", "gru_fmtl"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(answers, name, words):

@@ -7,7 +7,9 @@ import jax
 import pytest
 
 from experiments.studies import cnfgnn_configs as configs
+from experiments.studies import running
 from experiments.studies.cnfgnn import CNFGNNStudy
+from fedjax_graph import algorithms
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from tests.experiments import binary
@@ -172,6 +174,21 @@ def test_a_study_made_of_another_leaves_it_as_it_is():
         study.seed = 1
 
 
+@pytest.mark.parametrize("method", ["fed_prox", "scaffold", "ditto", "sfl"])
+def test_what_else_federates_a_task_runs_on_the_grus(method, splits, tmp_path):
+    study = CNFGNNStudy(methods=(method,), gru_hidden_size=4, masked_loss=True)
+    assert study.chosen_methods() == [method]
+    train = splits["train"]
+    values = configs.config_values(study, method, len(train.starts), tmp_path)
+    config = running.config_of(method, values)
+    assert (config.task.hidden_size, config.task.masked_loss) == (4, True)
+    algorithm = algorithms.get_method(method).factory(config)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), train)
+    after, _ = jax.eval_shape(algorithm.round, state, train, jax.random.key(1))
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert "masked" in jax.eval_shape(algorithm.evaluate, after, splits["test"])
+
+
 # --- Bad input ------------------------------------------------------------------------
 
 
@@ -188,6 +205,10 @@ def test_a_study_made_of_another_leaves_it_as_it_is():
         (
             {"train_fraction": 0.5, "methods": ("all",)},
             "--train_fraction is not for at_without_fedavg",
+        ),
+        (
+            {"train_fraction": 0.5, "methods": ("ditto",)},
+            "--train_fraction is not for ditto, whose models may belong to single",
         ),
         ({"sweep": "rounds", "sweep_values": (1, 1)}, "--sweep_values: expected diff"),
         ({"sweep_values": (1, 2)}, "--sweep_values needs --sweep"),
