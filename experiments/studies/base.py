@@ -15,7 +15,8 @@ import jax
 
 from experiments.studies import options
 from experiments.studies.options import option
-from fedjax_graph.core import clients, mesh, optimizers
+from fedjax_graph import algorithms
+from fedjax_graph.core import clients, mesh, optimizers, plugins
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 
@@ -118,6 +119,14 @@ class Study(abc.ABC):
         names = options.options_of(type(self))
         return {name: options.recorded(getattr(self, name)) for name in names}
 
+    def load_plugins(self) -> None:
+        """Imports the plugins of installed packages and those that `plugin` names.
+
+        Raises:
+          InputError: if one cannot be imported.
+        """
+        plugins.load_all(self.plugin or ())
+
     # --- The machine -----------------------------------------------------------------
 
     def set_up_jax(self, copied_bytes: int = 0) -> None:
@@ -192,6 +201,8 @@ class Study(abc.ABC):
     ) -> list[str]:
         """The methods that `methods` names; `all` stands for those that are known.
 
+        A plugin's method of any task is known by its own name.
+
         Args:
           known: titles of the methods of this study.
           default: what runs where none is named.
@@ -205,7 +216,7 @@ class Study(abc.ABC):
         if "all" in named:
             raise InputError("--methods: all stands alone")
         for method in named:
-            if method not in known:
+            if method not in known and not is_plugged_in(method):
                 raise InputError(
                     f"--methods: unknown method {method!r}; known: all, "
                     + ", ".join(known)
@@ -218,8 +229,7 @@ class Study(abc.ABC):
         Raises:
           InputError: if it cannot be read.
         """
-        chosen = self.client_optimizer
-        return optimizers.parse(chosen, default) if chosen else default
+        return self._steps("client_optimizer", default)
 
     def server_steps(self, default: OptimizerConfig) -> OptimizerConfig:
         """The server's optimizer: the default, with what `server_optimizer` changes.
@@ -227,8 +237,14 @@ class Study(abc.ABC):
         Raises:
           InputError: if it cannot be read.
         """
-        chosen = self.server_optimizer
-        return optimizers.parse(chosen, default) if chosen else default
+        return self._steps("server_optimizer", default)
+
+    def _steps(self, name: str, default: OptimizerConfig) -> OptimizerConfig:
+        chosen = getattr(self, name)
+        try:
+            return optimizers.parse(chosen, default) if chosen else default
+        except InputError as error:
+            raise InputError(f"--{name}={chosen}: {error}") from error
 
     def chunk(self) -> int | None:
         """Clients side by side, as `clients.map_clients` takes it.
@@ -237,3 +253,12 @@ class Study(abc.ABC):
           InputError: if the option cannot be read.
         """
         return clients.parse_clients_per_chunk(self.clients_per_chunk)
+
+
+def is_plugged_in(method: str) -> bool:
+    """Whether a method of any task was registered from outside the library."""
+    if method not in algorithms.method_names():
+        return False
+    registered = algorithms.get_method(method)
+    is_ours = registered.factory.__module__.startswith("fedjax_graph.")
+    return registered.takes_task and not is_ours

@@ -13,6 +13,7 @@ import numpy as np
 
 from experiments.studies.base import Study
 from fedjax_graph import algorithms
+from fedjax_graph.core import configs
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import results, rounds, writers
@@ -47,9 +48,8 @@ def config_of(method: str, values: Mapping[str, Any]) -> Any:
       method: as registered.
       values: by name; what is no field of the config concerns other methods.
     """
-    fields = dataclasses.fields(algorithms.get_method(method).config_type)
-    names = [field.name for field in fields if field.name in values]
-    return algorithms.make_config(method, {name: values[name] for name in names})
+    config_type = algorithms.get_method(method).config_type
+    return algorithms.make_config(method, configs.known_fields(config_type, values))
 
 
 def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | None:

@@ -83,8 +83,14 @@ def assert_close(left, right, **tolerance):
 
 
 def test_the_rate_rises_to_a_quarter_and_falls_to_the_end():
-    schedule = task_images.learning_rates(ImageTask(), 4)
-    rates = np.array([schedule(step) for step in range(80)])
+    config = dataclasses.replace(ImageTask().optimizer, name="sgd", momentum=None)
+    optimizer = dataclasses.replace(config, weight_decay=0.0).build(80, 20)
+
+    def step(state, gradient):
+        update, state = optimizer.update(gradient, state)
+        return state, -update
+
+    _, rates = jax.lax.scan(step, optimizer.init(jnp.zeros(())), jnp.ones(80))
     epochs = (np.arange(80) + 1) / 4
     rising = 0.4 * epochs / 5
     falling = 0.4 + (0.001 - 0.4) * (epochs - 5) / 15
@@ -99,17 +105,18 @@ def nesterov(config, steps_per_epoch, params, gradients):
     for step, gradient in enumerate(gradients):
         quarter = config.local_epochs / 4
         knots = [0, quarter, config.local_epochs]
-        rates = [0, config.learning_rate, config.last_learning_rate]
+        rates = [0, config.optimizer.learning_rate, config.optimizer.last_learning_rate]
         rate = np.interp((step + 1) / steps_per_epoch, knots, rates)
-        gradient = gradient + config.weight_decay * params
-        trace = config.momentum * trace + gradient
-        params = params - rate * (gradient + config.momentum * trace)
+        gradient = gradient + config.optimizer.weight_decay * params
+        trace = config.optimizer.momentum * trace + gradient
+        params = params - rate * (gradient + config.optimizer.momentum * trace)
     return params
 
 
 def test_the_optimizer_is_nesterov_momentum_with_weight_decay():
-    config = dataclasses.replace(ImageTask(), local_epochs=4, weight_decay=0.1)
-    optimizer = task_images.local_optimizer(config, 3)
+    decayed = dataclasses.replace(ImageTask().optimizer, weight_decay=0.1)
+    config = dataclasses.replace(ImageTask(), local_epochs=4, optimizer=decayed)
+    optimizer = config.optimizer.build(4 * 3, 4)
     rng = np.random.default_rng(0)
     params, gradients = rng.normal(size=5), rng.normal(size=(12, 5))
 
@@ -169,6 +176,7 @@ def train(config, data, start, batches, augment=lambda key, images: images):
     params, structure = jax.tree.flatten(start["params"])
     stats, traces, total, count = start["batch_stats"], [0] * len(params), 0, 0
     steps_per_epoch = len(batches.indices) // config.local_epochs
+    own = config.optimizer
 
     @jax.jit
     def gradients(params, stats, images, labels):
@@ -194,13 +202,13 @@ def train(config, data, start, batches, augment=lambda key, images: images):
         rate = np.interp(
             (step + 1) / steps_per_epoch,
             [0, config.local_epochs / 4, config.local_epochs],
-            [0, config.learning_rate, config.last_learning_rate],
+            [0, own.learning_rate, own.last_learning_rate],
         )
         for i, (x, grad) in enumerate(zip(params, grads, strict=True)):
             # As released: the sum's gradient, decay times and rate over the batch size.
-            grad = grad + config.weight_decay * config.batch_size * x
-            traces[i] = config.momentum * traces[i] + grad
-            grad = grad + config.momentum * traces[i]
+            grad = grad + own.weight_decay * config.batch_size * x
+            traces[i] = own.momentum * traces[i] + grad
+            grad = grad + own.momentum * traces[i]
             params[i] = x - rate / config.batch_size * grad
         total, count = total + loss, count + len(labels)
     return jax.tree.unflatten(structure, params), stats, total / count
@@ -223,9 +231,10 @@ def update():
 
 @pytest.mark.parametrize(("client", "augment"), [(0, False), (1, True)])
 def test_local_training_is_a_loop_of_steps(data, models, update, client, augment):
-    config = dataclasses.replace(
-        CONFIG, augment=augment, learning_rate=0.02, weight_decay=0.01
+    optimizer = dataclasses.replace(
+        CONFIG.optimizer, learning_rate=0.02, weight_decay=0.01
     )
+    config = dataclasses.replace(CONFIG, augment=augment, optimizer=optimizer)
     start, key = row(models, client), jax.random.key(5)
     result = update(config, start, client, key, data)
     batches = task_images.epoch_batches(
