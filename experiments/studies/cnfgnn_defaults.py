@@ -87,11 +87,6 @@ OTHERS_PATIENCE = 50  # of all but the alternating methods, from the released co
 SWEPT = (1, 10, 20)  # client and server rounds of Figure 4
 
 
-def title(method: str) -> str:
-    """What tables and pictures call a method; its name, if it is not of the paper."""
-    return TITLES.get(method, method)
-
-
 def registered(method: str) -> str:
     """The name under which the registry has a method of this system."""
     return REGISTERED.get(method, method)

@@ -196,9 +196,12 @@ class CNFGNNOptions(TrafficStudy):
 
 
 def known() -> dict[str, str]:
-    """Titles of all methods: the paper's, and whatever else runs on the GRU's task."""
+    """Titles of all methods: the paper's, and whatever else runs on the GRU's task.
+
+    These are the methods that federate any task, plugins' among them.
+    """
     others = {
-        name: name
+        name: method.title
         for name, method in algorithms.REGISTRY.items()
         if method.takes_task and name not in paper.REGISTERED.values()
     }

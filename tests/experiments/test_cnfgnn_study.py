@@ -27,6 +27,14 @@ for settings in json.load(sys.stdin):
     assert settings["workdir"] in out.getvalue()
 print(json.dumps(found))
 """
+PLUGIN = """
+from fedjax_graph.algorithms import register_method
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+
+@register_method("mine", title="Mine")
+def mine(config: FedAvgConfig):
+    return fed_avg(config)
+"""
 SETTINGS = {
     "hidden_size": 4,
     "gn_mlp_sizes": [4, 4],
@@ -55,9 +63,11 @@ def machine(tmp_path_factory):
 def returned(machine):
     """What the studies return whose twins the binary has run: a run, and a sweep."""
     folder = machine.folder
+    (folder / "plugin.py").write_text(PLUGIN)
     common = SETTINGS | {"dataset": str(folder / "tiny.npz")}
+    plugged = {"plugin": [str(folder / "plugin.py")], "methods": [*METHODS, "mine"]}
     twins = {
-        "run": common | {"methods": list(METHODS), "num_seeds": 2},
+        "run": common | plugged | {"num_seeds": 2},
         "sweep": common | {"methods": ["cnfgnn"]} | SWEEP,
     }
 
@@ -67,6 +77,8 @@ def returned(machine):
     answers = machine.run_many(
         {name: as_flags(settings(name, "binary")) for name in twins}
     )
+    titles = ["persistence", "GRU + FedAvg", "CNFGNN", "Mine"]
+    assert list(binary.table_of(answers["run"][1])) == titles
     assert [answer[::2] for answer in answers.values()] == [[0, ""]] * len(twins)
     lines = json.dumps([settings(name, "python") for name in twins])
     process = machine.python("-c", PYTHON, input=lines)
@@ -83,7 +95,7 @@ def test_a_study_does_all_that_the_binary_does(machine, returned):
     assert binarys == pythons and len(binarys) == 4
     assert machine.metrics("binary_run") == machine.metrics("python_run")
     one, other = (machine.results(f"{kind}_run") for kind in ("binary", "python"))
-    for method in METHODS:
+    for method in (*METHODS, "mine"):
         entries = [found["methods"][method] for found in (one, other)]
         assert binary.without_timings(entries[0]) == binary.without_timings(entries[1])
     flags = [found["settings"]["flags"] for found in (one, other)]
@@ -107,12 +119,24 @@ def test_the_chosen_optimizer_is_on_record(machine, returned):
     found = machine.results("python_run")["methods"]
     chosen = [
         found["cnfgnn"]["config"]["client_optimizer"],
-        found["gru_fedavg"]["config"]["task"]["optimizer"],
+        *(
+            found[name]["config"]["task"]["optimizer"]
+            for name in ("gru_fedavg", "mine")
+        ),
     ]
     for config in chosen:
         kept = {key: config[key] for key in ("name", "momentum", "learning_rate")}
         assert kept == {"name": "sgd", "momentum": 0.5, "learning_rate": 0.02}
     assert found["cnfgnn"]["config"]["server_optimizer"]["name"] == "adam"
+
+
+def test_a_plugins_method_runs_on_the_grus_task(machine, returned):
+    del returned
+    found = machine.results("python_run")["methods"]
+    assert found["mine"]["config"]["task"]["kind"] == "traffic_seq2seq"
+    sent = [found[m]["communication_bytes_in_all"] for m in ("mine", "gru_fedavg")]
+    assert sent[0] == sent[1] and sent[0]["up"] > 0
+    assert found["mine"]["device_gflops"] == found["gru_fedavg"]["device_gflops"]
 
 
 # --- What the options choose ----------------------------------------------------------
@@ -157,11 +181,11 @@ def test_rounds_and_patience_are_those_of_the_released_code_unless_given():
 
 def test_rates_and_optimizers_are_flags_of_their_own():
     study = CNFGNNStudy(
-        dataset="metr_la", server_learning_rate=0.5, server_optimizer="nesterov"
+        dataset="metr_la", server_learning_rate=0.5, server_optimizer="adamw"
     )
     default = OptimizerConfig("adam", 0.1)
     found = configs.optimizer(study, "server", default)
-    assert found == OptimizerConfig("nesterov", 0.5)
+    assert found == OptimizerConfig("adamw", 0.5)
     assert configs.optimizer(study, "client", default) == default
 
 
