@@ -43,10 +43,10 @@ class CNFGNNOptions(TrafficStudy):
         None, "Windows in a server's minibatch.", lower=1
     )
     client_learning_rate: float | None = option(
-        None, "Adam's, on the clients.", lower=0.0
+        None, "Learning rate on the clients.", lower=0.0
     )
     server_learning_rate: float | None = option(
-        None, "Adam's, on the server.", lower=0.0
+        None, "Learning rate on the server.", lower=0.0
     )
     hidden_size: int | None = option(
         None, "Of CNFGNN's encoder and embedding.", lower=1

@@ -117,13 +117,9 @@ def test_a_study_returns_what_it_wrote(machine, returned):
 def test_the_chosen_optimizer_is_on_record(machine, returned):
     del returned
     found = machine.results("python_run")["methods"]
-    chosen = [
-        found["cnfgnn"]["config"]["client_optimizer"],
-        *(
-            found[name]["config"]["task"]["optimizer"]
-            for name in ("gru_fedavg", "mine")
-        ),
-    ]
+    chosen = [found["cnfgnn"]["config"]["client_optimizer"]]
+    for name in ("gru_fedavg", "mine"):
+        chosen.append(found[name]["config"]["task"]["optimizer"])
     for config in chosen:
         kept = {key: config[key] for key in ("name", "momentum", "learning_rate")}
         assert kept == {"name": "sgd", "momentum": 0.5, "learning_rate": 0.02}
