@@ -6,7 +6,7 @@ import json
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from fedjax_graph.driver.rounds import RunResult
 
 PATIENCE = 20  # rounds without a better validation loss, where none is given
 Entry = dict[str, Any]  # of a method in `results.json`
+StudyType = TypeVar("StudyType", bound=Study)
 
 
 class Run(NamedTuple):
@@ -63,7 +64,8 @@ def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | N
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         if checkpoints.latest_round() is None:
             return chosen
-        return checkpoints.settings()["config"]["clients_per_chunk"]
+        config = checkpoints.settings()["config"]
+        return (config.get("task", {}) | config).get("clients_per_chunk", chosen)
 
 
 def run_method(
@@ -220,8 +222,8 @@ def best_round(entry: Entry) -> str:
 
 
 def sweep(
-    folders: Mapping[str, Study],
-    run_one: Callable[[Study, pathlib.Path], list[dict[str, Any]]],
+    folders: Mapping[str, StudyType],
+    run_one: Callable[[StudyType, pathlib.Path], list[dict[str, Any]]],
     workdir: pathlib.Path,
 ) -> list[dict[str, Any]]:
     """Runs studies one after another, and writes `sweep.json` after each.

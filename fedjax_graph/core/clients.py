@@ -16,7 +16,7 @@ from fedjax_graph.core.errors import InputError
 
 
 class Cohort(NamedTuple):
-    """The clients of a round."""
+    """Holds the clients of a round."""
 
     indices: jax.Array  # [C] int32, ascending indices among the K clients
     weights: jax.Array  # [C] float32; 0 for indices that padding left over
@@ -72,7 +72,7 @@ def map_clients(
 def map_rows(
     fn: Callable[..., Any], clients_per_chunk: int | None = None
 ) -> Callable[..., Any]:
-    """`map_clients` where a leaf of one row is the same for all clients.
+    """Maps like `map_clients`, where a leaf of one row is the same for all clients.
 
     Args:
       fn: (*own, *shared) -> results, as for `map_clients`.
@@ -99,7 +99,7 @@ def map_rows(
 
 
 def auto_clients_per_chunk(backend: str | None = None) -> int | None:
-    """One client at a time on a CPU, where that measured fastest; else all at once."""
+    """Returns 1 on a CPU, where one at a time measured fastest; else None, for all."""
     return 1 if (backend or jax.default_backend()) == "cpu" else None
 
 
@@ -121,12 +121,12 @@ def parse_clients_per_chunk(text: str) -> int | None:
 
 
 def client_keys(key: jax.Array, client_ids: jax.Array) -> jax.Array:
-    """One key for each client, [C], from its identity."""
+    """Derives one key for each client, [C], from its identity."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, client_ids)
 
 
 def cohort_size(num_clients: int, participation: float) -> int:
-    """Number of clients that take part in a round, at least one."""
+    """Counts the clients that take part in a round, at least one."""
     return max(1, round(participation * num_clients))
 
 

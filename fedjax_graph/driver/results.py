@@ -32,7 +32,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "jraph", "numpy", "orbax-checkpoin
 
 
 def environment() -> dict[str, Any]:
-    """Hardware and versions, for the record."""
+    """Records hardware and versions."""
     device = jax.devices()[0]
     return {
         "hardware": {
@@ -55,7 +55,7 @@ def method_entry(
     config: dict[str, Any],
     entry_keys: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The entry of one method; metrics that the method does not have are left out.
+    """Makes the entry of one method, without metrics that the method does not have.
 
     Args:
       result: of the run.
@@ -98,7 +98,7 @@ def method_entry(
 def read_methods(
     workdir: pathlib.Path, checksum: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """The entries of an earlier run in the same folder, by method.
+    """Reads the entries of an earlier run in the same folder, by method.
 
     Args:
       workdir: of the run.
@@ -144,7 +144,7 @@ def write_results(
 
 
 def format_table(header: list[str], rows: list[list[str]]) -> str:
-    """Aligned columns, the first to the left and the others to the right."""
+    """Aligns columns, the first to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(cells):
@@ -160,5 +160,5 @@ def format_table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def with_std(mean: float, std: float | None) -> str:
-    """`11.49` or, over seeds, `11.49 ± 0.02`."""
+    """Writes `11.49` or, over seeds, `11.49 ± 0.02`."""
     return f"{mean:.3f}" if std is None else f"{mean:.3f} ± {std:.3f}"

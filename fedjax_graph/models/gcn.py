@@ -18,7 +18,7 @@ import jraph
 
 
 def propagate(graph: jraph.GraphsTuple) -> jax.Array:
-    """S X as a configured graph network: edges carry w x_sender, nodes sum them up.
+    """Computes S X as a configured graph network: edges carry w x_sender, nodes sum.
 
     Args:
       graph: nodes X [N, F], edges S's entries [E], receivers ascending.
@@ -37,7 +37,7 @@ def propagate(graph: jraph.GraphsTuple) -> jax.Array:
 
 
 class GraphConvolution(nn.Module):
-    """S X W + b."""
+    """Computes S X W + b."""
 
     features: int
 
@@ -50,7 +50,7 @@ class GraphConvolution(nn.Module):
 
 
 class GCN(nn.Module):
-    """Two layers; dropout after the first one only, as in GraphFL."""
+    """Stacks two graph convolutions; dropout after the first only, as in GraphFL."""
 
     num_classes: int
     hidden_size: int = 16
@@ -62,7 +62,7 @@ class GCN(nn.Module):
     def __call__(
         self, graph: jraph.GraphsTuple, is_training: bool = False
     ) -> jax.Array:
-        """Logits of all nodes.
+        """Computes the logits of all nodes.
 
         Args:
           graph: nodes S X [N, F], edges S's entries [E], receivers ascending.
@@ -80,7 +80,7 @@ class GCN(nn.Module):
 
 
 class SGC(nn.Module):
-    """One linear map of S^2 X, without bias."""
+    """Maps S^2 X linearly, without bias."""
 
     num_classes: int
     num_hops: int = 0  # left to the model after the features were propagated twice
@@ -90,7 +90,7 @@ class SGC(nn.Module):
     def __call__(
         self, graph: jraph.GraphsTuple, is_training: bool = False
     ) -> jax.Array:
-        """Logits of all nodes.
+        """Computes the logits of all nodes.
 
         Args:
           graph: nodes S^2 X [N, F]; its edges are not read.

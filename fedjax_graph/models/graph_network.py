@@ -22,13 +22,13 @@ from fedjax_graph.models.linear import MLP, Linear, matmul
 
 
 def sum_all(values: jax.Array, index: jax.Array, num_graphs: int) -> jax.Array:
-    """Sum over all rows: the segment sum of a single graph."""
+    """Sums over all rows: the segment sum of a single graph."""
     del index, num_graphs
     return jnp.sum(values, axis=0, keepdims=True)
 
 
 def sum_received(values: jax.Array, receivers: jax.Array, num_nodes: int) -> jax.Array:
-    """Sum over the edges of each receiver, of shorter floats in float32."""
+    """Sums over the edges of each receiver, shorter floats in float32."""
     precise = jnp.promote_types(values.dtype, jnp.float32)
     total = jax.ops.segment_sum(
         values.astype(precise), receivers, num_nodes, indices_are_sorted=True
@@ -37,7 +37,7 @@ def sum_received(values: jax.Array, receivers: jax.Array, num_nodes: int) -> jax
 
 
 class GraphNetworkLayer(nn.Module):
-    """Edge, node and global update; sums throughout; residual by concatenation."""
+    """Updates edges, nodes and globals by sums, with residuals by concatenation."""
 
     node_size: int
     edge_size: int
@@ -118,7 +118,7 @@ class GraphNetworkLayer(nn.Module):
 
 
 class GraphNetwork(nn.Module):
-    """h_G of all nodes from h_c of all nodes: 1,237,312 parameters by default."""
+    """Embeds h_c of all nodes as h_G: 1,237,312 parameters by default."""
 
     node_size: int = 64
     output_size: int = 64
@@ -154,6 +154,6 @@ class GraphNetwork(nn.Module):
 
 
 def init_params(model: GraphNetwork, key: jax.Array) -> Params:
-    """Fresh parameters (the shapes do not depend on the graph)."""
+    """Draws fresh parameters, whose shapes do not depend on the graph."""
     graph = Graph(jnp.zeros(1, int), jnp.zeros(1, int), jnp.ones(1), jnp.ones(1))
     return model.init(key, graph, jnp.zeros((1, 1, model.node_size)))["params"]

@@ -15,6 +15,8 @@ from fedjax_graph.models.linear import fan_in_uniform, matmul
 
 
 class GRUWeights(NamedTuple):
+    """Holds the weights of one GRU layer."""
+
     input_kernel: jax.Array  # [F, 3H], columns r, z, n
     hidden_kernel: jax.Array  # [H, 3H]
     input_bias: jax.Array  # [3H]
@@ -22,7 +24,7 @@ class GRUWeights(NamedTuple):
 
 
 def gru_step(weights: GRUWeights, state: jax.Array, projected: jax.Array) -> jax.Array:
-    """One step of a GRU.
+    """Takes one step of a GRU.
 
     Args:
       weights: of the cell.

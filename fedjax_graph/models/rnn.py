@@ -12,7 +12,7 @@ from fedjax_graph.models.linear import Linear, fan_in_uniform, matmul
 
 
 class RNNForecaster(nn.Module):
-    """From [T, B, F] to [output_steps, B]; 5068 parameters by default."""
+    """Forecasts [output_steps, B] from [T, B, F]; 5068 parameters by default."""
 
     hidden_size: int = 64
     num_features: int = 2

@@ -81,7 +81,8 @@ def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResul
     The loss it reports is the mean over the images of all epochs.
     """
 
-    def update(start, client_data, key, data: ImageData, adjust):
+    def update(start, client_data, key, data: ImageData, adjust, num_rounds):
+        del num_rounds
         indices, mask = client_data
 
         def loss(params, stats, batch):

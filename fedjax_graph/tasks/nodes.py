@@ -27,6 +27,8 @@ from fedjax_graph.data.graphs.receptive_fields import Field, NodeData
 from fedjax_graph.models.gcn import GCN, SGC
 from fedjax_graph.models.protocols import NodeModel, checked
 
+TEST_METRICS = ("accuracy", "cross_entropy")  # what a test is summed up by
+
 
 @dataclasses.dataclass(frozen=True)
 class NodeTask:
@@ -127,7 +129,8 @@ def field_loss(
 def client_update(model: NodeModel, config: NodeTask) -> Callable[..., LocalResult]:
     """Factory of the inner steps of one client; see `Task.update`."""
 
-    def update(start, client_data, key, data: NodeData, adjust):
+    def update(start, client_data, key, data: NodeData, adjust, num_rounds):
+        del num_rounds
         support, _ = client_data
         graph = as_graph(data.features, support)
         if adjust is None:

@@ -92,7 +92,9 @@ def client_update(
 ) -> Callable[..., LocalResult]:
     """Factory of the local epochs of one client; see `Task.update`."""
 
-    def update(start, speed, key, data: TrafficData, adjust):
+    def update(start, speed, key, data: TrafficData, adjust, num_rounds):
+        del num_rounds
+
         def loss(params, stats, batch):
             starts = data.starts[batch.indices]
             inputs, _ = windows.gather(data, speed, starts)

@@ -19,6 +19,9 @@ TITLES = {
     "fed_per": "FedPer",
     "lg_fed_avg": "LG-FedAvg",
     "fed_att": "FedAtt",
+    "fed_avg_m": "FedAvgM",
+    "fed_adam": "FedAdam",
+    "fed_yogi": "FedYogi",
 }
 NUM_NODES, NUM_CLASSES, NUM_FEATURES, NUM_CLIENTS, NUM_ROUNDS = 1400, 4, 12, 4, 2
 NUM_HIDDEN, NUM_SEEDS = 3, 2
@@ -241,7 +244,9 @@ def test_the_protocol_of_the_code_is_recorded_and_felt(machine, outputs):
     accuracy = machine.entry("code")["test"]["accuracy"]
     assert accuracy == pytest.approx(best, abs=1e-3)
     paper = machine.entry("three")["config"]
-    assert [paper[key] for key in kept[:3]] == [False, "sgd", 0.0]
+    assert paper["server_optimizer"]["name"] == "sgd"
+    assert paper["server_optimizer"]["weight_decay"] == 0
+    assert not paper["first_order"]
 
 
 def test_first_order_gradients_are_others(machine, outputs):
@@ -323,6 +328,9 @@ BAD = {  # flags: words of the line
     ("--task=new_labels", "--overlap=0.2"): ["--overlap", "--task=new_labels"],
     ("--task=new_labels", "--sweep=overlap"): ["--overlap", "--task=new_labels"],
     ("--pseudo_labels=5",): ["need --task=self_training"],
+    ("--methods=il", "--server_optimizer=adam"): ["--server_optimizer", "none", "il"],
+    ("--server_optimizer=adm",): ["'adm'", "sgd", "adam"],
+    ("--client_optimizer=sgd,rate=1",): ["'rate=1'", "learning_rate"],
     ("--sweep=pseudo_labels",): ["need --task=self_training"],
     ("--labels_per_class=400",): ["labels_per_class = 400", "only 350", "fewer"],
     ("--task=new_labels", "--labels_per_class=340"): ["only 350", "fewer"],
@@ -331,7 +339,8 @@ BAD = {  # flags: words of the line
     ("--sweep=participation", "--sweep_values=nan"): ["--sweep_values", "number"],
     ("--sweep=labels_per_class", "--sweep_values=1.5"): ["--sweep_values", "1.5"],
     ("--sweep_values=0.1",): ["--sweep_values needs --sweep"],
-    ("--sweep=participation", "--sweep_values=1,1"): ["--sweep_values", "different"],
+    ("--sweep=participation", "--sweep_values=1,1"): ["--sweep_values", "only once"],
+    ("--sweep=participation", "--sweep_values=1,1.0"): ["--sweep_values", "different"],
     ("--partition=metis",): ["--partition needs --overlap"],
     ("--task=new_labels", "--num_test=5"): ["--num_test", "--task=new_labels"],
     ("--outer_rate=1e38", "--num_rounds=1"): ["graphfl", "not finite", "smaller"],

@@ -2,15 +2,16 @@
 
 The baseline of FL-AGCNS (Wang et al., arXiv 2104.04141, Section 4.1): DARTS (Liu,
 Simonyan, Yang, "DARTS: Differentiable Architecture Search", ICLR 2019) with federated
-gradients, on the space of codes. With p = softmax(alpha) of each gene's options and
-the network of `relaxation.relaxed`, a round takes `num_steps` times
+gradients, on the space of codes. With p = softmax(alpha) of each gene's options (its
+Eq. 2) and the network of `relaxation.relaxed`, a round takes `num_steps` times
 
     w     <- Adam, sum_i (N_i / N) grad_w L_i(w, p), L_i of the training nodes
     alpha <- Adam, sum_i (V_i / V) grad_alpha L'_i(w, p), L'_i of the scored nodes
 
-N_i and V_i are client i's numbers of those nodes. This is DARTS of first order (xi =
-0). The code is each gene's likeliest option, absence among them, which DARTS rules out;
-it is judged as in other searches, with the shared weights.
+N_i and V_i are client i's numbers of those nodes; the first sum is Eq. 2 of FL-AGCNS
+with all codes at once. This is DARTS of first order (its Eq. 6 with xi = 0). The code
+is each gene's likeliest option, absence among them, which DARTS rules out; it is judged
+as in other searches, with the shared weights.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ FIRST_DEVIATION = 1e-3  # DARTS's, of the first alphas
 
 @dataclasses.dataclass(frozen=True)
 class FLGradientConfig(SearchConfig):
-    """The figures of the optimizer of the alphas are DARTS's."""
+    """Hyper-parameters of the search; those of the alphas' optimizer are DARTS's."""
 
     num_steps: int = 5
     architecture_optimizer: OptimizerConfig = OptimizerConfig(
@@ -51,13 +52,15 @@ class FLGradientConfig(SearchConfig):
 
 
 class Learnt(NamedTuple):
-    """What is learnt about architectures."""
+    """Holds what is learnt about architectures."""
 
     alphas: jax.Array  # [L + 2, 12 L + 1], 0 where a gene has no such value
     opt_state: Any
 
 
 class RelaxationState(NamedTuple):
+    """Holds the weights, the likeliest code and what is learnt about all."""
+
     weights: Weights
     code: jax.Array  # [L + 2] int32
     num_rounds: jax.Array  # [] int32
@@ -65,7 +68,7 @@ class RelaxationState(NamedTuple):
 
 
 def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
-    """Search by gradients of a relaxation."""
+    """Factory of the search by gradients of a relaxation."""
     train, learn = weights_step(config), alphas_step(config)
 
     def init(key, data):
@@ -113,25 +116,25 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
 def first_alphas(
     key: jax.Array, num_layers: int, stages: Stages = ANY_STAGES
 ) -> jax.Array:
-    """Draws alphas [L + 2, 12 L + 1] by which all options are nearly equally likely."""
+    """Draws the first alphas [L + 2, 12 L + 1], nearly equal."""
     mask = is_gene(num_layers, stages)
     return jnp.where(mask, FIRST_DEVIATION * jax.random.normal(key, mask.shape), 0)
 
 
 def masked(alphas: jax.Array, stages: Stages) -> jax.Array:
-    """Minus infinity where a gene has no such value."""
+    """Sets alphas to minus infinity where a gene has no such value."""
     return jnp.where(is_gene(len(alphas) - 2, stages), alphas, -jnp.inf)
 
 
 def derive(alphas: jax.Array, stages: Stages = ANY_STAGES) -> jax.Array:
-    """The likeliest code [L + 2] int32."""
+    """Picks the likeliest code [L + 2] int32."""
     return jnp.argmax(masked(alphas, stages), axis=1).astype(jnp.int32)
 
 
 def probabilities(
     alphas: jax.Array, stages: Stages = ANY_STAGES
 ) -> dict[str, jax.Array]:
-    """Softmax over each gene's options, as `relaxed` takes them."""
+    """Computes the softmax over each gene's options, as `relaxed` takes it."""
     rows = jax.nn.softmax(masked(alphas, stages))
     first, last = rows[:, 1:6][jnp.array([0, -1])]
     return {"input": first, "layers": rows[1:-1], "output": last}
@@ -213,7 +216,7 @@ def alphas_step(config: FLGradientConfig) -> Callable[..., tuple[Learnt, Metrics
 def relaxed_loss(
     config: FLGradientConfig, params, stats, client_data, alphas, mask, key=None
 ) -> tuple[jax.Array, Any]:
-    """ONE client's mean loss over the nodes of a mask, and batch_stats.
+    """Computes ONE client's mean loss over the nodes of a mask, and batch_stats.
 
     Both losses normalise by the statistics of all the client's nodes, as in DARTS. The
     key is that of dropout, None without.

@@ -32,12 +32,14 @@ from fedjax_graph.tasks import subgraphs
 
 @dataclasses.dataclass(frozen=True)
 class TrialConfig(SearchConfig):
+    """Hyper-parameters of the trials."""
+
     codes_per_round: int = 1
     num_epochs: int = 50  # of a code's training
 
 
 class Trial(NamedTuple):
-    """What became of a code."""
+    """Holds what became of a code."""
 
     code: jax.Array  # [L + 2]
     score: jax.Array  # [] federated, after the last epoch
@@ -48,6 +50,8 @@ class Trial(NamedTuple):
 
 
 class TrialState(NamedTuple):
+    """Holds the best code so far, its weights and its score."""
+
     weights: Weights
     code: jax.Array  # [L + 2] int32, the best so far
     num_rounds: jax.Array  # [] int32
@@ -55,7 +59,7 @@ class TrialState(NamedTuple):
 
 
 def fl_random(config: TrialConfig) -> FederatedAlgorithm:
-    """Random search."""
+    """Factory of random search."""
 
     def init(key, data):
         del data
@@ -71,7 +75,7 @@ def fl_random(config: TrialConfig) -> FederatedAlgorithm:
 
 
 def first_state(config: TrialConfig, key: jax.Array) -> TrialState:
-    """The state before the first trial, with a score that any code exceeds."""
+    """Makes the state before the first trial, with a score that any code exceeds."""
     code_key, weights_key = jax.random.split(key)
     code = draw_codes(config, code_key, 1)[0]
     worst = jnp.float32(-jnp.finfo(jnp.float32).max)
@@ -79,12 +83,12 @@ def first_state(config: TrialConfig, key: jax.Array) -> TrialState:
 
 
 def draw_codes(config: TrialConfig, key: jax.Array, num: int) -> jax.Array:
-    """Random codes [num, L + 2] of the search space."""
+    """Draws random codes [num, L + 2] of the search space."""
     return random_codes(key, num, config.num_layers, stages=config.stages)
 
 
 def fresh_weights(config: TrialConfig, key: jax.Array) -> Weights:
-    """A SuperNet's; no optimizer outlives a trial."""
+    """Draws a SuperNet's weights; no optimizer's state outlives a trial."""
     return Weights(config.supernet.init(key), None)
 
 
@@ -194,7 +198,7 @@ def make_trial(
 
 
 def finite_mean(losses: jax.Array) -> jax.Array:
-    """[...] -> [], 0 where none is finite: a code that diverges ends no search."""
+    """Averages the finite ones of [...] -> [], 0 of none: divergence ends no search."""
     is_finite = jnp.isfinite(losses)
     total = jnp.sum(jnp.where(is_finite, losses, 0))
     return total / jnp.maximum(jnp.sum(is_finite), 1)

@@ -40,7 +40,7 @@ LARGEST_LOGIT = 2.5
 
 @dataclasses.dataclass(frozen=True)
 class FLRLConfig(TrialConfig):
-    """All defaults but `codes_per_round` are those of GraphNAS's released code."""
+    """Hyper-parameters, but for `codes_per_round` those of GraphNAS's released code."""
 
     codes_per_round: int = 5
     controller_size: int = 100  # of the LSTM's state
@@ -54,7 +54,7 @@ class FLRLConfig(TrialConfig):
 
 
 class Learnt(NamedTuple):
-    """What the controller has learnt."""
+    """Holds what the controller has learnt."""
 
     params: Params
     opt_state: Any
@@ -62,7 +62,7 @@ class Learnt(NamedTuple):
 
 
 class ControllerState(NamedTuple):
-    """`fl_random.TrialState`, and what the controller has learnt."""
+    """Extends `fl_random.TrialState` by what the controller has learnt."""
 
     weights: Weights
     code: jax.Array  # [L + 2] int32, the best so far
@@ -72,7 +72,7 @@ class ControllerState(NamedTuple):
 
 
 def fl_rl(config: FLRLConfig) -> FederatedAlgorithm:
-    """Search by policy gradient."""
+    """Factory of the search by policy gradient."""
     controller = config.controller
 
     def init(key, data):
@@ -107,7 +107,7 @@ def learn(
     entropies: jax.Array,
     is_first: jax.Array | bool,
 ) -> Learnt:
-    """Takes a step of REINFORCE.
+    """Takes a step of REINFORCE with the controller's optimizer.
 
     Args:
       config: of the search.
@@ -135,7 +135,7 @@ def learn(
 def move_baseline(
     baseline: jax.Array, rewards: jax.Array, is_score: jax.Array, decay: jax.Array
 ) -> jax.Array:
-    """The moving average [] of the rewards [C] of codes that have a score."""
+    """Moves the average [] by the rewards [C] of those codes that have a score."""
     count = jnp.sum(is_score)
     mean = jnp.sum(jnp.where(is_score, rewards, 0)) / jnp.maximum(count, 1)
     return jnp.where(count > 0, decay * baseline + (1 - decay) * mean, baseline)
@@ -144,7 +144,7 @@ def move_baseline(
 def advantages(
     rewards: jax.Array, is_score: jax.Array, baseline: jax.Array
 ) -> jax.Array:
-    """[C], rewards above the baseline.
+    """Computes by how much rewards [C] are above the baseline.
 
     A code without a score counts as the worst of those with one, and never as a gain.
     """
@@ -171,7 +171,7 @@ class Controller:
         return nn.OptimizedLSTMCell(self.size)
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters, of which nearly uniform genes come."""
+        """Draws fresh parameters, of which nearly uniform genes come."""
         cell_key, embedding_key, decoder_key = jax.random.split(key, 3)
         num_genes, num_values = is_gene(self.num_layers).shape
         x = jnp.zeros((1, self.size))
@@ -203,14 +203,14 @@ class Controller:
         return self._write(params, draw, keys, num)
 
     def log_prob(self, params: Params, codes: jax.Array) -> jax.Array:
-        """Of codes [C, L + 2] -> [C]."""
+        """Computes the log-probabilities [C] of codes [C, L + 2]."""
         _, log_probs, _ = self._write(
             params, lambda log_probs, genes: genes, codes.T, len(codes)
         )
         return log_probs
 
     def _write(self, params, choose, sources, num):
-        """Codes gene by gene; see `sample`.
+        """Writes codes gene by gene; see `sample`.
 
         Args:
           params: of the controller.

@@ -3,12 +3,16 @@
 FL-AGCNS, arXiv 2104.04141, Section 3.2. Codes are those of `architecture`, weights
 those of a `SuperNet`:
 
-    scores    P(c) = sum_i (N_i / N) P_i(c)                      federated score (1)
-    training  g = sum_i (N_i / N) mean_c grad L_i(c)             gradient of codes (2)
+    scores    P(c) = sum_i (N_i / N) P_i(c)              federated performance, Eq. 1
+    training  g = sum_i (N_i / N) mean_c grad L_i(c)     gradient of all codes, Eq. 2
 
-N_i are client i's scored nodes in (1) and its training nodes in (2). Both sums can be
-taken under encryption. The released code's Adam (0.02, weight decay 5e-6) is kept apart
-for each set of weights: one that no code touched is as if the step had not been.
+Eq. 2 is the paper's unnumbered gradient of one code, summed over a population: ours is
+the mean over codes. N_i are client i's scored nodes in Eq. 1 and its training nodes in
+Eq. 2. Both sums can be taken under encryption, the EN and DE of these equations. The
+bilevel problem of Definition 2, also unnumbered, is solved in turn: a step of the
+weights by Eq. 2, then one of the codes by Eq. 1. The released code's Adam (0.02, weight
+decay 5e-6) is kept apart for each set of weights: one that no code touched is as if the
+step had not been.
 """
 
 import dataclasses
@@ -34,7 +38,7 @@ from fedjax_graph.tasks.subgraphs import Fitness
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """The search space, its weights, and how codes are judged."""
+    """Describes the search space, its weights, and how codes are judged."""
 
     num_features: int
     num_classes: int
@@ -63,20 +67,20 @@ class SearchConfig:
 
 
 class Weights(NamedTuple):
-    """A SuperNet in training. Leaves are stacked, [1 or L (L + 1) / 2, ...]."""
+    """Holds a SuperNet in training, leaves stacked: [1 or L (L + 1) / 2, ...]."""
 
     model: Model
     opt_state: Any
 
 
 class SearchState(Protocol):
-    """What the states of all searches have, which are NamedTuples."""
+    """Names what the states of all searches have, which are NamedTuples."""
 
     @property
     def weights(self) -> Weights: ...
     @property
     def code(self) -> jax.Array:
-        """[L + 2] int32, that which the search would end with."""
+        """The code [L + 2] int32 that the search would end with."""
         ...
 
     @property
@@ -87,7 +91,7 @@ class SearchState(Protocol):
 
 
 def init_weights(config: SearchConfig, key: jax.Array) -> Weights:
-    """Fresh weights, with an optimizer's state for each set of them."""
+    """Draws fresh weights, with an optimizer's state for each set of them."""
     model = config.supernet.init(key)
     init = jax.vmap(config.server_optimizer.build().init)
     return Weights(model, jax.tree.map(init, model["params"]))
@@ -100,7 +104,7 @@ def touched_step(
     grads: Params,
     touched: Params,
 ) -> tuple[Params, Any]:
-    """An optimizer step of those sets of weights alone that are touched.
+    """Steps those sets of weights alone that are touched.
 
     Args:
       optimizer: of one set.
@@ -167,7 +171,7 @@ def codes_loss(config: SearchConfig) -> Callable[..., tuple[jax.Array, Any]]:
 def gradient_round(
     config: SearchConfig, loss: Callable[..., Any]
 ) -> Callable[..., tuple[Model, jax.Array, Metrics]]:
-    """Factory of the clients' mean gradient of a loss of the SuperNet's weights (2).
+    """Factory of the clients' mean gradient of a loss of the SuperNet's weights, Eq. 2.
 
     Args:
       config: of the search.
@@ -237,17 +241,18 @@ def train_step(
 
 
 class Scorer(NamedTuple):
-    """Scores of codes by ONE set of weights; larger is better.
+    """Scores codes by ONE set of weights; larger is better.
 
     The loss counts negative, the accuracy in percent. What is not finite at some client
     is the worst everywhere.
     """
 
     federated: Callable[[jax.Array], tuple[jax.Array, jax.Array, Any]]
-    """codes [C, L + 2], the same for all clients -> federated scores [C] (1), those of
-    each client [K, C], metrics of the encryption."""
+    """codes [C, L + 2], the same for all clients -> federated scores [C] (Eq. 1), those
+    of each client [K, C], metrics of the encryption."""
     own: Callable[[jax.Array], jax.Array]
-    """codes [K, C, L + 2], of each client its own -> its own scores [K, C]."""
+    """codes [K, C, L + 2], of each client its own -> its own scores [K, C], which Eq. 1
+    would sum up."""
 
 
 def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Scorer:
@@ -303,7 +308,7 @@ ROUNDING = 1e-6  # of a mean that is 0, as encryption leaves it
 
 
 def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
-    """A search as a method: its state's best code is what is scored."""
+    """Factory of a method of a search: its state's best code is what is scored."""
     net = config.supernet
 
     def map_outputs(state: SearchState, data: SubgraphData, reduce):

@@ -17,7 +17,7 @@ from fedjax_graph.data.graphs.node_dataset import NodeDataset, distinct, noted
 
 
 class Published(NamedTuple):
-    """A published dataset: its size, and the names of its files."""
+    """Describes a published dataset: its size, and the names of its files."""
 
     description: str
     num_nodes: int
@@ -130,7 +130,7 @@ def load(name: str, data_dir: files.Folder = None) -> NodeDataset:
 
 
 def locate(name: str, data_dir: files.Folder = None) -> Path | None:
-    """The file or folder with a published dataset, or None if there is none.
+    """Finds the file or folder with a published dataset; None if there is none.
 
     Raises:
       InputError: if the dataset is not known or the folder does not exist.
@@ -249,7 +249,7 @@ def _dataset(name: str, path: Path, raw: citation_formats.RawGraph) -> NodeDatas
 
 
 def _one_more(labels: np.ndarray) -> int:
-    """How many classes there are, where no names tell."""
+    """Counts the classes where no names tell."""
     most = int(labels.max())
     if most >= len(labels):
         raise InputError(
@@ -259,7 +259,7 @@ def _one_more(labels: np.ndarray) -> int:
 
 
 def _checked_features(features):
-    """As finite float32; sparse ones in canonical form without zeros."""
+    """Returns finite float32 features; sparse ones in canonical form without zeros."""
     if features.shape[1] < 1:
         raise InputError("features has no columns; expected at least one feature")
     with np.errstate(over="ignore"):
@@ -274,7 +274,7 @@ def _checked_features(features):
 
 
 def _split(key: str, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Nodes of a split, sorted, int32; each has a label and stands once."""
+    """Sorts the nodes of a split, int32; each has a label and stands once."""
     check_nodes(nodes, len(labels), f"the {key} split")
     if len(np.unique(nodes)) != len(nodes) or (labels[nodes] < 0).any():
         raise InputError(f"the {key} split has a node twice, or one without a label")
@@ -284,7 +284,7 @@ def _split(key: str, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def _undirected(
     senders: np.ndarray, receivers: np.ndarray, num_nodes: int, is_directed: bool
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Each undirected edge once, without self edges, and notes on what changed.
+    """Lists each undirected edge once, without self edges, with notes on what changed.
 
     Args:
       senders: [R].
