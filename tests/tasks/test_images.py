@@ -103,7 +103,7 @@ def test_the_rate_rises_to_a_quarter_and_falls_to_the_end():
     falling = 0.4 + (0.001 - 0.4) * (epochs - 5) / 15
     npt.assert_allclose(rates, np.where(epochs <= 5, rising, falling), rtol=1e-4)
     assert rates[0] > 0
-    npt.assert_allclose(rates[[19, 79]], [0.4, 0.001], rtol=1e-4)
+    npt.assert_allclose(np.asarray(rates)[[19, 79]], [0.4, 0.001], rtol=1e-4)
 
 
 def nesterov(config, steps_per_epoch, params, gradients):
