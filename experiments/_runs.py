@@ -120,7 +120,7 @@ def defaults_of(config_type: type) -> dict[str, Any]:
 def entries_of(runs: dict[str, Run], keys: tuple[str, ...]) -> dict[str, Any]:
     """The entries of `results.json`; `keys` of the metrics make `test`."""
     return {
-        method: results.method_entry(run.result, keys, run.config)
+        method: results.method_entry(run.result, keys, run.config, ("rmse_by_horizon",))
         for method, run in runs.items()
     }
 

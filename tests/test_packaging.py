@@ -90,5 +90,7 @@ def test_installed_versions_satisfy_the_floors():
     packaging = pytest.importorskip("packaging.requirements")
     for text in PROJECT["project"]["dependencies"]:
         requirement = packaging.Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate():
+            continue  # of another Python
         version = metadata.version(requirement.name)
         assert requirement.specifier.contains(version, prereleases=True), text

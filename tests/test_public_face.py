@@ -18,6 +18,7 @@ import fedjax_graph as fg
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.plugins import GROUP
 from fedjax_graph.tasks import nodes, traffic_rnn
+from tests import tables
 from tests.nodes import NUM_CLASSES, NUM_FEATURES, make_splits
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -149,7 +150,8 @@ def path(num_nodes=4):
 def plugin(tmp_path_factory):
     file = tmp_path_factory.mktemp("plugin") / "my-pieces.py"
     file.write_text(PLUGIN)
-    return fg.plugins.load(str(file))
+    with tables.kept():
+        yield fg.plugins.load(str(file))
 
 
 def test_a_plugin_is_imported_once(plugin):
@@ -269,7 +271,7 @@ def test_an_unknown_model_is_refused(build):
         build()
 
 
-def test_a_model_that_lacks_what_the_task_needs_is_refused(monkeypatch):
+def test_a_model_that_lacks_what_the_task_needs_is_refused():
     class Bare(nn.Module):
         num_hops: int = 0
 
@@ -277,18 +279,16 @@ def test_a_model_that_lacks_what_the_task_needs_is_refused(monkeypatch):
         def __call__(self, graph, is_training=False):
             return graph.nodes
 
-    for module in (nodes, traffic_rnn):
-        monkeypatch.setattr(
-            module.MODELS, "_entries", dict(module.MODELS._entries)
-        )  # what is registered here is forgotten
-        module.register_model("bare", lambda task: Bare())
-    with pytest.raises(InputError, match="node model 'bare': a Bare without 'first_l"):
-        node_task("bare").build()
-    with pytest.raises(InputError, match="model 'bare': a Bare without 'num_features'"):
-        traffic_rnn.TrafficRNNTask(model="bare").build()
+    with tables.kept():
+        for module in (nodes, traffic_rnn):
+            module.register_model("bare", lambda task: Bare())
+        with pytest.raises(InputError, match="node model 'bare': a Bare without 'fi"):
+            node_task("bare").build()
+        with pytest.raises(InputError, match="'bare': a Bare without 'num_features'"):
+            traffic_rnn.TrafficRNNTask(model="bare").build()
 
 
-def test_a_traffic_model_of_ones_own_forecasts(train, monkeypatch):
+def test_a_traffic_model_of_ones_own_forecasts(train):
     class LastReading(nn.Module):
         """Twelve times the last reading, times a weight that starts at 1."""
 
@@ -299,10 +299,9 @@ def test_a_traffic_model_of_ones_own_forecasts(train, monkeypatch):
             weight = self.param("head", nn.initializers.ones, (12, 1))
             return weight * inputs[-1, :, 0]
 
-    table = traffic_rnn.MODELS
-    monkeypatch.setattr(table, "_entries", dict(table._entries))
-    traffic_rnn.register_model("last", lambda task: LastReading())
-    task = traffic_rnn.TrafficRNNTask(model="last", eval_batch_size=10).build()
+    with tables.kept():
+        traffic_rnn.register_model("last", lambda task: LastReading())
+        task = traffic_rnn.TrafficRNNTask(model="last", eval_batch_size=10).build()
     model = jax.tree.map(lambda x: x[None], task.init(jax.random.key(0)))
     forecasts = np.asarray(task.predict(model, train))
     speed, starts = np.asarray(train.speed), np.asarray(train.starts)

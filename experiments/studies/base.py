@@ -132,14 +132,28 @@ class Study(abc.ABC):
     def set_up_jax(self, copied_bytes: int = 0) -> None:
         """Applies the precision, and makes the CPU's cores devices.
 
+        In a process that has used JAX before, the devices stay as they are.
+
         Args:
           copied_bytes: what each device will hold a copy of. Where that is much, and
             `num_cpu_devices` is not given, the CPU stays one device.
+
+        Raises:
+          InputError: if `num_cpu_devices` is given and comes too late.
         """
         precision = _JAX_PRECISION[self.precision]
         jax.config.update("jax_default_matmul_precision", precision)
         is_large = copied_bytes > MOST_COPIED_BYTES
-        mesh.use_cpu_cores(self.num_cpu_devices or (1 if is_large else None))
+        chosen = self.num_cpu_devices
+        try:
+            mesh.use_cpu_cores(chosen or (1 if is_large else None))
+        except RuntimeError as error:  # JAX has been used
+            found = len(jax.devices("cpu"))
+            if chosen not in (None, found):
+                raise InputError(
+                    f"--num_cpu_devices={chosen}: JAX is already in use with {found}; "
+                    "run the study first in its process"
+                ) from error
 
     # --- The folder ------------------------------------------------------------------
 
@@ -215,8 +229,7 @@ class Study(abc.ABC):
         Raises:
           InputError: if it cannot be read.
         """
-        chosen = self.client_optimizer
-        return optimizers.parse(chosen, default) if chosen else default
+        return self._steps("client_optimizer", default)
 
     def server_steps(self, default: OptimizerConfig) -> OptimizerConfig:
         """The server's optimizer: the default, with what `server_optimizer` changes.
@@ -224,8 +237,14 @@ class Study(abc.ABC):
         Raises:
           InputError: if it cannot be read.
         """
-        chosen = self.server_optimizer
-        return optimizers.parse(chosen, default) if chosen else default
+        return self._steps("server_optimizer", default)
+
+    def _steps(self, name: str, default: OptimizerConfig) -> OptimizerConfig:
+        chosen = getattr(self, name)
+        try:
+            return optimizers.parse(chosen, default) if chosen else default
+        except InputError as error:
+            raise InputError(f"--{name}={chosen}: {error}") from error
 
     def chunk(self) -> int | None:
         """Clients side by side, as `clients.map_clients` takes it.

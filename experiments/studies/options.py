@@ -69,6 +69,14 @@ def kind_of(study_type: type, name: str) -> type:
     return typing.get_origin(hint) or hint
 
 
+def item_of(study_type: type, name: str) -> type:
+    """The type of the items of an option that is a tuple: str or int."""
+    hint = typing.get_type_hints(study_type)[name]
+    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    (hint,) = [part for part in parts if typing.get_origin(part) is tuple]
+    return typing.get_args(hint)[0]
+
+
 def check(study: Any) -> None:
     """Checks every option of a study against its type and limits.
 
@@ -79,23 +87,37 @@ def check(study: Any) -> None:
         value = getattr(study, name)
         if value is None and field.default is None:
             continue
-        reason = _objection(kind_of(type(study), name), value, field.metadata)
+        kind = kind_of(type(study), name)
+        if kind is tuple:
+            item = item_of(type(study), name)
+            reason = _objection_to_list(item, value, field.metadata)
+        else:
+            reason = _objection(kind, value, field.metadata)
         if reason:
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
             raise InputError(f"--{name}={shown}: {reason}")
 
 
+def _objection_to_list(item: type, value: Any, limits: Mapping[str, Any]) -> str | None:
+    """Why a list is not allowed, or None; names stand in it once, numbers as often."""
+    if not isinstance(value, tuple):
+        return "expected a tuple"
+    if item is not str:
+        if not value:
+            return "give at least one number"
+        found = ((x, _objection(item, x, limits)) for x in value)
+        return next((f"{x!r}: {reason}" for x, reason in found if reason), None)
+    if not all(isinstance(x, str) for x in value):
+        return "expected a tuple of texts"
+    choices, is_set = limits["choices"], len(set(value)) == len(value) > 0
+    if choices and not (is_set and set(value) <= set(choices)):
+        return f"name one or more of {', '.join(choices)}, each only once"
+    return None if is_set else "name at least one, and each only once"
+
+
 def _objection(kind: type, value: Any, limits: Mapping[str, Any]) -> str | None:
     """Why a value is not allowed, or None."""
     choices = limits["choices"]
-    if kind is tuple:
-        if not isinstance(value, tuple) or not all(isinstance(x, str) for x in value):
-            return "expected a tuple of texts"
-        if len(set(value)) < len(value) or not value:
-            return "name at least one, and each only once"
-        if choices and not set(value) <= set(choices):
-            return f"name one or more of {', '.join(choices)}, each only once"
-        return None
     if kind in (int, float):
         is_number = isinstance(value, int | kind) and not isinstance(value, bool)
         if not is_number or math.isnan(value):
@@ -157,7 +179,19 @@ def from_flags(study_type: type[StudyType]) -> StudyType:
     for name in options_of(study_type):
         flag = flags.FLAGS[name]
         value = flag.value
-        values[name] = tuple(value) if isinstance(value, list) else value
+        if isinstance(value, list):
+            value = tuple(_item(name, item_of(study_type, name), x) for x in value)
+        values[name] = value
         if flag.present:
             given.add(name)
     return study_type(**values, given=frozenset(given))
+
+
+def _item(name: str, item: type, text: Any) -> Any:
+    """An item of a list on the command line, as a number where it is to be one."""
+    try:
+        return item(text)
+    except ValueError as error:
+        raise InputError(
+            f"--{name}: {text!r} is not a {'whole ' if item is int else ''}number"
+        ) from error

@@ -64,7 +64,8 @@ def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | N
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         if checkpoints.latest_round() is None:
             return chosen
-        return checkpoints.settings()["config"]["clients_per_chunk"]
+        config = checkpoints.settings()["config"]
+        return (config.get("task", {}) | config).get("clients_per_chunk", chosen)
 
 
 def run_method(
@@ -161,10 +162,12 @@ def announce(
     print(f"on {jax.devices()[0].device_kind}; {verb} {workdir}", flush=True)
 
 
-def entries_of(runs: Mapping[str, Run], keys: Sequence[str]) -> dict[str, Entry]:
-    """The entries of `results.json`; `keys` of the metrics make `test`."""
+def entries_of(
+    runs: Mapping[str, Run], test_keys: Sequence[str], entry_keys: Sequence[str] = ()
+) -> dict[str, Entry]:
+    """The entries of `results.json`; see `results.method_entry`."""
     return {
-        name: results.method_entry(run.result, tuple(keys), run.config)
+        name: results.method_entry(run.result, test_keys, run.config, entry_keys)
         for name, run in runs.items()
     }
 

@@ -4,7 +4,8 @@ import dataclasses
 
 from experiments.studies.base import Study
 from experiments.studies.options import option
-from fedjax_graph.data.traffic import datasets, synthetic
+from fedjax_graph import data
+from fedjax_graph.data.traffic import datasets
 from fedjax_graph.data.traffic.network import TrafficDataset
 
 
@@ -43,9 +44,12 @@ class TrafficStudy(Study):
         Raises:
           InputError: one line, as in `datasets.load` and `datasets.cut`.
         """
+        name = self.network_name
         size = {"num_sensors": self.num_sensors, "num_days": self.num_days}
-        if self.network_name == "synthetic":
+        if name == "synthetic":
             given = {key: value for key, value in size.items() if value is not None}
-            return synthetic.traffic_network(**given)
-        dataset = datasets.load(self.network_name, self.data_dir, needs_graph)
+            return data.load(name, kind="traffic", **given)
+        is_plugged_in = name in data.DATASETS and name not in datasets.PUBLISHED
+        settings = {} if is_plugged_in else {"needs_graph": needs_graph}
+        dataset = data.load(name, self.data_dir, kind="traffic", **settings)
         return datasets.cut(dataset, **size)

@@ -107,14 +107,8 @@ REGISTRY: Registry[Method] = Registry(
         "gru_centralized": _lazy(
             "cnfgnn.gru_centralized:gru_centralized", "GRU (centralized)"
         ),
-        "gru_fedavg": _lazy(
-            "cnfgnn.gru_fed_avg:gru_fed_avg",
-            "GRU + FedAvg",
-            config="cnfgnn.gru_fed_avg:GRUFedAvgConfig",
-        ),
         "gru_fmtl": _lazy("cnfgnn.gru_fmtl:gru_fmtl", "GRU + FMTL"),
         "gru_gn": _lazy("cnfgnn.split_learning:gru_gn", "GRU + GN (centralized)"),
-        "gru_local": _lazy("cnfgnn.gru_fed_avg:gru_local", "GRU (local)"),
         "historical_average": _lazy(
             "cnfgnn.naive:historical_average", "historical average", is_trained=False
         ),

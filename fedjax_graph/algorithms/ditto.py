@@ -32,9 +32,9 @@ def ditto(config: DittoConfig) -> FederatedAlgorithm:
     """Factory of Ditto on any task; the personal models are what is scored."""
     task, averaging = config.task.build(), fed_avg(config)
 
-    def update(v, client_data, key, data, w):
+    def update(v, client_data, key, data, num_rounds, w):
         adjust = pull(config.personal_weight, centre=w)
-        result = task.update(v, client_data, key, data, adjust)
+        result = task.update(v, client_data, key, data, adjust, num_rounds)
         return result.model, result.loss
 
     train = task_round(config, task, update, aggregation.none)
@@ -46,9 +46,10 @@ def ditto(config: DittoConfig) -> FederatedAlgorithm:
 
     def round_(state, data, key):
         server, _ = averaging.round(state.server, data, key)
-        train_key, _ = jax.random.split(key)  # the cohort and minibatches of `server`
+        train_key, _ = task.round_keys(key)  # the cohort and minibatches of `server`
         w = jax.tree.map(lambda x: x[0], state.server.models)
-        models, loss = train(state.models, data, train_key, w)
+        num_rounds = state.server.num_rounds
+        models, loss = train(state.models, data, train_key, num_rounds, w)
         return DittoState(server, models), {"train_loss": loss}
 
     return scored(task, init, round_)

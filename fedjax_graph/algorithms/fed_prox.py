@@ -20,9 +20,9 @@ class FedProxConfig(FedAvgConfig):
 def fed_prox(config: FedProxConfig) -> FederatedAlgorithm:
     """Factory of FedProx on any task."""
 
-    def update(task, w, client_data, key, data):
+    def update(task, w, client_data, key, data, num_rounds):
         adjust = pull(config.proximal_weight, centre=w)
-        result = task.update(w, client_data, key, data, adjust)
+        result = task.update(w, client_data, key, data, adjust, num_rounds)
         return result.model, result.loss
 
     return fed_avg(config, update=update)

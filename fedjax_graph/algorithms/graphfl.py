@@ -63,15 +63,14 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
         raise InputError(f"graphfl: the task {config.task.kind} has no query sets")
     outer = config.server_optimizer.build()  # of the outer step
 
-    def meta_update(model, client_data, key, data):
+    def meta_update(model, client_data, key, data, num_rounds):
         """One client's meta-gradient, in the shape of a model."""
         inner_key, query_key = jax.random.split(key)
 
         def adapt(params):  # Eqs. 5 and 11
             start = model | {"params": params}
-            return task.update(start, client_data, inner_key, data, None).model[
-                "params"
-            ]
+            adapted = task.update(start, client_data, inner_key, data, None, num_rounds)
+            return adapted.model["params"]
 
         def query_loss(params):
             return client_query_loss(params, client_data, query_key, data)
@@ -80,8 +79,9 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
         loss, gradient = gradient_of(model["params"])
         return model | {"params": gradient}, loss
 
-    def fine_tuning(model, client_data, key, data):
-        return plain_update(task, model, client_data, jax.random.fold_in(key, 1), data)
+    def fine_tuning(model, client_data, key, data, num_rounds):
+        key = jax.random.fold_in(key, 1)
+        return plain_update(task, model, client_data, key, data, num_rounds)
 
     def gradient_mean(data):
         """The mean over the clients of a cohort that have query sets."""
@@ -106,12 +106,14 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
     def round_(state, data, key):
         params = state.models["params"]
         meta_round = task_round(config, task, meta_update, gradient_mean(data))
-        gradient, loss = meta_round(state.models, data, key)  # Eqs. 6 and 13
+        gradient, loss = meta_round(  # Eqs. 6 and 13
+            state.models, data, key, state.num_rounds
+        )
         updates, _ = outer.update(gradient["params"], outer.init(params), params)
         models = state.models | {"params": optax.apply_updates(params, updates)}
         if config.fine_tune:
             # Eqs. 7 and 8, with the same cohort.
-            models, _ = fine_tuning_round(models, data, key)
+            models, _ = fine_tuning_round(models, data, key, state.num_rounds)
         return FederatedState(models, state.num_rounds + 1), {"train_loss": loss}
 
     return scored(task, init, round_)

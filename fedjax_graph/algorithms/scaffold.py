@@ -60,9 +60,9 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
     """Factory of SCAFFOLD on any task."""
     task, server = config.task.build(), server_step(config.server_optimizer)
 
-    def update(own, client_data, key, data, c):
-        correction = jax.tree.map(jnp.subtract, c, own["control"])
-        result = task.update(own["model"], client_data, key, data, control(correction))
+    def update(own, client_data, key, data, num_rounds, c):
+        adjust = control(jax.tree.map(jnp.subtract, c, own["control"]))
+        result = task.update(own["model"], client_data, key, data, adjust, num_rounds)
         new = result.opt_state[0].mean_gradient
         return {"model": result.model, "control": new}, result.loss
 
@@ -79,14 +79,14 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
         return ScaffoldState(models, jnp.int32(0), server.init(models), controls)
 
     def round_(state, data, key):
-        train_key, aggregate_key = jax.random.split(key)
+        train_key, aggregate_key = task.round_keys(key)
         c = aggregation.client_mean(state.controls, data.client_weights)
         size = cohort_size(len(data.client_ids), config.participation)
         c = communication.up(communication.down(c, size), size)  # and as many changes
         average = config.average(state, data, aggregate_key)
         run = task_round(config, task, update, average, is_personal=is_personal)
         own = {"model": state.models, "control": state.controls}
-        own, loss = run(own, data, train_key, c)
+        own, loss = run(own, data, train_key, state.num_rounds, c)
         after = state._replace(num_rounds=state.num_rounds + 1, controls=own["control"])
         return server.step(after, own["model"]), {"train_loss": loss}
 

@@ -184,9 +184,16 @@ class FederatedState(NamedTuple):
     server_opt_state: Any = ()  # of the server's optimizer, () without one
 
 
-def plain_update(task: Task, model, client_data, key, data):
+def plain_update(
+    task: Task,
+    model: Any,
+    client_data: Any,
+    key: jax.Array,
+    data: Data,
+    num_rounds: jax.Array,
+) -> tuple[Any, jax.Array]:
     """The task's local steps from the client's own copy, with nothing added."""
-    result = task.update(model, client_data, key, data, None)
+    result = task.update(model, client_data, key, data, None, num_rounds)
     return result.model, result.loss
 
 
@@ -234,8 +241,8 @@ def federated(
     Args:
       config: task, participation and mapping.
       aggregator: (state, data, key of the round) -> aggregator.
-      update: (task, model, client data, key, data, *shared) -> (model, loss), of ONE
-        client.
+      update: (task, model, client data, key, data, num_rounds, *shared) ->
+        (model, loss), of ONE client.
       shared: (state, data) -> what `update` gets besides, the same for all clients.
       is_personal: task -> which leaves of a model stay with their client.
       server_optimizer: takes the server's step to what the aggregator returns, see
@@ -263,7 +270,7 @@ def federated(
         return start._replace(models=models)
 
     def round_(state, data, key):
-        train_key, aggregate_key = jax.random.split(key)
+        train_key, aggregate_key = task.round_keys(key)
         run = task_round(
             config,
             task,
@@ -272,7 +279,9 @@ def federated(
             has_aux=first_state is not None,
             is_personal=personal,
         )
-        models, loss, *kept = run(state.models, data, train_key, *shared(state, data))
+        models, loss, *kept = run(
+            state.models, data, train_key, state.num_rounds, *shared(state, data)
+        )
         after = state._replace(num_rounds=state.num_rounds + 1, **dict(*kept))
         return server.step(after, models), {"train_loss": loss}
 

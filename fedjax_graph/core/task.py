@@ -25,11 +25,20 @@ class Task(NamedTuple):
     client_data: Callable[[Data], Any]
     """data -> what each client trains on: a pytree of [K, ...]."""
     update: Callable[
-        [Model, Any, jax.Array, Data, optax.GradientTransformation | None], LocalResult
+        [
+            Model,
+            Any,
+            jax.Array,
+            Data,
+            optax.GradientTransformation | None,
+            jax.Array,
+        ],
+        LocalResult,
     ]
-    """(model, own client data, key, data, adjust) -> the local steps of ONE client.
-    `adjust`, if any, acts on the gradients ahead of the task's optimizer; its state is
-    the first element of the result's `opt_state`."""
+    """(model, own client data, key, data, adjust, num_rounds) -> the local steps of ONE
+    client. `adjust`, if any, acts on the gradients ahead of the task's optimizer; its
+    state is the first element of the result's `opt_state`. `num_rounds` is how many
+    rounds there were before this one, [] int32."""
     evaluate: Callable[[Model, Data], Metrics]
     """(models, data) -> scores; the models' leaves are [1 or K, ...]."""
     predict: Callable[[Model, Data], jax.Array]
@@ -47,6 +56,9 @@ class Task(NamedTuple):
     ) = None
     """(params, batch_stats, own client data, key, data) -> [] mean loss over all that
     ONE client trains on, and the new batch_stats; None for a task with minibatches."""
+    round_keys: Callable[[jax.Array], tuple[jax.Array, jax.Array]] = jax.random.split
+    """Key of a round -> that of the cohort and its local steps, and that of the
+    aggregator."""
 
 
 def in_head(path: tuple[Any, ...]) -> bool:

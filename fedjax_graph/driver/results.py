@@ -6,6 +6,7 @@
                         "seconds": float, ...}}}
 
 Leaves of `test` are means over seeds; `test_std` and `test_by_seed` have the same tree.
+Which metrics it holds is said by who runs the method; some stand beside it, as means.
 Errors are in the unit of the data, mph unless it says otherwise; MAPE and accuracies in
 percent. What `mae` and `rmse` mean is the system's: see the README.
 `communication_bytes` are those of training up to the best round, the papers'
@@ -16,6 +17,7 @@ import json
 import os
 import pathlib
 import platform
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -48,16 +50,21 @@ def environment() -> dict[str, Any]:
 
 
 def method_entry(
-    result: RunResult, keep: tuple[str, ...], config: dict[str, Any]
+    result: RunResult,
+    test_keys: Sequence[str],
+    config: dict[str, Any],
+    entry_keys: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Makes the entry of one method in `results.json`.
+    """Makes the entry of one method, without metrics that the method does not have.
 
     Args:
       result: of the run.
-      keep: keys of the metrics that make `test`.
+      test_keys: of the metrics that make `test`.
       config: hyper-parameters, for the record.
+      entry_keys: of the metrics that stand beside `test`, as means over seeds.
     """
-    kept = {key: result.test[key] for key in keep if key in result.test}
+    kept = {key: result.test[key] for key in test_keys if key in result.test}
+    beside = {key: result.test[key] for key in entry_keys if key in result.test}
     mean = jax.tree.map(lambda x: float(np.mean(x, dtype=np.float64)), kept)
     std = None
     num_seeds = len(result.best_round)
@@ -84,8 +91,7 @@ def method_entry(
         "compile_seconds": result.compile_seconds,
         "config": config,
     }
-    if "rmse_by_horizon" in result.test:
-        entry["rmse_by_horizon"] = np.mean(result.test["rmse_by_horizon"], axis=0)
+    entry |= jax.tree.map(lambda x: np.mean(x, axis=0), beside)
     return to_jsonable(entry)
 
 

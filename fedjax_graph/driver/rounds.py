@@ -388,13 +388,16 @@ class _Loop:
         return self._programs[num_rounds]
 
     def _record(self, metrics, i, round_, stopped) -> dict[str, Any]:
-        """Makes a line of `metrics.jsonl`: means over the seeds still running."""
+        """Makes a line of `metrics.jsonl`: means over the seeds still running.
+
+        Of the evaluation, each metric that is one number for a seed.
+        """
         scores = metrics["validation"]
         figures = {k: v[:, i] for k, v in metrics.items() if k != "validation"}
         if i == metrics["train_loss"].shape[1] - 1:
-            for key in ("loss", "rmse", "mae", "accuracy"):
-                if key in scores:
-                    figures[f"validation_{key}"] = scores[key]
+            for key, values in scores.items():
+                if np.ndim(values) == 1:  # [seeds]
+                    figures[f"validation_{key}"] = values
         if not np.all(np.isfinite(figures["train_loss"][~stopped])):
             raise InputError(
                 f"{self._name}: the training loss of round {round_} is not finite; "

@@ -99,9 +99,9 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
     )
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         settings = checkpoints.settings()
-        algorithm = algorithms.get_method(method).factory(
-            algorithms.make_config(method, settings["config"])
-        )
+        name = settings["method"]  # `method` under its registered name
+        config = algorithms.make_config(name, settings["config"])
+        algorithm = algorithms.get_method(name).factory(config)
         data = make_data(np.zeros((windows.WINDOW_STEPS, num_clients)), stamps)
         rows = ("speed", "client_ids", "client_weights")
         data = data._replace(

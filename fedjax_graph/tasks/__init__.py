@@ -14,6 +14,7 @@ TASKS: Registry[type] = Registry(
         "nodes": _lazy("nodes:NodeTask"),
         "subgraphs": _lazy("subgraphs:SubgraphTask"),
         "traffic_rnn": _lazy("traffic_rnn:TrafficRNNTask"),
+        "traffic_seq2seq": _lazy("traffic_seq2seq:TrafficSeq2SeqTask"),
     },
 )
 

@@ -1,4 +1,4 @@
-"""Forecasting as a task: the client's loss and update, predictions, and their errors.
+"""Forecasts as a task's outputs: predictions of all clients, and their errors.
 
 Every traffic method supplies `predict_batch(state, data, starts) -> [K, B, 12]` in mph
 and gets `evaluate` and `predict` from here.
@@ -10,170 +10,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_graph.core import aggregation, batching, clients, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm
-from fedjax_graph.core.batching import shuffled_batches
-from fedjax_graph.core.local import local_update
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TARGET_STEPS, TrafficData, Windows
-from fedjax_graph.models.seq2seq import Seq2Seq
 
 PredictBatch = Callable[[Any, TrafficData, jax.Array], jax.Array]
 HORIZONS = {"15": 3, "30": 6, "60": 12}  # minutes ahead: steps of 5 minutes
-
-
-# --- Training on one client ----------------------------------------------------------
-
-
-class ClientData(NamedTuple):
-    """What one client trains on (with a leading client axis where stacked)."""
-
-    speed: jax.Array  # [T] mph
-    embeddings: jax.Array  # [S, E], h_G of each training window; E = 0 without server
-
-
-class Batch(NamedTuple):
-    """One minibatch of a client's windows."""
-
-    indices: jax.Array  # [B] int32, indices into the split's windows
-    mask: jax.Array  # [B] float32, 0 for padding
-    feed_truth: jax.Array  # [12] bool
-
-
-def sampling_probability(step: jax.Array, decay: float) -> jax.Array:
-    """Probability k / (k + exp(i / k)) of feeding the truth at optimization step i.
-
-    Bengio et al., "Scheduled Sampling for Sequence Prediction with Recurrent Neural
-    Networks", NeurIPS 2015: inverse sigmoid decay.
-    """
-    return decay / (decay + jnp.exp(step / decay))
-
-
-def feed_draws(
-    key: jax.Array, num_steps: int, first_step: jax.Array, decay: float
-) -> jax.Array:
-    """Whether the truth is fed, [num_steps, 12] bool, from `first_step` on."""
-    probability = sampling_probability(first_step + jnp.arange(num_steps), decay)
-    draws = jax.random.uniform(key, (num_steps, TARGET_STEPS))
-    return draws < probability[:, None]
-
-
-def epoch_batches(
-    key: jax.Array,
-    num_windows: int,
-    batch_size: int,
-    num_epochs: int,
-    first_step: jax.Array,
-    sampling_decay: float,
-) -> Batch:
-    """Shuffled minibatches of `num_epochs` passes, `[num_epochs * steps, ...]`.
-
-    The last batch of a pass is padded and masked. Each batch draws once for each
-    decoding step whether the truth is fed.
-
-    Args:
-      key: of the client and round.
-      num_windows: S, windows in a pass.
-      batch_size: B.
-      num_epochs: passes.
-      first_step: [] optimization steps taken so far.
-      sampling_decay: k of `sampling_probability`.
-    """
-    shuffle_key, feed_key = jax.random.split(key)
-    indices, mask = shuffled_batches(shuffle_key, num_windows, batch_size, num_epochs)
-    feed_truth = feed_draws(feed_key, len(indices), first_step, sampling_decay)
-    return Batch(indices, mask, feed_truth)
-
-
-def joint_batches(*args) -> Batch:
-    """`epoch_batches`, padded to a size that the devices divide."""
-    batches = epoch_batches(*args)
-    size = batches.indices.shape[1]
-    extra = ((0, 0), (0, mesh.padded_size(size) - size))
-    return batches._replace(
-        indices=jnp.pad(batches.indices, extra), mask=jnp.pad(batches.mask, extra)
-    )
-
-
-def target_weights(
-    truth: jax.Array, mask: jax.Array, skip_missing: bool = False
-) -> jax.Array:
-    """Factors that make a sum over steps and windows the mean over those that count.
-
-    Args:
-      truth: [12, B] mph, what is to be forecast; 0 = missing.
-      mask: [B], 0 for padding.
-      skip_missing: whether missing readings do not count.
-
-    Returns:
-      [12, B].
-    """
-    counts = mask * (truth != 0) if skip_missing else mask * jnp.ones_like(truth)
-    return counts / jnp.maximum(jnp.sum(counts), 1)
-
-
-def joint_weights(
-    data: TrafficData, batch: Batch, masked_loss: bool = False
-) -> jax.Array:
-    """Factors [K, 12, B] that make squared errors the sum of the clients' losses.
-
-    Those of padded clients are 0.
-    """
-
-    def of_client(speed):
-        truth = windows.truth(speed, data.starts[batch.indices])
-        return target_weights(truth, batch.mask, masked_loss)
-
-    real = (data.client_weights > 0).astype(jnp.float32)[:, None, None]
-    return real * jax.vmap(of_client)(data.speed)
-
-
-def client_update(
-    model: Seq2Seq,
-    optimizer: optax.GradientTransformation,
-    *,
-    batch_size: int,
-    num_epochs: int,
-    sampling_decay: float,
-    masked_loss: bool = False,
-):
-    """ClientUpdate of Algorithm 2: passes over one client's windows, h_G fixed.
-
-    Args:
-      model: the client's.
-      optimizer: starts anew with each call.
-      batch_size: windows in a minibatch.
-      num_epochs: passes.
-      sampling_decay: see `epoch_batches`.
-      masked_loss: whether missing readings are left out of the loss.
-
-    Returns:
-      (params, ClientData, key, TrafficData, first_step) -> (params, mean loss).
-    """
-
-    def update(params, client, key, data, first_step):
-        def loss(params, batch):
-            starts = data.starts[batch.indices]
-            inputs, targets = windows.gather(data, client.speed, starts)
-            outputs = model.apply(
-                {"params": params},
-                inputs,
-                client.embeddings[batch.indices],
-                targets,
-                batch.feed_truth,
-            )
-            truth = windows.truth(client.speed, starts)
-            weights = target_weights(truth, batch.mask, masked_loss)
-            return jnp.sum(weights * (outputs - targets[..., 0]) ** 2)
-
-        minibatches = epoch_batches(
-            key, len(data.starts), batch_size, num_epochs, first_step, sampling_decay
-        )
-        return local_update(loss, optimizer)(params, minibatches)
-
-    return update
 
 
 # --- All clients at once -------------------------------------------------------------

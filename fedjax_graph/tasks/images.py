@@ -24,6 +24,12 @@ from fedjax_graph.models.resnet import ResNet9, init_model
 from fedjax_graph.tasks import augmentation
 
 GROUP_PERCENT = 5  # of the clients make the best and the worst group
+GROUPS = ("mean_accuracy",) + tuple(
+    f"{which}_{GROUP_PERCENT}_percent" for which in ("best", "worst")
+)
+TEST_METRICS = tuple(  # what a test is summed up by
+    f"{name}{end}" for name in GROUPS for end in ("", "_client_std")
+)
 
 
 class Batch(NamedTuple):
@@ -75,7 +81,8 @@ def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResul
     The loss it reports is the mean over the images of all epochs.
     """
 
-    def update(start, client_data, key, data: ImageData, adjust):
+    def update(start, client_data, key, data: ImageData, adjust, num_rounds):
+        del num_rounds
         indices, mask = client_data
 
         def loss(params, stats, batch):
@@ -232,13 +239,10 @@ def client_metrics(
     accuracy = 100 * num_right / divisor
     is_real = (client_weights > 0) & (num_images > 0)
     group_size = -(-jnp.sum(is_real) * GROUP_PERCENT // 100)
-    groups = {
-        "mean_accuracy": is_real,
-        f"best_{GROUP_PERCENT}_percent": lowest(-accuracy, is_real, group_size),
-        f"worst_{GROUP_PERCENT}_percent": lowest(accuracy, is_real, group_size),
-    }
+    best = lowest(-accuracy, is_real, group_size)
+    worst = lowest(accuracy, is_real, group_size)
     scores = {}
-    for name, group in groups.items():
+    for name, group in zip(GROUPS, (is_real, best, worst), strict=True):
         scores[name], scores[f"{name}_client_std"] = moments(accuracy, group)
     return {
         "loss": 1 - scores["mean_accuracy"] / 100,

@@ -129,7 +129,8 @@ def field_loss(
 def client_update(model: NodeModel, config: NodeTask) -> Callable[..., LocalResult]:
     """Factory of the inner steps of one client; see `Task.update`."""
 
-    def update(start, client_data, key, data: NodeData, adjust):
+    def update(start, client_data, key, data: NodeData, adjust, num_rounds):
+        del num_rounds
         support, _ = client_data
         graph = as_graph(data.features, support)
         if adjust is None:

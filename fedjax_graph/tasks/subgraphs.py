@@ -130,8 +130,8 @@ def training_loss(module: nn.Module) -> Callable[..., tuple[jax.Array, Any]]:
 def client_update(loss, config: SubgraphTask) -> Callable[..., LocalResult]:
     """Factory of one client's gradient steps on its subgraph; see `Task.update`."""
 
-    def update(start, client_data, key, data, adjust):
-        del data
+    def update(start, client_data, key, data, adjust, num_rounds):
+        del data, num_rounds
         steps = local_steps(
             lambda params, stats, key: loss(params, stats, (client_data, key)),
             config.optimizer.build(config.local_steps),

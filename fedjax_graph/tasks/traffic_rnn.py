@@ -92,7 +92,9 @@ def client_update(
 ) -> Callable[..., LocalResult]:
     """Factory of the local epochs of one client; see `Task.update`."""
 
-    def update(start, speed, key, data: TrafficData, adjust):
+    def update(start, speed, key, data: TrafficData, adjust, num_rounds):
+        del num_rounds
+
         def loss(params, stats, batch):
             starts = data.starts[batch.indices]
             inputs, _ = windows.gather(data, speed, starts)
@@ -144,6 +146,10 @@ def predict_batch(model: TrafficModel) -> forecasting.PredictBatch:
         return jnp.swapaxes(outputs[..., 0], 1, 2) * data.std + data.mean
 
     return predict
+
+
+TEST_METRICS = ("mae", "mape", "rmse", "masked")  # what a test is summed up by
+ENTRY_METRICS = ("rmse_by_horizon",)  # of it in detail
 
 
 def client_metrics(sums: forecasting.ErrorSums, std: jax.Array) -> dict[str, Any]:

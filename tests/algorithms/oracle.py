@@ -279,21 +279,21 @@ def joint_rounds(joint, start, data, keys, config, merged):
 def fed_avg_rounds(clients, params, data, keys, config, is_averaged):
     """GRU + FedAvg; yields the models of all clients and the loss after each round."""
     num_clients, num_windows = len(data.speed), len(data.starts)
-    rows, num_steps = [params] * num_clients, 0
+    rows, num_steps, task = [params] * num_clients, 0, config.task
     size = max(1, round(config.participation * num_clients))
     embeddings = np.zeros((num_clients, num_windows, 0), np.float32)
     for key in keys:
         batches_of = functools.partial(
             draw_batches,
             num_windows=num_windows,
-            batch_size=config.batch_size,
-            num_epochs=config.client_rounds,
+            batch_size=task.batch_size,
+            num_epochs=task.local_epochs,
             first_step=num_steps,
-            decay=config.sampling_decay,
+            decay=task.sampling_decay,
         )
         trained = clients.train_cohort(rows, data, key, size, embeddings, batches_of)
         rows, loss = merge(rows, trained, data, is_averaged)
-        num_steps += config.client_rounds * -(-num_windows // config.batch_size)
+        num_steps += task.local_epochs * -(-num_windows // task.batch_size)
         yield rows, loss
 
 

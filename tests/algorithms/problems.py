@@ -93,6 +93,14 @@ class Traffic(Problem):
         }
 
 
+class Seq2SeqTraffic(Traffic):
+    TASK = Traffic.TASK | {
+        "kind": "traffic_seq2seq",
+        "num_layers": 2,
+        "sampling_decay": 4.0,
+    }
+
+
 class Nodes(Problem):
     TASK = {
         "kind": "nodes",

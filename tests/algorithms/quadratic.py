@@ -60,8 +60,8 @@ class QuadraticTask:
             query_loss=query_loss,
         )
 
-    def update(self, start, own, key, data, adjust):
-        del data
+    def update(self, start, own, key, data, adjust, num_rounds):
+        del data, num_rounds
         order = batches_of(key, self)
         batches = jax.tree.map(lambda x: x[order], own)
         steps = local_steps(loss, optax.sgd(self.learning_rate), adjust=adjust)

@@ -1,6 +1,7 @@
 """Federated methods against their papers' algorithms as loops over clients."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
 import pytest
@@ -21,6 +22,7 @@ from fedjax_graph.algorithms.local import local_training
 from fedjax_graph.core.communication import Bytes, bytes_per_round
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
+from fedjax_graph.core.local import LocalResult
 from tests.algorithms import quadratic
 from tests.algorithms.quadratic import (
     BASE,
@@ -346,6 +348,33 @@ def test_the_ledger_counts_what_crosses(data, name):
             )
             expected = Bytes(up=4 * up * cohort, down=4 * down * cohort)
             assert ledger(algorithm, data) == expected
+
+
+class CountingTask(QuadraticTask):
+    """Local steps add the number of rounds before theirs, from a start at 0."""
+
+    def build(self):
+        task = super().build()
+        return task._replace(
+            init=lambda key: jax.tree.map(jnp.zeros_like, task.init(key)),
+            update=self.count,
+            query_loss=lambda *_: jnp.float32(0),
+        )
+
+    def count(self, start, own, key, data, adjust, num_rounds):
+        del own, key, data
+        opt_state = () if adjust is None else (adjust.init(start["params"]),)
+        model = jax.tree.map(lambda x: x + num_rounds, start)
+        return LocalResult(model, opt_state, jnp.float32(0))
+
+
+@pytest.mark.parametrize("name", CROSSING)
+def test_local_steps_know_the_number_of_rounds(data, name):
+    algorithm = build(name, task=CountingTask())
+    state = algorithm.init(KEYS[0], data)
+    for _ in range(4):
+        state, _ = algorithm.round(state, data, KEYS[0])
+    npt.assert_allclose(to_rows(state.models), 0 + 1 + 2 + 3, rtol=1e-5)
 
 
 def test_what_no_client_uses_is_not_sent(data):

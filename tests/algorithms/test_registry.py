@@ -13,17 +13,17 @@ from fedjax_graph.core.federated import FederatedConfig
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.registry import Lazy, Registry
 from fedjax_graph.driver.writers import to_jsonable
-from fedjax_graph.tasks import TASKS, register_task
+from fedjax_graph.tasks import register_task
 from fedjax_graph.tasks.images import ImageTask
+from tests import tables
 
 SIZES = {"num_features": 6, "num_classes": 3}
 
 
 @pytest.fixture(autouse=True)
-def own_tables(monkeypatch):
-    """What a test registers is forgotten after it."""
-    for table in (algorithms.REGISTRY, TASKS):
-        monkeypatch.setattr(table, "_entries", dict(table._entries))
+def own_tables():
+    with tables.kept():
+        yield
 
 
 # --- Registry ------------------------------------------------------------------------

@@ -32,20 +32,21 @@ jax.config.update("jax_disable_most_optimizations", True)
 assert jax.device_count() == int(sys.argv[1])
 splits = windows.make_splits(synthetic.traffic_network(num_sensors=5, num_days=1))
 small = {"hidden_size": 4, "gn_mlp_sizes": (4, 4, 4), "gn_layers": 1}
+small |= {"client_batch_size": 50, "server_batch_size": 47}
 task = {"kind": "traffic_rnn", "hidden_size": 4, "batch_size": 50}
-small |= {"batch_size": 50, "client_batch_size": 50, "server_batch_size": 47}
+seq2seq = task | {"kind": "traffic_seq2seq"}
 runs = {
-    "cnfgnn": {"clients_per_chunk": 1},
-    "gru_fedavg": {"clients_per_chunk": 2, "participation": 0.6},
-    "gru_centralized": {},
+    "cnfgnn": small | {"clients_per_chunk": 1},
+    "fed_avg": {"task": seq2seq, "clients_per_chunk": 2, "participation": 0.6},
+    "gru_centralized": {"task": seq2seq},
     "persistence": {},
     "scaffold": {"task": task, "participation": 0.6},
     "sfl_star": {"task": task},
 }
-trained = ("cnfgnn", "gru_fedavg", "gru_centralized")
+trained = ("cnfgnn", "fed_avg", "gru_centralized")
 out = {}
 for method, values in runs.items():
-    algorithm = get_method(method).factory(make_config(method, small | values))
+    algorithm = get_method(method).factory(make_config(method, values))
     config = rounds.RunConfig(
         num_rounds=2 if method in trained else 0,
         seeds=(0, 1),

@@ -15,13 +15,13 @@ from fedjax_graph.data.images import datasets as images
 from fedjax_graph.data.images import synthetic as synthetic_images
 from fedjax_graph.data.traffic import datasets as traffic
 from fedjax_graph.data.traffic import synthetic as synthetic_traffic
+from tests import tables
 
 
 @pytest.fixture(autouse=True)
-def own_table(monkeypatch):
-    """What a test registers is forgotten after it."""
-    table = catalog.DATASETS
-    monkeypatch.setattr(table, "_entries", dict(table._entries))
+def own_tables():
+    with tables.kept():
+        yield
 
 
 def fields(dataset):

@@ -16,17 +16,23 @@ from fedjax_graph.driver.serving import load_forecaster, save_network
 HALVES = {"hidden_size": 4, "gn_mlp_sizes": (6, 4), "gn_layers": 1}
 CONFIGS = {
     "cnfgnn": HALVES,
-    "gru_fedavg": {"hidden_size": 4},
+    "gru_fedavg": {"task": {"kind": "traffic_seq2seq", "hidden_size": 4}},
 }
+REGISTERED = {"gru_fedavg": "fed_avg"}  # where a run has another name for it
 SEEDS = (3, 4)
 
 
 def train_method(name, splits, workdir):
     """One round of a method; its algorithm and the first seed's state."""
     values = CONFIGS.get(name, HALVES) | {"clients_per_chunk": 1}
-    config = algorithms.make_config(name, values)
-    algorithm = algorithms.get_method(name).factory(config)
-    settings = {"config": dataclasses.asdict(config), "seeds": SEEDS}
+    registered = REGISTERED.get(name, name)
+    config = algorithms.make_config(registered, values)
+    algorithm = algorithms.get_method(registered).factory(config)
+    settings = {
+        "method": registered,
+        "config": dataclasses.asdict(config),
+        "seeds": SEEDS,
+    }
     run_config = rounds.RunConfig(num_rounds=1, seeds=SEEDS, seeds_per_chunk=1)
     result = rounds.run(name, algorithm, splits, run_config, workdir, settings)
     return algorithm, jax.tree.map(lambda x: x[0], result.best_state)

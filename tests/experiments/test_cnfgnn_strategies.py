@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from experiments import cnfgnn
+from experiments.studies.cnfgnn import check_readings
+from experiments.studies.cnfgnn_output import exchanges_of
 from fedjax_graph.core.errors import InputError
 from tests.experiments import binary
 from tests.experiments.test_cnfgnn import METHODS, Machine
@@ -99,8 +100,9 @@ def test_baselines_are_those_of_table_7(machine, answers):
     size = NUM_EDGES * model_bytes(4, 0)
     assert sent == [{"up": 0, "down": 0}, {"up": 0, "down": size}]
     config = found["gru_fmtl"]["config"]
-    kept = {key: config[key] for key in ("regulariser", "weight", "sync_every")}
-    assert kept == {"regulariser": "frobenius", "weight": 0.02, "sync_every": 5}
+    kept = {key: config[key] for key in ("regulariser", "weight")}
+    assert kept == {"regulariser": "frobenius", "weight": 0.02}
+    assert config["task"]["local_epochs"] == 5
     assert not (machine.folder / "baselines" / "strategies.png").exists()
 
 
@@ -111,7 +113,8 @@ def test_options_beyond_the_paper(machine, answers):
     names = ["cnfgnn", "split_learning", "gru_centralized"]
     assert list(found) == names
     configs = [found[name]["config"] for name in names]
-    assert [config["masked_loss"] for config in configs] == [True] * 3
+    tasks = [config.get("task", config) for config in configs]
+    assert [task["masked_loss"] for task in tasks] == [True] * 3
     for config in configs[:2]:
         assert (config["server_dtype"], config["exchange_bits"]) == ("bfloat16", 8)
     rounded = HIDDEN * 8 // 16  # 4 bytes and a float32 scale, not 4 float32
@@ -142,7 +145,7 @@ def test_bytes_are_those_of_each_seed(tmp_path):
         "sl": {"communication_bytes_per_round": {"up": 3, "down": 4}},
         "local": {"communication_bytes_per_round": {"up": 0, "down": 0}},
     }
-    found = cnfgnn.exchanges_of(tmp_path, entries, std=2.0)
+    found = exchanges_of(tmp_path, entries, std=2.0)
     assert list(found) == ["sl"]
     assert found["sl"].sizes.tolist() == [7, 14, 28]
     assert found["sl"].rmse.tolist() == [[4, 6], [4, 2], [4, 1]]
@@ -151,12 +154,12 @@ def test_bytes_are_those_of_each_seed(tmp_path):
 
 
 def test_a_masked_loss_needs_readings(splits):
-    cnfgnn.check_readings("tiny", splits)
+    check_readings("tiny", splits)
     first = int(splits["validation"].starts[0]) + 12  # 4 windows, so 15 steps
     silent = splits["train"].speed.at[:, first : first + 15].set(0)
     splits = {part: data._replace(speed=silent) for part, data in splits.items()}
     with pytest.raises(InputError, match="no reading to forecast in the validation"):
-        cnfgnn.check_readings("tiny", splits)
+        check_readings("tiny", splits)
 
 
 def test_a_target_that_is_not_reached_is_none(machine, answers):

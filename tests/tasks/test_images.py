@@ -222,7 +222,7 @@ def update():
         task = config.build()
 
         def one(start, own, key, data):
-            return task.update(start, own, key, data, None)
+            return task.update(start, own, key, data, None, 0)
 
         return jax.jit(one)(start, row(task.client_data(data), k), key, data)
 
@@ -265,7 +265,7 @@ def test_adjustment_comes_first_and_its_state_is_returned(data, models, task):
 
     adjust = optax.GradientTransformation(init, stop)
     start = row(models, 0)
-    result = jax.jit(lambda *args: task.update(*args, adjust))(
+    result = jax.jit(lambda *args: task.update(*args, adjust, 0))(
         start, row(task.client_data(data), 0), jax.random.key(0), data
     )
     assert result.opt_state[0] == 6
@@ -427,7 +427,7 @@ def test_seeds_may_be_mapped_and_rounds_scanned(data, models):
 
     def one_round(model, key):
         own = row(task.client_data(data), 0)
-        result = task.update(model, own, key, data, None)
+        result = task.update(model, own, key, data, None, 0)
         return result.model, result.loss
 
     keys = jax.random.split(jax.random.key(2), (2, 2))  # seeds, rounds

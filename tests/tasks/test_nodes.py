@@ -125,7 +125,7 @@ def update_all(quick_jit):
 
     def run(task, models, train, adjust=None, seed=3):
         def one(model, own, key):
-            return task.update(model, own, key, train, adjust)
+            return task.update(model, own, key, train, adjust, 0)
 
         keys = jax.random.split(jax.random.key(seed), len(models))
         own = task.client_data(train)
@@ -238,7 +238,7 @@ def test_recomputed_steps_have_the_same_meta_gradient(model, make_models, quick_
         def objective(params, task=task, own=own):
             model = start | {"params": params}
             key = jax.random.key(1)
-            adapted = task.update(model, own, key, train, None).model["params"]
+            adapted = task.update(model, own, key, train, None, 0).model["params"]
             return task.query_loss(adapted, own, key, train)
 
         gradients.append(quick_jit(jax.grad(objective))(start["params"]))

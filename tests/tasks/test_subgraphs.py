@@ -161,7 +161,7 @@ def test_local_steps_are_gradient_steps_on_the_training_nodes(
     task, train = make_task(), splits["train"]
     adjust = None if decay is None else optax.add_decayed_weights(decay)
     starts = [draw_params(task.init, seed) for seed in range(NUM_CLIENTS)]
-    update = jax.vmap(lambda m, own: task.update(m, own, KEY, train, adjust))
+    update = jax.vmap(lambda m, own: task.update(m, own, KEY, train, adjust, 0))
     result = quick_jit(update)(stack(starts), task.client_data(train))
     for client, start in enumerate(starts):
         dense, params, losses = Dense(alone(train, client)), start["params"], []
@@ -190,7 +190,7 @@ def test_nothing_is_dropped_but_in_training(model, splits, loss_and_gradient):
 
 def test_each_local_step_drops_other_units(model, splits, loss_and_gradient, quick_jit):
     train, task = splits["train"], make_task(dropout=0.5, local_steps=2)
-    update = quick_jit(lambda own: task.update(model, own, KEY, train, None))
+    update = quick_jit(lambda own: task.update(model, own, KEY, train, None, 0))
     found, start, losses = update(row(train, 0)), model, []
     for key in jax.random.split(KEY, 2):
         (loss, _), gradient = loss_and_gradient(start, train, key, dropout=0.5)

@@ -28,13 +28,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_graph.algorithms.cnfgnn.joint_training import joint_training
 from fedjax_graph.core import aggregation, batching, communication, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.federated import federated_round
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData
 from fedjax_graph.models import graph_network, seq2seq
 from fedjax_graph.tasks import forecasting
+from fedjax_graph.tasks.traffic_seq2seq import ClientData, local_training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +48,8 @@ class HalvesConfig:
     gn_layers: int = 2
     gn_mlp_sizes: tuple[int, ...] = (256, 256, 128)
     server_batch_size: int = 48
-    client_learning_rate: float = 1e-3
-    server_learning_rate: float = 1e-3
+    client_optimizer: OptimizerConfig = OptimizerConfig("adam", 1e-3)
+    server_optimizer: OptimizerConfig = OptimizerConfig("adam", 1e-3)
     sampling_decay: float = 1000.0
     clients_per_chunk: int | None = None
     masked_loss: bool = False  # leaves missing readings out
@@ -180,14 +183,19 @@ def client_phase(
       (client_params, embeddings [K, S, H], data, key, num_steps) ->
       (client_params, mean loss, steps taken).
     """
-    update = forecasting.client_update(
+    train = local_training(
         make_models(config).client,
-        optax.adam(config.client_learning_rate),
+        config.client_optimizer,
         batch_size=config.client_batch_size,
         num_epochs=config.client_rounds,
         sampling_decay=config.sampling_decay,
         masked_loss=config.masked_loss,
     )
+
+    def update(params, client, key, data, num_steps):
+        start = {"params": params, "batch_stats": {}}
+        result = train(start, client, key, data, None, num_steps)
+        return result.model["params"], result.loss
 
     def phase(client_params, embeddings, data: TrafficData, key, num_steps):
         client_params, loss = federated_round(
@@ -197,7 +205,7 @@ def client_phase(
             clients_per_chunk=config.clients_per_chunk,
         )(
             client_params,
-            forecasting.ClientData(data.speed, embeddings),
+            ClientData(data.speed, embeddings),
             data.client_ids,
             data.client_weights,
             key,
@@ -219,9 +227,8 @@ def server_phase(config: CNFGNNConfig):
       `Hidden` of all windows.
     """
     models = make_models(config)
-    optimizer = optax.adam(config.server_learning_rate)
 
-    def gradients(server_params, client_params, data, h_c, starts, weights, feed_truth):
+    def gradients(server_params, data, starts, weights, feed_truth, h_c, client_params):
         """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
         share, bits = real_share(data, config.server_batch_size), config.exchange_bits
         h_g, pull_back = jax.vjp(
@@ -241,37 +248,19 @@ def server_phase(config: CNFGNNConfig):
         value, h_g_grads = jax.value_and_grad(loss)(arrived)
         return value, *pull_back(communication.up(h_g_grads, share, bits))
 
+    train = joint_training(
+        gradients,
+        config.server_optimizer.build(),
+        batch_size=config.server_batch_size,
+        num_epochs=config.server_rounds,
+        sampling_decay=config.sampling_decay,
+        masked_loss=config.masked_loss,
+    )
+
     def phase(server_params, opt_state, client_params, hidden, data, key, num_steps):
-        batches = forecasting.joint_batches(
-            key,
-            len(data.starts),
-            config.server_batch_size,
-            config.server_rounds,
-            num_steps,
-            config.sampling_decay,
+        return train(
+            server_params, opt_state, data, key, num_steps, hidden, client_params
         )
-
-        def step(carry, batch):
-            server_params, opt_state = carry
-            loss, grads = mesh.sum_parts(
-                gradients, in_axes=(None, None, None, 1, 0, 2, None)
-            )(
-                server_params,
-                client_params,
-                data,
-                jax.tree.map(lambda x: x[:, batch.indices], hidden),
-                data.starts[batch.indices],
-                forecasting.joint_weights(data, batch, config.masked_loss),
-                batch.feed_truth,
-            )
-            updates, opt_state = optimizer.update(grads, opt_state, server_params)
-            return (optax.apply_updates(server_params, updates), opt_state), loss
-
-        (server_params, opt_state), losses = jax.lax.scan(
-            step, (server_params, opt_state), batches
-        )
-        num_clients = jnp.sum(data.client_weights > 0)
-        return server_params, opt_state, jnp.mean(losses) / num_clients, len(losses)
 
     return phase
 
@@ -323,7 +312,7 @@ def cnfgnn(
         return CNFGNNState(
             aggregation.initial(aggregate, client_params, len(data.client_ids)),
             server_params,
-            optax.adam(config.server_learning_rate).init(server_params),
+            config.server_optimizer.build().init(server_params),
             round=jnp.int32(0),
             num_steps=jnp.int32(0),
         )

@@ -7,69 +7,68 @@ over the rounds. Differences from the paper: none known. From the released code,
 it is silent: a minibatch is of windows, each of all sensors, and scheduled sampling.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.algorithms.cnfgnn.gru_fed_avg import (
-    GRUConfig,
-    apply_all,
-    first_params,
-    scored,
-)
-from fedjax_graph.core import mesh
+from fedjax_graph.algorithms.cnfgnn.joint_training import joint_training
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.federated import scored
 from fedjax_graph.data.traffic.windows import TrafficData
-from fedjax_graph.tasks import forecasting
+from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask, apply_all
+
+
+@dataclasses.dataclass(frozen=True)
+class GRUCentralizedConfig:
+    """The task holds all: its local epochs are the passes of a round."""
+
+    task: TrafficSeq2SeqTask = TrafficSeq2SeqTask()
 
 
 class GRUCentralizedState(NamedTuple):
-    client_params: Any  # pytree of [1, ...]
+    models: Any  # {"params": ..., "batch_stats": {}}, leaves [1, ...]
     opt_state: optax.OptState
     num_steps: jax.Array  # [] int32, optimization steps so far
 
 
-def gru_centralized(config: GRUConfig) -> FederatedAlgorithm:
+def gru_centralized(config: GRUCentralizedConfig) -> FederatedAlgorithm:
     """One GRU for all sensors, trained on their windows together."""
-    optimizer = optax.adam(config.learning_rate)
+    settings, task = config.task, config.task.build()
+    optimizer = settings.optimizer.build()
 
     def init(key: jax.Array, data: TrafficData) -> GRUCentralizedState:
         del data
-        params = first_params(config, key)
-        return GRUCentralizedState(params, optimizer.init(params), jnp.int32(0))
+        models = jax.tree.map(lambda x: x[None], task.init(key))
+        opt_state = optimizer.init(models["params"])
+        return GRUCentralizedState(models, opt_state, jnp.int32(0))
 
-    def gradients(params, data, starts, weights, feed_truth):
+    def gradients(params, data, starts, weights, feed_truth, own, common):
+        del own, common
+
         def loss(params):
-            outputs, targets = apply_all(config, params, data, starts, feed_truth)
+            outputs, targets = apply_all(settings, params, data, starts, feed_truth)
             return jnp.sum(weights * (outputs - targets) ** 2)
 
         return jax.value_and_grad(loss)(params)
 
-    def round_(state: GRUCentralizedState, data: TrafficData, key: jax.Array):
-        def step(carry, batch):
-            params, opt_state = carry
-            weights = forecasting.joint_weights(data, batch, config.masked_loss)
-            loss, grads = mesh.sum_parts(gradients, in_axes=(None, None, 0, 2, None))(
-                params, data, data.starts[batch.indices], weights, batch.feed_truth
-            )
-            updates, opt_state = optimizer.update(grads, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state), loss
+    train = joint_training(
+        gradients,
+        optimizer,
+        batch_size=settings.batch_size,
+        num_epochs=settings.local_epochs,
+        sampling_decay=settings.sampling_decay,
+        masked_loss=settings.masked_loss,
+    )
 
-        batches = forecasting.joint_batches(
-            key,
-            len(data.starts),
-            config.batch_size,
-            1,
-            state.num_steps,
-            config.sampling_decay,
+    def round_(state: GRUCentralizedState, data: TrafficData, key: jax.Array):
+        params, opt_state, loss, steps = train(
+            state.models["params"], state.opt_state, data, key, state.num_steps
         )
-        (params, opt_state), losses = jax.lax.scan(
-            step, (state.client_params, state.opt_state), batches
-        )
-        state = GRUCentralizedState(params, opt_state, state.num_steps + len(losses))
-        loss = jnp.mean(losses) / jnp.sum(data.client_weights > 0)
+        models = state.models | {"params": params}
+        state = GRUCentralizedState(models, opt_state, state.num_steps + steps)
         return state, {"train_loss": loss}
 
-    return scored(config, init, round_)
+    return scored(task, init, round_)

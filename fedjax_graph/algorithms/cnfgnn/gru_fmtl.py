@@ -10,7 +10,7 @@ is the weight of the edge i -> j. To the gradient at w_i the pull adds that of
     frobenius    lambda sum_j a_ij |w_i - w_j|, the released code's
 
 The first is 2 lambda sum_j a_ij (w_i - w_j), as of Eq. 5 where a_ij = a_ji. A round is
-an exchange of models and `sync_every` passes over the client's windows. Differences
+an exchange of models and the task's local epochs on the client's windows. Differences
 from the paper: none known. The defaults are the paper's; the released code's are
 `frobenius`, 0.01 and 5 passes, and a fresh optimizer each round and scheduled sampling
 are from there.
@@ -27,32 +27,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.algorithms.cnfgnn.gru_fed_avg import (
-    GRUConfig,
-    GRUFedAvgState,
-    client_data,
-    first_state,
-    make_model,
-    scored,
-)
-from fedjax_graph.core import aggregation, batching, communication, graphs
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core import aggregation, communication, graphs
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.federated import federated_round
+from fedjax_graph.core.federated import FederatedState, federated_round, scored
 from fedjax_graph.core.proximal import ROUNDING, pull, squared_norm
-from fedjax_graph.data.traffic.windows import TrafficData
-from fedjax_graph.tasks import forecasting
+from fedjax_graph.core.task import TaskConfig
+from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
 
 CANCELLATION = 1e-5  # relative error of a squared distance from inner products
 
 
 @dataclasses.dataclass(frozen=True)
-class GRUFMTLConfig(GRUConfig):
+class GRUFMTLConfig:
     """Hyper-parameters; defaults: the paper's."""
 
+    task: TaskConfig = TrafficSeq2SeqTask()  # its local epochs are between exchanges
     regulariser: Literal["laplacian", "frobenius"] = "laplacian"
     weight: float = 0.1  # lambda
-    sync_every: int = 1  # passes between exchanges
     clients_per_chunk: int | None = None
 
 
@@ -72,7 +64,7 @@ class Centred(NamedTuple):
 
 
 def gru_fmtl(config: GRUFMTLConfig) -> FederatedAlgorithm:
-    """GRU + FMTL on traffic.
+    """GRU + FMTL on traffic; any task with a graph of its clients will do.
 
     Raises:
       InputError: if there is no such regulariser.
@@ -83,47 +75,40 @@ def gru_fmtl(config: GRUFMTLConfig) -> FederatedAlgorithm:
             f"{', '.join(REGULARISERS)}"
         )
     communicate, pull_of = REGULARISERS[config.regulariser]
+    task = config.task.build()
 
-    def update(params, client, key, data, first_step, shared):
+    def update(model, client, key, data, num_rounds, shared):
         own, neighbours = client
-        regulariser = pull_of(config.weight, neighbours, shared)
-        train = forecasting.client_update(
-            make_model(config),
-            optax.chain(regulariser, optax.adam(config.learning_rate)),
-            batch_size=config.batch_size,
-            num_epochs=config.sync_every,
-            sampling_decay=config.sampling_decay,
-            masked_loss=config.masked_loss,
-        )
-        return train(params, own, key, data, first_step)
+        adjust = pull_of(config.weight, neighbours, shared)
+        result = task.update(model, own, key, data, adjust, num_rounds)
+        return result.model, result.loss
 
     run = federated_round(
         update, aggregation.none, clients_per_chunk=config.clients_per_chunk
     )
 
-    def round_(state: GRUFedAvgState, data: TrafficData, key: jax.Array):
-        models = exchange(state.client_params, data.graph)
-        neighbours, shared = communicate(models, data)
-        params, loss = run(
-            state.client_params,
-            (client_data(config, data), neighbours),
+    def init(key: jax.Array, data: Data) -> FederatedState:
+        models = jax.tree.map(lambda x: x[None], task.init(key))
+        models = aggregation.broadcast(models, len(data.client_ids))
+        return FederatedState(models, jnp.int32(0))
+
+    def round_(state: FederatedState, data: Data, key: jax.Array):
+        communicated = exchange(state.models["params"], data.graph)
+        neighbours, shared = communicate(communicated, data)
+        update_key, _ = task.round_keys(key)
+        models, loss = run(
+            state.models,
+            (task.client_data(data), neighbours),
             data.client_ids,
             data.client_weights,
-            key,
+            update_key,
             data,
-            state.num_steps,
+            state.num_rounds,
             shared,
         )
-        steps = batching.steps_per_epoch(len(data.starts), config.batch_size)
-        num_steps = state.num_steps + config.sync_every * steps
-        return GRUFedAvgState(params, num_steps), {"train_loss": loss}
+        return FederatedState(models, state.num_rounds + 1), {"train_loss": loss}
 
-    return scored(
-        config,
-        first_state(config, aggregation.none),
-        round_,
-        clients_per_chunk=config.clients_per_chunk,
-    )
+    return scored(task, init, round_)
 
 
 def exchange(models: Any, graph: graphs.Graph) -> Any:
@@ -135,7 +120,7 @@ def exchange(models: Any, graph: graphs.Graph) -> Any:
 # --- The regularisers -----------------------------------------------------------------
 
 
-def neighbours_mean(models: Any, data: TrafficData) -> tuple[Neighbours, None]:
+def neighbours_mean(models: Any, data: Data) -> tuple[Neighbours, None]:
     """What `laplacian_pull` needs; a client without neighbours has weight 0."""
     total = graphs.neighbour_sum(data.graph, jnp.ones(data.graph.num_nodes))
     share = 1 / jnp.where(total > 0, total, 1)
@@ -154,7 +139,7 @@ def laplacian_pull(weight: float, neighbours: Neighbours, shared: None):
     return pull(2 * weight * neighbours.weights, centre)
 
 
-def all_models(models: Any, data: TrafficData) -> tuple[Neighbours, Centred]:
+def all_models(models: Any, data: Data) -> tuple[Neighbours, Centred]:
     """What `frobenius_pull` needs.
 
     Its distances change with every step. They come from inner products, which are

@@ -33,11 +33,15 @@ from fedjax_graph.algorithms.cnfgnn.cnfgnn import (
     real_share,
     scored,
 )
-from fedjax_graph.core import aggregation, communication, mesh
+from fedjax_graph.algorithms.cnfgnn.joint_training import (
+    joint_training,
+    of_each_client,
+    side_by_side,
+)
+from fedjax_graph.core import aggregation, communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.data.traffic.windows import TrafficData
-from fedjax_graph.tasks import forecasting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +89,14 @@ def joint_gradients(config: HalvesConfig, is_centralized: bool = False):
       is_centralized: whether nothing crosses.
 
     Returns:
-      (client_params, server_params, data, starts [B], weights [K, 12, B],
-      feed_truth [12]) -> (sum of the clients' losses, gradients of both).
+      What `joint_training` takes, of (client_params, server_params).
     """
     models = make_models(config)
     bits = models.exchange_bits
 
-    def gradients(client_params, server_params, data, starts, weights, feed_truth):
+    def gradients(params, data, starts, weights, feed_truth, own, common):
+        del own, common
+        client_params, server_params = params
         share = real_share(data, config.server_batch_size)
         share = Fraction(0) if is_centralized else share
         h_c, pull_encoders = jax.vjp(
@@ -118,7 +123,7 @@ def joint_gradients(config: HalvesConfig, is_centralized: bool = False):
         h_c_grads += communication.down(from_server, share, bits)
         (encoder_grads,) = pull_encoders(h_c_grads)
         client_grads = jax.tree.map(jnp.add, decoder_grads, encoder_grads)
-        return value, client_grads, server_grads
+        return value, (client_grads, server_grads)
 
     return gradients
 
@@ -137,8 +142,9 @@ def _joint_training(
       is_centralized: whether there is one model for all, and no communication.
     """
     models = make_models(config)
-    client_optimizer = optax.adam(config.client_learning_rate)
-    server_optimizer = optax.adam(config.server_learning_rate)
+    optimizer = side_by_side(
+        of_each_client(config.client_optimizer), config.server_optimizer.build()
+    )
 
     def own_models(client_params, data):
         if is_centralized:
@@ -151,50 +157,40 @@ def _joint_training(
         return SplitLearningState(
             rows if average_every == "never" else client_params,
             server_params,
-            client_optimizer.init(rows),
-            server_optimizer.init(server_params),
+            *optimizer.init((rows, server_params)),
             num_steps=jnp.int32(0),
         )
 
+    def after_step(params, data):
+        if average_every != "step":
+            return params
+        client_params, server_params = params
+        return own_models(average(client_params, data), data), server_params
+
+    train = joint_training(
+        joint_gradients(config, is_centralized),
+        optimizer,
+        batch_size=config.server_batch_size,
+        num_epochs=1,
+        sampling_decay=config.sampling_decay,
+        masked_loss=config.masked_loss,
+        after_step=after_step,
+    )
+
     def round_(state: SplitLearningState, data: TrafficData, key: jax.Array):
-        batches = forecasting.joint_batches(
+        (client_params, server_params), opt_states, loss, steps = train(
+            (own_models(state.client_params, data), state.server_params),
+            (state.client_opt_state, state.server_opt_state),
+            data,
             key,
-            len(data.starts),
-            config.server_batch_size,
-            1,
             state.num_steps,
-            config.sampling_decay,
         )
-
-        def step(carry, batch):
-            client_params, server_params, client_state, server_state = carry
-            loss, client_grads, server_grads = mesh.sum_parts(
-                joint_gradients(config, is_centralized),
-                in_axes=(None, None, None, 0, 2, None),
-            )(
-                client_params,
-                server_params,
-                data,
-                data.starts[batch.indices],
-                forecasting.joint_weights(data, batch, config.masked_loss),
-                batch.feed_truth,
-            )
-            updates, client_state = client_optimizer.update(client_grads, client_state)
-            client_params = optax.apply_updates(client_params, updates)
-            updates, server_state = server_optimizer.update(server_grads, server_state)
-            server_params = optax.apply_updates(server_params, updates)
-            if average_every == "step":
-                client_params = own_models(average(client_params, data), data)
-            return (client_params, server_params, client_state, server_state), loss
-
-        first = state._replace(client_params=own_models(state.client_params, data))
-        (client_params, *rest), losses = jax.lax.scan(step, first[:-1], batches)
         if average_every == "step":
             client_params = jax.tree.map(lambda x: x[:1], client_params)
         elif average_every == "round":
             client_params = average(client_params, data)
-        num_steps = state.num_steps + len(losses)
-        loss = jnp.mean(losses) / jnp.sum(data.client_weights > 0)
-        return SplitLearningState(client_params, *rest, num_steps), {"train_loss": loss}
+        num_steps = state.num_steps + steps
+        state = SplitLearningState(client_params, server_params, *opt_states, num_steps)
+        return state, {"train_loss": loss}
 
     return scored(config, init, round_)

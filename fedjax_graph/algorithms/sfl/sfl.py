@@ -165,7 +165,7 @@ def pulled_update(
 ) -> Callable[..., tuple[Model, jax.Array]]:
     """Factory of the client's half (lines 5 to 9)."""
 
-    def update(task: Task, u, client_data, key, data, w, weight):
+    def update(task: Task, u, client_data, key, data, num_rounds, w, weight):
         start = u
         if config.start == "global":
             _, personal = trees.partition(u, is_personal)
@@ -174,7 +174,7 @@ def pulled_update(
             pull(weight, centre, config.pull_distance, is_personal) for centre in (w, u)
         ]
         adjust = optax.chain(*pulls) if config.pull_weight else None
-        result = task.update(start, client_data, key, data, adjust)
+        result = task.update(start, client_data, key, data, adjust, num_rounds)
         return result.model, result.loss
 
     return update

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.sparse
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data import files, safe_pickle
+from fedjax_graph.data import files, safe_pickle, sparse
 
 PLANETOID_PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
 NUM_VALIDATION = 500  # of the split of Planetoid
@@ -100,12 +100,7 @@ class _Arrays:
         indices, indptr = (
             self.integers(f"{prefix}_{part}") for part in ("indices", "indptr")
         )
-        try:
-            matrix = scipy.sparse.csr_array((data, indices, indptr), shape)
-            matrix.check_format(full_check=True)
-        except ValueError as error:
-            raise InputError(f"{prefix}_* is no CSR matrix: {error}") from error
-        return matrix
+        return sparse.csr_array(data, indices, indptr, shape, f"{prefix}_*")
 
     def class_names(self) -> tuple[str, ...] | None:
         """Reads the names where they are plain text; pickled ones are not read."""

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig, cnfgnn
 from fedjax_graph.core import aggregation, graphs
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models import graph_network, seq2seq
 from tests.algorithms import oracle
 
@@ -53,8 +54,8 @@ SETTINGS = {
     "server_batch_size": 10,
     "client_rounds": 2,
     "server_rounds": 2,
-    "client_learning_rate": 0.01,
-    "server_learning_rate": 0.005,
+    "client_optimizer": OptimizerConfig("adam", 0.01),
+    "server_optimizer": OptimizerConfig("adam", 0.005),
     "sampling_decay": 5.0,
 }
 SYSTEMS = {
@@ -71,8 +72,8 @@ SYSTEMS = {
 def loops(quick_jit):
     """Clients and server of the oracle."""
     return (
-        oracle.Clients(MODEL, SETTINGS["client_learning_rate"], quick_jit),
-        oracle.Server(MODEL, GN, SETTINGS["server_learning_rate"], quick_jit),
+        oracle.Clients(MODEL, SETTINGS["client_optimizer"].learning_rate, quick_jit),
+        oracle.Server(MODEL, GN, SETTINGS["server_optimizer"].learning_rate, quick_jit),
     )
 
 

@@ -6,23 +6,33 @@ import numpy.testing as npt
 import optax
 import pytest
 
-from fedjax_graph.algorithms.cnfgnn.gru_centralized import gru_centralized
-from fedjax_graph.algorithms.cnfgnn.gru_fed_avg import GRUConfig, make_model
+from fedjax_graph.algorithms.cnfgnn.gru_centralized import (
+    GRUCentralizedConfig,
+    gru_centralized,
+)
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
 from tests.algorithms import oracle
 
 pytestmark = pytest.mark.usefixtures("rolled_scans")
 
 # 26 windows: the last minibatch is ragged.
-CONFIG = GRUConfig(hidden_size=4, batch_size=10, learning_rate=0.01, sampling_decay=5.0)
+TASK = TrafficSeq2SeqTask(
+    hidden_size=4,
+    batch_size=10,
+    optimizer=OptimizerConfig("adam", 0.01),
+    sampling_decay=5.0,
+)
+CONFIG = GRUCentralizedConfig(TASK)
 KEYS = (jax.random.key(10), jax.random.key(11))
 
 
 def test_rounds_are_those_of_loops(train, quick_jit):
     """The optimizer lasts, and all clients' windows count alike."""
-    algorithm, model = gru_centralized(CONFIG), make_model(CONFIG)
+    algorithm, model = gru_centralized(CONFIG), TASK.model()
     state, round_ = algorithm.init(jax.random.key(0), train), quick_jit(algorithm.round)
-    params = jax.tree.map(lambda x: x[0], state.client_params)
-    optimizer = optax.adam(CONFIG.learning_rate)
+    params = jax.tree.map(lambda x: x[0], state.models["params"])
+    optimizer = optax.adam(0.01)
     opt_state = optimizer.init(params)
 
     def loss(params, inputs, targets, feed):
@@ -36,7 +46,7 @@ def test_rounds_are_those_of_loops(train, quick_jit):
         state, metrics = round_(state, train, key)
         losses = []
         for indices, feed in oracle.draw_batches(
-            key, 26, 10, 1, 3 * number, CONFIG.sampling_decay
+            key, 26, 10, 1, 3 * number, TASK.sampling_decay
         ):
             found = [
                 value_and_grad(params, *oracle.read_window(train, client, index), feed)
@@ -49,7 +59,7 @@ def test_rounds_are_those_of_loops(train, quick_jit):
             losses.append(np.mean(values))
         jax.tree.map(
             lambda a, b: npt.assert_allclose(a[0], b, atol=3e-4),  # a step is 0.01
-            state.client_params,
+            state.models["params"],
             params,
         )
         npt.assert_allclose(metrics["train_loss"], np.mean(losses), rtol=1e-4)

@@ -1,5 +1,6 @@
 """GRU + FMTL against loops over edges and clients, and against GRU (local)."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,25 +9,29 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.algorithms.cnfgnn.gru_fed_avg import GRULocalConfig, gru_local
 from fedjax_graph.algorithms.cnfgnn.gru_fmtl import (
     REGULARISERS,
     GRUFMTLConfig,
     gru_fmtl,
 )
+from fedjax_graph.algorithms.local import local_training
 from fedjax_graph.core import communication, graphs
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.federated import FederatedConfig
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models import seq2seq
+from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
 from tests.algorithms import oracle
 
 pytestmark = pytest.mark.usefixtures("rolled_scans")
 
-SETTINGS = {
-    "hidden_size": 4,
-    "batch_size": 12,  # 26 windows: the last batch is ragged
-    "learning_rate": 0.01,
-    "sampling_decay": 5.0,
-}
+TASK = TrafficSeq2SeqTask(
+    hidden_size=4,
+    batch_size=12,  # 26 windows: the last batch is ragged
+    local_epochs=2,
+    optimizer=OptimizerConfig("adam", 0.01),
+    sampling_decay=5.0,
+)
 KEYS = (jax.random.key(10), jax.random.key(11))
 
 
@@ -128,14 +133,13 @@ def test_small_distances_between_large_models_have_the_right_gradient(train, net
 
 @pytest.mark.parametrize("regulariser", REGULARISERS)
 def test_rounds_are_those_of_loops(regulariser, train, network, quick_jit):
-    config = GRUFMTLConfig(
-        **SETTINGS, regulariser=regulariser, weight=0.5, sync_every=2
-    )
+    config = GRUFMTLConfig(TASK, regulariser=regulariser, weight=0.5)
     algorithm = gru_fmtl(config)
     state, round_ = algorithm.init(jax.random.key(1), train), quick_jit(algorithm.round)
     loop = oracle.Clients(seq2seq.Seq2Seq(4, 0), 0.01, quick_jit)
     embeddings = np.zeros((5, 26, 0), np.float32)
-    rows = [jax.tree.map(lambda x, i=i: x[i], state.client_params) for i in range(5)]
+    params = state.models["params"]
+    rows = [jax.tree.map(lambda x, i=i: x[i], params) for i in range(5)]
     for number, key in enumerate(KEYS):
         state, metrics = round_(state, train, key)
         communicated = jax.tree.map(lambda *x: np.stack(x), *rows)
@@ -168,21 +172,19 @@ def test_rounds_are_those_of_loops(regulariser, train, network, quick_jit):
         expected = jax.tree.map(lambda *x: np.stack(x), *rows)
         jax.tree.map(
             lambda a, b: npt.assert_allclose(a, b, atol=2e-4),
-            state.client_params,
+            state.models["params"],
             expected,
         )
         weighted = np.average(losses, weights=train.client_weights)
         npt.assert_allclose(metrics["train_loss"], weighted, rtol=1e-3)
-        assert int(state.num_steps) == 6 * (number + 1)
+        assert int(state.num_rounds) == number + 1
 
 
 @pytest.mark.parametrize("regulariser", REGULARISERS)
 def test_without_weight_it_is_local_training(regulariser, train, quick_jit):
     algorithms = [
-        gru_fmtl(
-            GRUFMTLConfig(**SETTINGS, regulariser=regulariser, weight=0.0, sync_every=2)
-        ),
-        gru_local(GRULocalConfig(**SETTINGS, client_rounds=2)),
+        gru_fmtl(GRUFMTLConfig(TASK, regulariser=regulariser, weight=0.0)),
+        local_training(FederatedConfig(TASK)),
     ]
     states = []
     for algorithm in algorithms:
@@ -215,12 +217,13 @@ def test_the_neighbour_sum_never_holds_a_row_for_each_edge():
     assert largest_array(program.jaxpr) <= most < len(graph.neighbours) * width
 
 
-@pytest.mark.parametrize("sync_every", [1, 5])
-def test_each_edge_costs_a_model_in_a_round(train, sync_every):
-    algorithm = gru_fmtl(GRUFMTLConfig(**SETTINGS, sync_every=sync_every))
+@pytest.mark.parametrize("local_epochs", [1, 5])
+def test_each_edge_costs_a_model_in_a_round(train, local_epochs):
+    task = dataclasses.replace(TASK, local_epochs=local_epochs)
+    algorithm = gru_fmtl(GRUFMTLConfig(task))
     state = jax.eval_shape(algorithm.init, KEYS[0], train)
     exchanged = communication.bytes_per_round(algorithm.round, state, train, KEYS[0])
-    model = sum(4 * x.size // 5 for x in jax.tree.leaves(state.client_params))
+    model = sum(4 * x.size // 5 for x in jax.tree.leaves(state.models))
     total = communication.multi_task_total(1, num_edges=4, model_bytes=model)
     assert exchanged == communication.Bytes(up=0, down=total)
 

@@ -16,6 +16,7 @@ from fedjax_graph.algorithms.cnfgnn.split_learning import (
     split_learning_fedavg,
 )
 from fedjax_graph.core import aggregation, graphs
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models import graph_network, seq2seq
 from tests.algorithms import oracle
 
@@ -27,8 +28,8 @@ SETTINGS = {
     "gn_mlp_sizes": MLP,
     "gn_layers": 1,
     "server_batch_size": 12,  # 26 windows: the last batch is ragged
-    "client_learning_rate": 0.01,
-    "server_learning_rate": 0.005,
+    "client_optimizer": OptimizerConfig("adam", 0.01),
+    "server_optimizer": OptimizerConfig("adam", 0.005),
     "sampling_decay": 5.0,
 }
 CONFIG = SplitConfig(**SETTINGS)
@@ -54,8 +55,8 @@ def loop(quick_jit):
     return oracle.Joint(
         model,
         gn,
-        CONFIG.client_learning_rate,
-        CONFIG.server_learning_rate,
+        CONFIG.client_optimizer.learning_rate,
+        CONFIG.server_optimizer.learning_rate,
         quick_jit,
     )
 

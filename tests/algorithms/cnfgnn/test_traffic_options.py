@@ -9,6 +9,7 @@ import pytest
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.cnfgnn import cnfgnn
 from fedjax_graph.core import aggregation, communication
+from fedjax_graph.core.optimizers import OptimizerConfig
 
 pytestmark = pytest.mark.usefixtures("rolled_scans")
 
@@ -17,12 +18,17 @@ SMALL = {
     "gn_mlp_sizes": (6, 6),
     "gn_layers": 1,
     "sampling_decay": 1e-3,  # the truth is never fed
-    "batch_size": 200,  # all windows in one batch
-    "client_batch_size": 200,
-    "server_batch_size": 200,
+    "server_batch_size": 200,  # all windows in one batch
 }
-STILL = {"learning_rate": 0.0, "client_learning_rate": 0.0, "server_learning_rate": 0.0}
-LOSSES = ("cnfgnn", "split_learning", "gru_centralized", "gru_fedavg", "gru_fmtl")
+ALTERNATING = ("cnfgnn", "at_without_fedavg")
+TASK = {  # of the plain GRU
+    "kind": "traffic_seq2seq",
+    "hidden_size": 4,
+    "sampling_decay": 1e-3,
+    "batch_size": 200,
+}
+GRUS = ("gru_centralized", "fed_avg", "gru_fmtl")
+LOSSES = ("cnfgnn", "split_learning", *GRUS)
 EXCHANGING = (
     "cnfgnn",
     "at_without_fedavg",
@@ -32,8 +38,20 @@ EXCHANGING = (
 
 
 def make(method, **values):
-    config = algorithms.make_config(method, {**SMALL, **values})
-    return algorithms.get_method(method).factory(config)
+    if method in GRUS:
+        values = {"task": TASK | values}
+    else:
+        batch = {"client_batch_size": 200} if method in ALTERNATING else {}
+        values = SMALL | batch | values
+    return algorithms.get_method(method).factory(algorithms.make_config(method, values))
+
+
+def still(method):
+    """Optimizers that move nothing."""
+    names = (
+        ["optimizer"] if method in GRUS else ["client_optimizer", "server_optimizer"]
+    )
+    return dict.fromkeys(names, OptimizerConfig("adam", 0.0))
 
 
 def squared_errors(forecast, data, clients):
@@ -63,7 +81,7 @@ def without_server(state, data):
 @pytest.mark.parametrize("method", LOSSES)
 def test_a_masked_loss_runs_over_what_was_read(method, splits, quick_jit):
     data = splits["train"]
-    algorithm = make(method, masked_loss=True, **STILL)
+    algorithm = make(method, masked_loss=True, **still(method))
     state = algorithm.init(jax.random.key(0), data)
     forecast = quick_jit(algorithm.predict)(state, data)
     _, metrics = quick_jit(algorithm.round)(state, data, jax.random.key(1))
@@ -161,7 +179,7 @@ def test_fewer_bits_change_little(splits, quick_jit):
 def test_training_meets_what_forecasts_do(method, bits, splits, quick_jit):
     """The clients have their own h_c as it was; without a step the losses agree."""
     data, key = splits["train"], jax.random.key(2)
-    algorithm = make(method, exchange_bits=bits, **STILL)
+    algorithm = make(method, exchange_bits=bits, **still(method))
     state = algorithm.init(key, data)
     _, metrics = quick_jit(algorithm.round)(state, data, key)
     loss = metrics.get("server_loss", metrics["train_loss"])

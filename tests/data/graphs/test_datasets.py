@@ -304,7 +304,15 @@ def assert_fails(words, name, data_dir=None):
         ({"class_names": np.zeros(3)}, ["class_names", "list of text"]),
         ({"features_data": None}, ["no array 'features_data'"]),
         ({"features_shape": np.array([7])}, ["features_shape", "two sizes"]),
-        ({"features_shape": np.array([7, 2])}, ["features_*", "no CSR matrix"]),
+        ({"features_shape": np.array([7, 2])}, ["features_*", "expected 0 to 1"]),
+        (
+            {"features_indptr": np.zeros(8, np.int64)},
+            ["features_*", "indptr runs from 0 to 0"],
+        ),
+        (
+            {"features_indices": np.array([10**6] * 8)},
+            ["features_*", "the indices hold 1000000"],
+        ),
         ({"features_data": np.full(8, np.nan)}, ["features", "not finite"]),
         ({"features": np.full((7, 2), 1e300)}, ["features", "not finite"]),
         ({"train_idx": np.array([0, 7])}, ["train split has the node 7"]),

@@ -18,8 +18,8 @@ TINY = {
     "gn_layers": 1,
     "gn_mlp_sizes": (3, 3),
     "server_batch_size": 4,
-    "batch_size": 8,
 }
+TASK = {"kind": "traffic_seq2seq", "hidden_size": 3, "batch_size": 8}
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +136,22 @@ def test_the_whole_graph_differs_in_its_scaler_only(placed, halves):
 
 
 def trained(method, data):
-    config = algorithms.make_config(method, TINY)
+    values = TINY if algorithms.get_method(method).is_trained else {}
+    if method in ("fed_avg", "gru_centralized", "gru_fmtl", "local"):
+        values = {"task": TASK}
+    config = algorithms.make_config(method, values)
     algorithm = algorithms.get_method(method).factory(config)
     return algorithm, jax.eval_shape(algorithm.init, jax.random.key(0), data)
 
 
-@pytest.mark.parametrize("method", ["persistence", "gru_fedavg", "cnfgnn"])
+def models_of(state):
+    """What is averaged or not; of an untrained method, its state."""
+    for name in ("client_params", "models"):
+        state = getattr(state, name, state)
+    return state
+
+
+@pytest.mark.parametrize("method", ["persistence", "fed_avg", "cnfgnn"])
 def test_views_are_scored_on_their_sensors(
     halves, is_seen, method, quick_jit, rolled_scans
 ):
@@ -177,11 +187,11 @@ def test_views_are_scored_on_their_sensors(
         "split_learning_fedavg": True,
         "gru_gn": True,
         "gru_centralized": True,
-        "gru_fedavg": True,
+        "fed_avg": True,
         "persistence": True,
         "at_without_fedavg": False,
         "split_learning": False,
-        "gru_local": False,
+        "local": False,
         "gru_fmtl": False,
         "historical_average": False,
     }.items(),
@@ -190,7 +200,6 @@ def test_only_common_models_fit_another_graph(halves, method, is_common):
     part, whole = halves
     states = [trained(method, data["train"])[1] for data in (part, whole)]
     shapes = [
-        [leaf.shape for leaf in jax.tree.leaves(getattr(s, "client_params", s))]
-        for s in states
+        [leaf.shape for leaf in jax.tree.leaves(models_of(state))] for state in states
     ]
     assert (shapes[0] == shapes[1]) == is_common

@@ -1,0 +1,66 @@
+"""Optimizers of both halves, against each model's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import optax
+import pytest
+
+from fedjax_graph.algorithms.cnfgnn.joint_training import of_each_client, side_by_side
+from fedjax_graph.core.optimizers import OptimizerConfig
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+
+def stacked_trees(num):
+    """Parameters of 3 clients and `num` gradients, which differ in size."""
+    rng = np.random.default_rng(0)
+    params = {"kernel": rng.normal(size=(3, 4, 2)), "bias": rng.normal(size=(3, 2))}
+    scale = np.array([0.1, 1, 10])
+
+    def draw(x):
+        return scale.reshape(-1, *[1] * (x.ndim - 1)) * rng.normal(size=x.shape)
+
+    return params, [jax.tree.map(draw, params) for _ in range(num)]
+
+
+def run(optimizer, params, gradients):
+    state = optimizer.init(params)
+    for one in gradients:
+        updates, state = optimizer.update(one, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_clients_step_is_that_of_its_model_alone(name, clip_norm):
+    config = OptimizerConfig(name, 0.1, weight_decay=0.1, clip_norm=clip_norm)
+    params, gradients = stacked_trees(3)
+    together = run(of_each_client(config), params, gradients)
+    for client in range(3):
+        own, *own_gradients = (
+            jax.tree.map(lambda x, i=client: x[i], tree)
+            for tree in (params, *gradients)
+        )
+        alone = run(config.build(), own, own_gradients)
+        jax.tree.map(
+            lambda a, b, i=client: npt.assert_allclose(a[i], b, rtol=1e-5),
+            together,
+            alone,
+        )
+
+
+def test_trees_side_by_side_have_an_optimizer_each():
+    optimizers = optax.adam(0.1), optax.sgd(0.5, momentum=0.9)
+    params, gradients = stacked_trees(3)
+    both = run(
+        side_by_side(*optimizers),
+        (params["kernel"], params["bias"]),
+        [(one["kernel"], one["bias"]) for one in gradients],
+    )
+    for ours, name, optimizer in zip(both, params, optimizers, strict=True):
+        alone = run(optimizer, params[name], [one[name] for one in gradients])
+        npt.assert_array_equal(ours, alone)
+        assert jnp.abs(ours - params[name]).max() > 0.01
