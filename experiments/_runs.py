@@ -10,6 +10,7 @@ import numpy as np
 
 from experiments import _run_flags
 from fedjax_graph import algorithms
+from fedjax_graph.core import configs
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.driver import results, rounds, writers
 from fedjax_graph.driver.rounds import RunResult
@@ -21,6 +22,12 @@ class Run(NamedTuple):
     algorithm: FederatedAlgorithm
     result: RunResult
     config: dict[str, Any]  # JSON-able
+
+
+def make_config(method: str, values: dict[str, Any]) -> Any:
+    """A method's config from those of the flags' values that are its fields."""
+    config_type = algorithms.get_method(method).config_type
+    return algorithms.make_config(method, configs.known_fields(config_type, values))
 
 
 def fingerprint(*arrays: np.ndarray) -> int:
@@ -60,7 +67,7 @@ def run_method(
     """
     registered_name = registered_name or method
     registered = algorithms.get_method(registered_name)
-    config = algorithms.make_config(registered_name, values)
+    config = make_config(registered_name, values)
     algorithm = registered.factory(config)
     seeds = _run_flags.seeds() if registered.is_trained else _run_flags.seeds()[:1]
     run_config = rounds.RunConfig(
@@ -113,7 +120,7 @@ def defaults_of(config_type: type) -> dict[str, Any]:
 def entries_of(runs: dict[str, Run], keys: tuple[str, ...]) -> dict[str, Any]:
     """The entries of `results.json`; `keys` of the metrics make `test`."""
     return {
-        method: results.method_entry(run.result, keys, run.config)
+        method: results.method_entry(run.result, keys, run.config, ("rmse_by_horizon",))
         for method, run in runs.items()
     }
 

@@ -6,6 +6,7 @@ python -m experiments.benchmark --system=cnfgnn --peer --peer_script=torch_peer.
 python -m experiments.benchmark --system=sfl
 python -m experiments.benchmark --system=graphfl --dataset=cora --data_dir=FOLDER
 python -m experiments.benchmark --system=fl_agcns --num_cpu_devices=1
+python -m experiments.benchmark --system=graphfl --shape=tiny  # only whether it runs
 
 Speeds vary with what else the machine does. Everything compared is measured in turn,
 `--repeats` times over, and the medians are printed.
@@ -17,10 +18,10 @@ import jax
 from absl import flags
 
 from experiments import _flags, _run_flags
-from experiments._benchmark_cnfgnn import benchmark_cnfgnn
-from experiments._benchmark_fl_agcns import benchmark_fl_agcns
-from experiments._benchmark_graphfl import benchmark_graphfl
-from experiments._benchmark_sfl import benchmark_sfl
+from experiments.benchmarks.cnfgnn import benchmark_cnfgnn
+from experiments.benchmarks.fl_agcns import benchmark_fl_agcns
+from experiments.benchmarks.graphfl import benchmark_graphfl
+from experiments.benchmarks.sfl import benchmark_sfl
 from fedjax_graph.driver.results import format_table
 
 BENCHMARKS = {

@@ -1,7 +1,9 @@
 """A tiny sensor network for all tests, and what keeps its programs quick to compile."""
 
 import functools
+import os
 import pathlib
+import tempfile
 
 import jax
 import numpy as np
@@ -11,7 +13,31 @@ from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.network import TrafficDataset
 from fedjax_graph.models import architecture, relaxation, supernet
 
+# Compiles in half of the time; unknown to jax 0.12, which would not start.
+QUICK = "--xla_cpu_use_fusion_emitters=false"
 NUM_SENSORS, NUM_STEPS = 5, 60  # 37 windows: 26 to train, 4 to validate, 7 to test
+
+
+def pytest_configure(config):
+    """Lets a worker's tests, and the binaries they start, compile quickly, and once.
+
+    Programs are kept in a folder of the run, or in `JAX_COMPILATION_CACHE_DIR` where
+    that is set. Each worker of xdist has its own in there: JAX writes a program in
+    place, so another process might read a part of it.
+    """
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not folder:
+        temporary = tempfile.TemporaryDirectory(prefix="programs-")
+        config.add_cleanup(temporary.cleanup)
+        folder = temporary.name
+    folder = os.path.join(folder, os.environ.get("PYTEST_XDIST_WORKER", ""))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if jax.__version_info__ < (0, 11) and QUICK not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {QUICK}"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,17 +99,12 @@ def reference() -> dict[str, np.ndarray]:
 def quick_jit():
     """`jax.jit` for tiny programs, which spend their time in the compiler.
 
-    Not for ResNet9: with both options off XLA's CPU compiler gets its gradient wrong.
+    Not for ResNet9, whose gradient XLA's CPU compiler then gets wrong.
     """
     options = {
         "xla_backend_optimization_level": 0,
         "xla_llvm_disable_expensive_passes": True,
-        "xla_cpu_use_fusion_emitters": False,  # 2.4 times less time than with
     }
-    try:
-        jax.jit(lambda x: x + 1, compiler_options=options)(0)
-    except jax.errors.JaxRuntimeError:  # another XLA may not know them
-        options = None
     return functools.partial(jax.jit, compiler_options=options)
 
 

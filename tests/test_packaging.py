@@ -10,6 +10,9 @@ from importlib import metadata
 
 import pytest
 
+import fedjax_graph
+
+OWN = {"experiments", "fedjax_graph"}
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # Distributions whose modules have another name.
@@ -37,20 +40,37 @@ def imported(folder):
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 found.add(node.module.split(".")[0])
-    own = {"fedjax_graph", "experiments"}
-    return {normal(name) for name in found - set(sys.stdlib_module_names) - own}
+    return {normal(name) for name in found - set(sys.stdlib_module_names) - OWN}
 
 
-def test_the_wheel_holds_the_library_only():
+def test_the_wheel_holds_the_library_and_the_binaries():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # old releases use what Python deprecates
         setuptools = pytest.importorskip("setuptools")
     find = PROJECT["tool"]["setuptools"]["packages"]["find"]
     packages = set(setuptools.find_packages(str(ROOT), **find))
-    assert {package.split(".")[0] for package in packages} == {"fedjax_graph"}
-    modules = (ROOT / "fedjax_graph").rglob("*.py")
+    modules = [p for top in OWN for p in (ROOT / top).rglob("*.py")]
     folders = {".".join(path.parent.relative_to(ROOT).parts) for path in modules}
     assert packages == folders  # each has its __init__.py
+    assert {package.split(".")[0] for package in packages} == OWN
+
+
+def test_the_wheel_holds_what_is_no_module():
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    shipped = {top: set() for top in OWN}
+    for top, patterns in data.items():
+        for pattern in patterns:
+            shipped[top] |= set((ROOT / top).glob(pattern))
+    assert shipped["fedjax_graph"] == {ROOT / "fedjax_graph" / "py.typed"}
+    assert shipped["experiments"] == set((ROOT / "experiments").rglob("*.flags"))
+    assert all(path.is_file() for paths in shipped.values() for path in paths)
+
+
+def test_the_version_stands_once():
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    place = PROJECT["tool"]["setuptools"]["dynamic"]["version"]
+    assert place == {"attr": "fedjax_graph.__version__"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", fedjax_graph.__version__)
 
 
 def test_core_dependencies_are_those_imported():
@@ -70,5 +90,7 @@ def test_installed_versions_satisfy_the_floors():
     packaging = pytest.importorskip("packaging.requirements")
     for text in PROJECT["project"]["dependencies"]:
         requirement = packaging.Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate():
+            continue  # of another Python
         version = metadata.version(requirement.name)
         assert requirement.specifier.contains(version, prereleases=True), text

@@ -1,15 +1,121 @@
-"""The README's example runs as it stands there."""
+"""README, the pages of docs and what stands beside them say what is so."""
 
+import json
 import pathlib
 import re
+import shlex
+import subprocess
+import sys
 
-README = pathlib.Path(__file__).parents[1] / "README.md"
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [
+    README,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "BUILD_NOTES.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+COMMAND = re.compile(r"python -m experiments\.(\w+)([^`#\n]*)")
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def blocks(page: pathlib.Path) -> list[str]:
+    """The Python of a page, block by block."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def commands() -> list[tuple[str, str, tuple[str, ...]]]:
+    """(page, binary, arguments) of every command that a page names."""
+    found = {}
+    for page in PAGES:
+        text = re.sub(r"\s*\\\n\s*", " ", page.read_text())
+        text = re.sub(r"(?<=\S)\n(?=--)", " ", text)  # a command that a line breaks
+        for binary, rest in COMMAND.findall(text):
+            args = tuple(arg for arg in shlex.split(rest) if "..." not in arg)
+            found[binary, args] = page.name
+    return [(page, binary, args) for (binary, args), page in found.items()]
 
 
 def test_the_example_that_composes_the_pieces(capsys):
-    code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
+    (code,) = blocks(README)
+    assert len(code.splitlines()) < 30
     exec(compile(code, str(README), "exec"), {})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     slopes = {name: float(slope) for name, slope, _ in lines}
     assert abs(slopes["median"] - 2) < 0.05  # the line is y = 2 x + 1
     assert abs(slopes["weighted_mean"] - 2) > 0.5  # and one client is broken
+
+
+def test_the_two_commands_stand_there_as_they_are_run():
+    for command in (
+        "pip install -e . && python -m experiments.cnfgnn",
+        "pip install -e '.[test]' && python -m pytest",
+    ):
+        assert f"\n    {command}\n" in README.read_text()
+    assert len(README.read_text().splitlines()) <= 120
+
+
+RUN = """
+import json, sys
+
+for page, codes in json.load(sys.stdin).items():
+    for code in codes:
+        exec(compile(code, page, "exec"), {"__name__": page})
+"""
+PARSE = """
+import importlib, json, sys
+from absl import flags
+
+lines = json.load(sys.stdin)
+importlib.import_module("experiments." + sys.argv[1])
+for line in lines:
+    flags.FLAGS.unparse_flags()
+    flags.FLAGS(["binary", *line])
+"""
+
+
+def check(script: str, *args: str, given: object) -> None:
+    """Runs a script in a process of its own, as what it registers would stay."""
+    result = subprocess.run(
+        [sys.executable, "-c", script, *args],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_the_python_of_the_pages_runs():
+    pages = {str(page): blocks(page) for page in PAGES if page != README}
+    assert sum(map(bool, pages.values())) > 3
+    check(RUN, given=pages)
+
+
+@pytest.mark.parametrize("binary", sorted({binary for _, binary, _ in commands()}))
+def test_the_flags_of_a_command_are_those_of_its_binary(binary):
+    """Flags are parsed and validated; what a command would do is not done."""
+    lines = [args for _, name, args in commands() if name == binary]
+    check(PARSE, binary, given=lines)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_files_that_a_page_links_are_there(page):
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_files_that_pages_name_are_there():
+    for page in PAGES:
+        for path in re.findall(
+            r"`((?:fedjax_graph|experiments|examples|tests|algorithms|core|tasks|models)"
+            r"/[\w/]+\.(?:py|flags))`",
+            page.read_text(),
+        ):
+            if "my_" not in path:
+                found = (ROOT / path).exists() or (
+                    ROOT / "fedjax_graph" / path
+                ).exists()
+                assert found, f"{page.name}: {path}"

@@ -1,48 +1,33 @@
-"""Every method under one name each; the conformance suite runs over this table."""
+"""Every method under one name each; the conformance suite runs over this table.
+
+Importing this package imports no method: each is imported when it is looked up.
+"""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from fedjax_graph.algorithms import (
-    ditto,
-    fed_att,
-    fed_avg,
-    fed_per,
-    fed_prox,
-    fed_sgd,
-    graph_fed_avg,
-    graphfl,
-    lg_fed_avg,
-    scaffold,
-)
-from fedjax_graph.algorithms import local as local_training
-from fedjax_graph.algorithms.cnfgnn import (
-    cnfgnn,
-    gru_centralized,
-    gru_fmtl,
-    naive,
-    split_learning,
-)
-from fedjax_graph.algorithms.fl_agcns import fl_agcns, fl_gradient, fl_random, fl_rl
-from fedjax_graph.algorithms.sfl import sfl
-from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
+from fedjax_graph.core import configs
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
-from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.tasks.images import ImageTask
-from fedjax_graph.tasks.nodes import NodeTask
-from fedjax_graph.tasks.subgraphs import SubgraphTask
-from fedjax_graph.tasks.traffic_rnn import TrafficTask
-from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
+from fedjax_graph.core.registry import Lazy, Registry, imported
+from fedjax_graph.core.task import TaskConfig
+from fedjax_graph.tasks import TASKS
+
+Factory = Callable[[Any], FederatedAlgorithm]
+F = TypeVar("F", bound=Factory)
 
 
-class Method(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Method:
     """A registered method: `factory(config_type(...))` is its algorithm."""
 
     config_type: type
-    factory: Callable[[Any], FederatedAlgorithm]
+    factory: Factory
+    title: str  # as tables and plots show it
     is_trained: bool = True
 
     @property
@@ -51,88 +36,180 @@ class Method(NamedTuple):
         return issubclass(self.config_type, FederatedConfig)
 
 
-REGISTRY: dict[str, Method] = {
-    "at_without_fedavg": Method(cnfgnn.CNFGNNConfig, cnfgnn.at_without_fedavg),
-    "client_eo": Method(fl_agcns.FLAGCNSConfig, fl_agcns.client_eo),
-    "cnfgnn": Method(cnfgnn.CNFGNNConfig, cnfgnn.cnfgnn),
-    "controller_eo": Method(fl_agcns.FLAGCNSConfig, fl_agcns.controller_eo),
-    "ditto": Method(ditto.DittoConfig, ditto.ditto),
-    "fed_att": Method(fed_att.FedAttConfig, fed_att.fed_att),
-    "fed_avg": Method(fed_avg.FedAvgConfig, fed_avg.fed_avg),
-    "fed_per": Method(fed_avg.FedAvgConfig, fed_per.fed_per),
-    "fed_prox": Method(fed_prox.FedProxConfig, fed_prox.fed_prox),
-    "fed_sgd": Method(fed_sgd.FedSGDConfig, fed_sgd.fed_sgd),
-    "fl_agcns": Method(fl_agcns.FLAGCNSConfig, fl_agcns.fl_agcns),
-    "fl_gradient": Method(fl_gradient.FLGradientConfig, fl_gradient.fl_gradient),
-    "fl_random": Method(fl_random.TrialConfig, fl_random.fl_random),
-    "fl_rl": Method(fl_rl.FLRLConfig, fl_rl.fl_rl),
-    "graph_fed_avg": Method(FederatedConfig, graph_fed_avg.graph_fed_avg),
-    "graphfl": Method(graphfl.GraphFLConfig, graphfl.graphfl),
-    "gru_centralized": Method(
-        gru_centralized.GRUCentralizedConfig, gru_centralized.gru_centralized
-    ),
-    "gru_fmtl": Method(gru_fmtl.GRUFMTLConfig, gru_fmtl.gru_fmtl),
-    "gru_gn": Method(cnfgnn.HalvesConfig, split_learning.gru_gn),
-    "historical_average": Method(
-        naive.NaiveConfig, naive.historical_average, is_trained=False
-    ),
-    "lg_fed_avg": Method(fed_avg.FedAvgConfig, lg_fed_avg.lg_fed_avg),
-    "local": Method(FederatedConfig, local_training.local_training),
-    "mp_fed_avg": Method(graph_fed_avg.MPFedAvgConfig, graph_fed_avg.mp_fed_avg),
-    "persistence": Method(naive.NaiveConfig, naive.persistence, is_trained=False),
-    "scaffold": Method(fed_avg.FedAvgConfig, scaffold.scaffold),
-    "sfl": Method(sfl.SFLConfig, sfl.sfl),
-    "sfl_lg": Method(sfl.SFLConfig, sfl.sfl_lg),
-    "sfl_per": Method(sfl.SFLConfig, sfl.sfl_per),
-    "sfl_star": Method(sfl.SFLStarConfig, sfl.sfl_star),
-    "split_learning": Method(cnfgnn.SplitConfig, split_learning.split_learning),
-    "split_learning_fedavg": Method(
-        split_learning.SplitLearningFedAvgConfig, split_learning.split_learning_fedavg
-    ),
-}
-TASKS = {
-    config.kind: config
-    for config in (ImageTask, NodeTask, SubgraphTask, TrafficTask, TrafficSeq2SeqTask)
-}
+def _lazy(
+    place: str, title: str, is_trained: bool = True, config: str = ""
+) -> Lazy[Method]:
+    """A method of this package.
+
+    Args:
+      place: "module:factory".
+      title: see `Method`.
+      is_trained: see `Method`.
+      config: "module:type", if not the type with which its argument is annotated.
+    """
+
+    def make() -> Method:
+        own = imported(f"{__name__}.{config}") if config else None
+        return _method(imported(f"{__name__}.{place}"), title, own, is_trained)
+
+    return Lazy(make)
+
+
+def _method(
+    factory: Factory,
+    title: str,
+    config_type: type | None = None,
+    is_trained: bool = True,
+) -> Method:
+    config_type = config_type or _annotated_config(factory)
+    if not dataclasses.is_dataclass(config_type):
+        raise InputError(
+            f"method {title!r}: its config has to be a dataclass; annotate the "
+            "factory's argument with it, or pass config_type"
+        )
+    return Method(typing.cast(type, config_type), factory, title, is_trained)
+
+
+def _annotated_config(factory: Factory) -> type | None:
+    """The type of a factory's first argument, where it is annotated."""
+    if not inspect.isfunction(factory):
+        return None
+    first = next(iter(inspect.signature(factory).parameters), "")
+    return typing.get_type_hints(factory).get(first)
+
+
+REGISTRY: Registry[Method] = Registry(
+    "method",
+    {
+        "at_without_fedavg": _lazy(
+            "cnfgnn.cnfgnn:at_without_fedavg", "CNFGNN (AT, w/o FedAvg)"
+        ),
+        "client_eo": _lazy("fl_agcns.fl_agcns:client_eo", "ClientEO"),
+        "cnfgnn": _lazy("cnfgnn.cnfgnn:cnfgnn", "CNFGNN"),
+        "controller_eo": _lazy("fl_agcns.fl_agcns:controller_eo", "ControllerEO"),
+        "ditto": _lazy("ditto:ditto", "Ditto"),
+        "fed_adam": _lazy("fed_avg:fed_avg", "FedAdam", config="fed_opt:FedAdamConfig"),
+        "fed_att": _lazy("fed_att:fed_att", "FedAtt"),
+        "fed_avg": _lazy("fed_avg:fed_avg", "FedAvg"),
+        "fed_avg_m": _lazy(
+            "fed_avg:fed_avg", "FedAvgM", config="fed_opt:FedAvgMConfig"
+        ),
+        "fed_per": _lazy("fed_per:fed_per", "FedPer"),
+        "fed_prox": _lazy("fed_prox:fed_prox", "FedProx"),
+        "fed_sgd": _lazy("fed_sgd:fed_sgd", "FedSGD"),
+        "fed_yogi": _lazy("fed_avg:fed_avg", "FedYogi", config="fed_opt:FedYogiConfig"),
+        "fl_agcns": _lazy("fl_agcns.fl_agcns:fl_agcns", "FL-AGCNS"),
+        "fl_gradient": _lazy("fl_agcns.fl_gradient:fl_gradient", "FL-Gradient"),
+        "fl_random": _lazy("fl_agcns.fl_random:fl_random", "FL-Random"),
+        "fl_rl": _lazy("fl_agcns.fl_rl:fl_rl", "FL-RL"),
+        "graph_fed_avg": _lazy("graph_fed_avg:graph_fed_avg", "GraphFedAvg"),
+        "graphfl": _lazy("graphfl:graphfl", "GraphFL"),
+        "gru_centralized": _lazy(
+            "cnfgnn.gru_centralized:gru_centralized", "GRU (centralized)"
+        ),
+        "gru_fmtl": _lazy("cnfgnn.gru_fmtl:gru_fmtl", "GRU + FMTL"),
+        "gru_gn": _lazy("cnfgnn.split_learning:gru_gn", "GRU + GN (centralized)"),
+        "historical_average": _lazy(
+            "cnfgnn.naive:historical_average", "historical average", is_trained=False
+        ),
+        "lg_fed_avg": _lazy("lg_fed_avg:lg_fed_avg", "LG-FedAvg"),
+        "local": _lazy("local:local_training", "local"),
+        "mp_fed_avg": _lazy("graph_fed_avg:mp_fed_avg", "MPFedAvg"),
+        "persistence": _lazy(
+            "cnfgnn.naive:persistence", "persistence", is_trained=False
+        ),
+        "scaffold": _lazy("scaffold:scaffold", "SCAFFOLD"),
+        "sfl": _lazy("sfl.sfl:sfl", "SFL"),
+        "sfl_lg": _lazy("sfl.sfl:sfl_lg", "SFL + LG-FedAvg"),
+        "sfl_per": _lazy("sfl.sfl:sfl_per", "SFL + FedPer"),
+        "sfl_star": _lazy("sfl.sfl:sfl_star", "SFL*"),
+        "split_learning": _lazy("cnfgnn.split_learning:split_learning", "CNFGNN (SL)"),
+        "split_learning_fedavg": _lazy(
+            "cnfgnn.split_learning:split_learning_fedavg", "CNFGNN (SL + FedAvg)"
+        ),
+    },
+)
 
 
 def get_method(name: str) -> Method:
-    """Looks a method up.
+    """Looks a method up, and imports it.
 
     Raises:
       InputError: if there is none of that name.
     """
-    if name not in REGISTRY:
-        raise InputError(f"unknown method {name!r}; known: {', '.join(REGISTRY)}")
-    return REGISTRY[name]
+    return REGISTRY.look_up(name)
 
 
-def make_config(name: str, values: dict[str, Any]) -> Any:
-    """A method's config from those of `values` that are its fields.
+def method_names() -> tuple[str, ...]:
+    """The names of all methods, those of plugins last."""
+    return tuple(REGISTRY)
 
-    Nested configs may be given as dicts, as they stand in a file.
+
+@typing.overload
+def register_method(
+    name: str,
+    factory: F,
+    config_type: type | None = None,
+    *,
+    title: str | None = None,
+    is_trained: bool = True,
+) -> F: ...
+
+
+@typing.overload
+def register_method(
+    name: str,
+    factory: None = None,
+    config_type: type | None = None,
+    *,
+    title: str | None = None,
+    is_trained: bool = True,
+) -> Callable[[F], F]: ...
+
+
+def register_method(
+    name: str,
+    factory: Any = None,
+    config_type: type | None = None,
+    *,
+    title: str | None = None,
+    is_trained: bool = True,
+) -> Any:
+    """Registers a method of one's own; without a factory, returns a decorator of it.
+
+        @register_method("my_method", title="My method")
+        def my_method(config: MyConfig) -> FederatedAlgorithm: ...
+
+    Args:
+      name: under which `get_method` and the binaries find it.
+      factory: config -> algorithm.
+      config_type: frozen dataclass of its hyper-parameters; by default the one with
+        which the factory's argument is annotated.
+      title: as tables and plots show it; by default the name.
+      is_trained: whether it has rounds to run.
+
+    Raises:
+      InputError: if the name is taken, or the config is no dataclass.
     """
-    chosen = _fields(get_method(name).config_type, values)
-    if isinstance(chosen.get("task"), dict):
-        task_type = TASKS[chosen["task"]["kind"]]
-        chosen["task"] = task_type(**_fields(task_type, chosen["task"]))
-    if isinstance(chosen.get("structure"), dict):
-        chosen["structure"] = StructureConfig(**chosen["structure"])
-    return get_method(name).config_type(**chosen)
+
+    def register(factory: F) -> F:
+        method = _method(factory, title or name, config_type, is_trained)
+        REGISTRY.register(name, method)
+        return factory
+
+    return register if factory is None else register(factory)
 
 
-def _fields(config_type: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Those of `values` that are fields, read from what JSON has in their place."""
-    defaults = {field.name: field.default for field in dataclasses.fields(config_type)}
-    return {
-        key: _read(value, defaults[key])
-        for key, value in values.items()
-        if key in defaults
-    }
+def make_config(name: str, values: Mapping[str, Any]) -> Any:
+    """Builds a method's config from the values of its fields.
 
+    Nested configs may be given as dicts, as they stand in a file; a task's dict has the
+    entry `kind`. See `core.configs.known_fields` for values of several methods.
 
-def _read(value: Any, default: Any) -> Any:
-    """A list becomes a tuple, a dict where an optimizer is the default an optimizer."""
-    if isinstance(value, dict) and isinstance(default, OptimizerConfig):
-        return OptimizerConfig(**value)
-    return tuple(value) if isinstance(value, list) else value
+    Raises:
+      InputError: if there is no such method, a key is no field of its config, or a
+        field without a default is left out.
+    """
+    return configs.from_dict(
+        get_method(name).config_type, values, {TaskConfig: TASKS}, name
+    )

@@ -29,7 +29,7 @@ class DittoState(NamedTuple):
 
 
 def ditto(config: DittoConfig) -> FederatedAlgorithm:
-    """Ditto on any task; the personal models are what is scored."""
+    """Factory of Ditto on any task; the personal models are what is scored."""
     task, averaging = config.task.build(), fed_avg(config)
 
     def update(v, client_data, key, data, num_rounds, w):

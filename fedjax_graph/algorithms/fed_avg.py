@@ -3,32 +3,42 @@
 McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of
 Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1. Differences from the
 paper: none known. `aggregation_noise` is what the code released with SFL adds to its
-averaging baselines.
+averaging baselines. With a `server_optimizer` it is FedOpt, see `fed_opt`.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 
 from fedjax_graph.core import aggregation
-from fedjax_graph.core.algorithm import FederatedAlgorithm
-from fedjax_graph.core.federated import FederatedConfig, FederatedState, federated
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.federated import FederatedConfig, federated
+from fedjax_graph.core.optimizers import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class FedAvgConfig(FederatedConfig):
+    """What every method that averages has."""
+
     aggregation_noise: float = 0.0  # standard deviation, at each aggregation
+    aggregator: str = "weighted_mean"  # a name of `aggregation.AGGREGATORS`
+    server_optimizer: OptimizerConfig | None = None  # None: the mean is taken over
 
-    def average(
-        self, state: FederatedState, data, key: jax.Array
-    ) -> aggregation.Aggregator:
-        """The mean over the cohort by number of examples."""
+    def average(self, state: Any, data: Data, key: jax.Array) -> aggregation.Aggregator:
+        """The named aggregator; by default the mean by number of examples."""
         del state, data
-        return aggregation.with_noise(
-            aggregation.weighted_mean, key, self.aggregation_noise
-        )
+        aggregate = aggregation.AGGREGATORS.look_up(self.aggregator)
+        return aggregation.with_noise(aggregate, key, self.aggregation_noise)
 
 
-def fed_avg(config: FedAvgConfig) -> FederatedAlgorithm:
-    """FedAvg on any task."""
-    return federated(config, config.average)
+def fed_avg(config: FedAvgConfig, **settings: Any) -> FederatedAlgorithm:
+    """Factory of FedAvg on any task.
+
+    Args:
+      config: of the method.
+      settings: of `federated`: what a method that averages does besides.
+    """
+    return federated(
+        config, config.average, server_optimizer=config.server_optimizer, **settings
+    )

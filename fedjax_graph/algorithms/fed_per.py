@@ -5,11 +5,10 @@ Layers", arXiv:1912.00818, Algorithms 1 and 2. The head is the last linear layer
 All heads start equal.
 """
 
-from fedjax_graph.algorithms.fed_avg import FedAvgConfig
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core.algorithm import FederatedAlgorithm
-from fedjax_graph.core.federated import federated
 
 
 def fed_per(config: FedAvgConfig) -> FederatedAlgorithm:
-    """FedPer on any task."""
-    return federated(config, config.average, is_personal=lambda task: task.is_head)
+    """Factory of FedPer on any task."""
+    return fed_avg(config, is_personal=lambda task: task.is_head)

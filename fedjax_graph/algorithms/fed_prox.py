@@ -7,9 +7,8 @@ client runs the same number of local steps; mu = 0.01 is our choice.
 
 import dataclasses
 
-from fedjax_graph.algorithms.fed_avg import FedAvgConfig
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core.algorithm import FederatedAlgorithm
-from fedjax_graph.core.federated import federated
 from fedjax_graph.core.proximal import pull
 
 
@@ -19,11 +18,11 @@ class FedProxConfig(FedAvgConfig):
 
 
 def fed_prox(config: FedProxConfig) -> FederatedAlgorithm:
-    """FedProx on any task."""
+    """Factory of FedProx on any task."""
 
     def update(task, w, client_data, key, data, num_rounds):
         adjust = pull(config.proximal_weight, centre=w)
         result = task.update(w, client_data, key, data, adjust, num_rounds)
         return result.model, result.loss
 
-    return federated(config, config.average, update=update)
+    return fed_avg(config, update=update)

@@ -23,50 +23,33 @@ from fedjax_graph.core.federated import (
     scored,
     task_round,
 )
-
-SERVER_OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
+from fedjax_graph.core.optimizers import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class FedSGDConfig(FederatedConfig):
-    server_optimizer: str = "adam"
-    server_rate: float = 0.02
-    weight_decay: float = 5e-6  # added to the gradient
+    """The optimizer's figures are FL-AGCNS's."""
+
+    server_optimizer: OptimizerConfig = OptimizerConfig("adam", 0.02, weight_decay=5e-6)
     encryption: Literal["none", "ckks"] = "none"
-
-    def optimizer(self) -> optax.GradientTransformation:
-        """The server's.
-
-        Raises:
-          InputError: if its name is unknown.
-        """
-        if self.server_optimizer not in SERVER_OPTIMIZERS:
-            raise InputError(
-                f"unknown optimizer {self.server_optimizer!r}; known: "
-                f"{', '.join(SERVER_OPTIMIZERS)}"
-            )
-        return optax.chain(
-            optax.add_decayed_weights(self.weight_decay),
-            SERVER_OPTIMIZERS[self.server_optimizer](self.server_rate),
-        )
 
 
 def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
-    """FedSGD on a task whose clients take gradients of all their data at once.
+    """Factory of FedSGD on a task with gradients of all of a client's data at once.
 
     Raises:
       InputError: if the task has no such gradient.
     """
-    task, optimizer = config.task.build(), config.optimizer()
+    task, optimizer = config.task.build(), config.server_optimizer.build()
     if task.train_loss is None:
         raise InputError(
             f"fed_sgd: the task {config.task.kind!r} trains on minibatches; use fed_avg"
         )
 
-    def client_gradient(model, own, key, data):
+    def client_gradient(model, client_data, key, data):
         take = jax.value_and_grad(task.train_loss, has_aux=True)
         (loss, stats), grads = take(
-            model["params"], model["batch_stats"], own, key, data
+            model["params"], model["batch_stats"], client_data, key, data
         )
         return {"params": grads, "batch_stats": stats}, loss
 
@@ -83,7 +66,9 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
     def round_(state, data, key):
         params = state.models["params"]
         merged, loss, cost = gradient_round(state.models, data, key)
-        updates, opt_state = optimizer.update(merged["params"], state.memory, params)
+        updates, opt_state = optimizer.update(
+            merged["params"], state.server_opt_state, params
+        )
         models = merged | {"params": optax.apply_updates(params, updates)}
         state = FederatedState(models, state.num_rounds + 1, opt_state)
         return state, {"train_loss": loss} | cost

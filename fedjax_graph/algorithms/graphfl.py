@@ -18,7 +18,8 @@ Differences from the paper: it prints the sum over clients in Eq. 6, and the mea
 Eqs. 9 and 13; ours is the mean in both, over clients that have labelled nodes (in Eq. 6
 also some to be judged by), each of which counts alike. It prints neither alpha nor
 beta; BUILD_NOTES.md says how ours were chosen. The released code's first-order
-gradients, and its Adam with weight decay that starts anew each round, are options.
+gradients, and its Adam with weight decay, are options: `server_optimizer`, which as
+there starts anew each round.
 """
 
 import dataclasses
@@ -38,58 +39,49 @@ from fedjax_graph.core.federated import (
     task_round,
 )
 from fedjax_graph.core.meta_learning import meta_gradient
-
-OUTER_OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
+from fedjax_graph.core.optimizers import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphFLConfig(FederatedConfig):
     """The task holds alpha and the number of inner steps: they are its local steps."""
 
-    outer_rate: float = 0.1  # beta
-    outer_optimizer: str = "sgd"
-    weight_decay: float = 0.0  # of the outer step
+    server_optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # beta, of Eq. 6
     first_order: bool = False
     fine_tune: bool = True  # whether a round has its second stage
 
-    def optimizer(self) -> optax.GradientTransformation:
-        """The server's; Eq. 6 is `sgd`."""
-        return optax.chain(
-            optax.add_decayed_weights(self.weight_decay),
-            OUTER_OPTIMIZERS[self.outer_optimizer](self.outer_rate),
-        )
-
 
 def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
-    """GraphFL on any task with query sets, as MAML over clients.
+    """Factory of GraphFL on any task with query sets, as MAML over clients.
 
     Raises:
       InputError: if the task has none.
     """
     task = config.task.build()
-    if task.query_loss is None:
+    client_query_loss = task.query_loss
+    if client_query_loss is None:
         raise InputError(f"graphfl: the task {config.task.kind} has no query sets")
-    outer = config.optimizer()
+    outer = config.server_optimizer.build()  # of the outer step
 
-    def meta_update(model, own, key, data, num_rounds):
+    def meta_update(model, client_data, key, data, num_rounds):
         """One client's meta-gradient, in the shape of a model."""
         inner_key, query_key = jax.random.split(key)
 
         def adapt(params):  # Eqs. 5 and 11
             start = model | {"params": params}
-            adapted = task.update(start, own, inner_key, data, None, num_rounds)
+            adapted = task.update(start, client_data, inner_key, data, None, num_rounds)
             return adapted.model["params"]
 
         def query_loss(params):
-            return task.query_loss(params, own, query_key, data)
+            return client_query_loss(params, client_data, query_key, data)
 
         gradient_of = meta_gradient(adapt, query_loss, config.first_order)
         loss, gradient = gradient_of(model["params"])
         return model | {"params": gradient}, loss
 
-    def fine_tuning(model, own, key, data, num_rounds):
+    def fine_tuning(model, client_data, key, data, num_rounds):
         key = jax.random.fold_in(key, 1)
-        return plain_update(task, model, own, key, data, num_rounds)
+        return plain_update(task, model, client_data, key, data, num_rounds)
 
     def gradient_mean(data):
         """The mean over the clients of a cohort that have query sets."""

@@ -1,7 +1,8 @@
 """SCAFFOLD: control variates correct the drift of the clients.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled
-Averaging for Federated Learning", ICML 2020, Algorithm 1 with server step size 1.
+Averaging for Federated Learning", ICML 2020, Algorithm 1. Its server step size is the
+rate of a `server_optimizer` that is plain SGD, 1 without one.
 
 A client steps along g - c_i + c. Its new control is option II of line 12,
 c_i - c + (x - y_i) / (K eta). With plain SGD that is the mean of the gradients g along
@@ -21,12 +22,20 @@ from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.core import aggregation, communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.clients import cohort_size
-from fedjax_graph.core.federated import FederatedState, scored, task_round
+from fedjax_graph.core.federated import scored, task_round
+from fedjax_graph.core.server import server_step
 
 
 class ControlState(NamedTuple):
     count: jax.Array  # [] int32, steps so far
     mean_gradient: Any  # of the steps so far, before the correction
+
+
+class ScaffoldState(NamedTuple):
+    models: Any  # x, leaves [1, ...]
+    num_rounds: jax.Array  # [] int32
+    server_opt_state: Any  # of the server's optimizer, () without one
+    controls: Any  # c_i, leaves [K, ...]
 
 
 def control(correction: Any) -> optax.GradientTransformation:
@@ -48,8 +57,8 @@ def control(correction: Any) -> optax.GradientTransformation:
 
 
 def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
-    """SCAFFOLD on any task; `memory` holds the controls c_i, leaves [K, ...]."""
-    task = config.task.build()
+    """Factory of SCAFFOLD on any task."""
+    task, server = config.task.build(), server_step(config.server_optimizer)
 
     def update(own, client_data, key, data, num_rounds, c):
         adjust = control(jax.tree.map(jnp.subtract, c, own["control"]))
@@ -67,18 +76,18 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
             lambda x: jnp.zeros((num_clients, *x.shape)), model["params"]
         )
         models = jax.tree.map(lambda x: x[None], model)
-        return FederatedState(models, jnp.int32(0), controls)
+        return ScaffoldState(models, jnp.int32(0), server.init(models), controls)
 
     def round_(state, data, key):
         train_key, aggregate_key = task.round_keys(key)
-        c = aggregation.client_mean(state.memory, data.client_weights)
+        c = aggregation.client_mean(state.controls, data.client_weights)
         size = cohort_size(len(data.client_ids), config.participation)
         c = communication.up(communication.down(c, size), size)  # and as many changes
         average = config.average(state, data, aggregate_key)
         run = task_round(config, task, update, average, is_personal=is_personal)
-        own = {"model": state.models, "control": state.memory}
+        own = {"model": state.models, "control": state.controls}
         own, loss = run(own, data, train_key, state.num_rounds, c)
-        state = FederatedState(own["model"], state.num_rounds + 1, own["control"])
-        return state, {"train_loss": loss}
+        after = state._replace(num_rounds=state.num_rounds + 1, controls=own["control"])
+        return server.step(after, own["model"]), {"train_loss": loss}
 
     return scored(task, init, round_)

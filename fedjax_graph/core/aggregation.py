@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_graph.core import graphs
 from fedjax_graph.core.clients import Cohort
+from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.trees import IsPersonal, combine, partition
 
 Stacked = Any  # pytree of [C, ...]
@@ -32,6 +33,31 @@ def weighted_mean(stacked: Stacked, cohort: Cohort) -> Stacked:
     """
     shares = cohort.weights / jnp.sum(cohort.weights)
     return jax.tree.map(lambda x: _mix(shares[None], x), stacked)
+
+
+def median(stacked: Stacked, cohort: Cohort) -> Stacked:
+    """The median of each coordinate over the cohort, in which clients count alike.
+
+    Withstands a minority of arbitrary models: Yin, Chen, Ramchandran, Bartlett,
+    "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
+    2018, Definition 1.
+
+    Args:
+      stacked: pytree of [C, ...].
+      cohort: clients of weight 0 are left out; not all are.
+
+    Returns:
+      Pytree of [1, ...].
+    """
+    is_real = cohort.weights > 0
+    num_real = jnp.sum(is_real)
+    middle = jnp.array([(num_real - 1) // 2, num_real // 2])
+
+    def of_leaf(x: jax.Array) -> jax.Array:
+        rows = jnp.where(is_real.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.inf)
+        return jnp.mean(jnp.sort(rows, axis=0)[middle], axis=0, keepdims=True)
+
+    return jax.tree.map(of_leaf, stacked)
 
 
 def client_mean(stacked: Stacked, weights: jax.Array) -> Any:
@@ -148,3 +174,10 @@ def initial(aggregate: Aggregator, stacked: Stacked, num_clients: int) -> Stacke
 def _mix(mixing: jax.Array, x: jax.Array) -> jax.Array:
     """[R, C] times [C, ...], in float32 whatever the precision of the models."""
     return jnp.tensordot(mixing, x, axes=1, precision=jax.lax.Precision.HIGHEST)
+
+
+AGGREGATORS: Registry[Aggregator] = Registry(
+    "aggregator", {"median": median, "weighted_mean": weighted_mean}
+)
+"""Those that need nothing but the cohort, under the names that a config gives."""
+register_aggregator = AGGREGATORS.register

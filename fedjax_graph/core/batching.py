@@ -15,14 +15,14 @@ FRACTIONS = (0.7, 0.1, 0.2)  # of the windows in each of `SPLITS`
 
 
 def parse_fractions(text: str) -> tuple[float, float, float]:
-    """Fractions of train, validation and test from percentages: "70/10/20".
+    """Reads fractions of train, validation and test from percentages: "70/10/20".
 
     Raises:
       InputError: if these are not three positive percentages that sum to 100.
     """
     try:
         return checked_fractions([float(part) / 100 for part in text.split("/")])
-    except (ValueError, InputError) as error:
+    except ValueError as error:  # an InputError is one
         raise InputError(
             f"split {text!r}: expected three positive percentages of train, validation "
             "and test that sum to 100, such as 70/10/20"
@@ -30,13 +30,19 @@ def parse_fractions(text: str) -> tuple[float, float, float]:
 
 
 def checked_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
+    """Checks fractions of train, validation and test.
+
+    Raises:
+      InputError: if they are not three positive numbers that sum to 1.
+    """
     valid = len(fractions) == 3 and min(fractions) > 0
     if not valid or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
         raise InputError(
             f"fractions {tuple(fractions)} of train, validation and test: expected "
             "three positive numbers that sum to 1"
         )
-    return tuple(fractions)
+    train, validation, test = fractions
+    return train, validation, test
 
 
 def batches(starts: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
@@ -62,7 +68,7 @@ def batches(starts: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
 def shuffled_batches(
     key: jax.Array, num_windows: int, batch_size: int, num_epochs: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Places and mask of shuffled minibatches, both `[num_epochs * steps, B]`."""
+    """Shuffles minibatches: indices and their mask, both `[num_epochs * steps, B]`."""
 
     def one_pass(key):
         order = jax.random.permutation(key, num_windows)
@@ -73,5 +79,5 @@ def shuffled_batches(
 
 
 def steps_per_epoch(num_windows: int, batch_size: int) -> int:
-    """Optimisation steps of one pass."""
+    """Counts the optimisation steps of one pass."""
     return -(-num_windows // batch_size)

@@ -16,13 +16,15 @@ from fedjax_graph.core.errors import InputError
 
 
 class Cohort(NamedTuple):
-    """The clients of a round."""
+    """Holds the clients of a round."""
 
     indices: jax.Array  # [C] int32, ascending indices among the K clients
     weights: jax.Array  # [C] float32; 0 for indices that padding left over
 
 
-def map_axis(fn: Callable[..., Any], rows_per_chunk: int | None = None):
+def map_axis(
+    fn: Callable[..., Any], rows_per_chunk: int | None = None
+) -> Callable[..., Any]:
     """Maps a function of one row over the leading axis of its arguments.
 
     Args:
@@ -42,7 +44,9 @@ def map_axis(fn: Callable[..., Any], rows_per_chunk: int | None = None):
     return mapped
 
 
-def map_clients(fn: Callable[..., Any], clients_per_chunk: int | None = None):
+def map_clients(
+    fn: Callable[..., Any], clients_per_chunk: int | None = None
+) -> Callable[..., Any]:
     """Maps a function of one client over a leading client axis of its arguments.
 
     The clients are shared out to the devices, and mapped there with `map_axis`.
@@ -65,8 +69,10 @@ def map_clients(fn: Callable[..., Any], clients_per_chunk: int | None = None):
     return mapped
 
 
-def map_rows(fn: Callable[..., Any], clients_per_chunk: int | None = None):
-    """`map_clients` where a leaf of one row is the same for all clients.
+def map_rows(
+    fn: Callable[..., Any], clients_per_chunk: int | None = None
+) -> Callable[..., Any]:
+    """Maps like `map_clients`, where a leaf of one row is the same for all clients.
 
     Args:
       fn: (*own, *shared) -> results, as for `map_clients`.
@@ -93,7 +99,7 @@ def map_rows(fn: Callable[..., Any], clients_per_chunk: int | None = None):
 
 
 def auto_clients_per_chunk(backend: str | None = None) -> int | None:
-    """One client at a time on a CPU, where that measured fastest; else all at once."""
+    """Returns 1 on a CPU, where one at a time measured fastest; else None, for all."""
     return 1 if (backend or jax.default_backend()) == "cpu" else None
 
 
@@ -115,12 +121,12 @@ def parse_clients_per_chunk(text: str) -> int | None:
 
 
 def client_keys(key: jax.Array, client_ids: jax.Array) -> jax.Array:
-    """One key for each client, [C], from its identity."""
+    """Derives one key for each client, [C], from its identity."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, client_ids)
 
 
 def cohort_size(num_clients: int, participation: float) -> int:
-    """Number of clients that take part in a round, at least one."""
+    """Counts the clients that take part in a round, at least one."""
     return max(1, round(participation * num_clients))
 
 

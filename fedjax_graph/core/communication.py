@@ -27,15 +27,17 @@ _UP, _DOWN = "client_to_server", "server_to_client"
 
 
 class Bytes(NamedTuple):
-    """Bytes in each direction, exact Python integers."""
+    """Counts bytes in each direction, exact Python integers."""
 
     up: int = 0
     down: int = 0
 
     def plus(self, other: "Bytes") -> "Bytes":
+        """Adds two counts."""
         return Bytes(self.up + other.up, self.down + other.down)
 
     def times(self, factor: int) -> "Bytes":
+        """Multiplies a count by a whole number."""
         factor = operator.index(factor)  # a NumPy integer would overflow
         return Bytes(self.up * factor, self.down * factor)
 
@@ -69,14 +71,14 @@ def _cross(tree: Any, name: str, bits: int) -> Any:
 
 
 class Packed(NamedTuple):
-    """An array on its way."""
+    """Holds an array on its way."""
 
     values: jax.Array  # [..., H]
     scale: jax.Array | None = None  # [..., 1], what a step of an integer stands for
 
 
 def pack(tree: Any, bits: int) -> Any:
-    """Each array of a pytree as the `Packed` that crosses.
+    """Turns each array of a pytree into the `Packed` that crosses.
 
     Args:
       tree: pytree of arrays [..., H]; of any shape and type for 32 bits.
@@ -103,7 +105,7 @@ def pack(tree: Any, bits: int) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """What arrives, of `pack`: floats of fewer bits are float32 again."""
+    """Restores what arrives of `pack`: floats of fewer bits are float32 again."""
 
     def unpack_one(x):
         if x.scale is not None:
@@ -115,7 +117,7 @@ def unpack(packed: Any) -> Any:
 
 
 def bytes_per_round(fn: Callable[..., Any], *args: Any) -> Bytes:
-    """Bytes that one call of `fn(*args)` exchanges; nothing is computed.
+    """Counts the bytes that one call of `fn(*args)` exchanges; nothing is computed.
 
     Args:
       fn: traceable, for example the `round` of an algorithm.
@@ -172,7 +174,7 @@ def split_learning_total(
     model_bytes: int = 0,
     server_rounds: int = 1,
 ) -> int:
-    """Total bytes of CNFGNN's strategies, both directions (Eqs. 7 to 10).
+    """Computes the total bytes of CNFGNN's strategies, both directions (Eqs. 7 to 10).
 
     R (2 n W + (2 + 2 R_s) n H): a model crosses twice for FedAvg; h_c goes up once and
     h_G down once a round, h_G and its gradient once each a server round. Split
@@ -190,5 +192,5 @@ def split_learning_total(
 
 
 def multi_task_total(num_rounds: int, num_edges: int, model_bytes: int) -> int:
-    """Total bytes of GRU + FMTL, R E W over the non-self directed edges (Eq. 6)."""
+    """Computes the total bytes of GRU + FMTL: R E W, E without self edges (Eq. 6)."""
     return num_rounds * num_edges * model_bytes

@@ -33,7 +33,7 @@ LIMIT = 2.0**18  # of a sum's magnitude, half of what the first prime and scale 
 
 
 def check(kind: str) -> None:
-    """Says what is missing before a run starts.
+    """Checks before a run starts that nothing is missing for it.
 
     Raises:
       InputError: if the kind is unknown, or its package cannot be imported or is not
@@ -85,7 +85,7 @@ def mean(kind: Kind) -> Mean:
 
 
 def total(*costs: Metrics) -> Metrics:
-    """Of the metrics of several means, scalars or stacked by a loop.
+    """Sums up the metrics of several means, scalars or stacked by a loop.
 
     Bytes and seconds are summed, the error is the largest; {} without encryption.
     """
@@ -98,7 +98,7 @@ def total(*costs: Metrics) -> Metrics:
 
 
 class CKKS:
-    """The keys of a federation, and what each side does with a vector of numbers.
+    """Holds the keys of a federation, and does what each side does with numbers.
 
     Clients share one secret key. The controller's context is made of what they would
     send it, the public parameters: it adds, but can neither encrypt nor decrypt.
@@ -125,11 +125,11 @@ class CKKS:
         self.controller = ts.context_from(parameters, 1)
 
     def encrypt(self, chunk: np.ndarray) -> bytes:
-        """A client's ciphertext of up to N / 2 numbers."""
+        """Encrypts up to N / 2 numbers of a client."""
         return self._tenseal.ckks_vector(self.client, chunk).serialize()
 
     def add(self, messages: Sequence[bytes]) -> bytes:
-        """The controller's sum of ciphertexts, one from each client."""
+        """Adds ciphertexts at the controller, one from each client."""
         summed, *others = (
             self._tenseal.ckks_vector_from(self.controller, one) for one in messages
         )
@@ -138,7 +138,7 @@ class CKKS:
         return summed.serialize()
 
     def decrypt(self, message: bytes) -> np.ndarray:
-        """What a client reads in a ciphertext, float64."""
+        """Decrypts at a client, into float64."""
         return np.array(self._tenseal.ckks_vector_from(self.client, message).decrypt())
 
     def encrypted_sum(
@@ -174,7 +174,7 @@ class CKKS:
 
 @functools.cache
 def process_ckks() -> CKKS:
-    """The keys of this process, made when first needed."""
+    """Returns the keys of this process, made when first needed."""
     return CKKS()
 
 
@@ -189,14 +189,18 @@ def _tenseal() -> types.ModuleType:
     return tenseal
 
 
-def _plain_mean(stacked: Stacked, cohort: Cohort, sent: Any = None):
+def _plain_mean(
+    stacked: Stacked, cohort: Cohort, sent: Any = None
+) -> tuple[Any, Metrics]:
     merged = aggregation.weighted_mean(stacked, cohort)
     if sent is None:
         return merged, {}
     return jax.tree.map(lambda x, kept: jnp.where(kept, x, 0), merged, sent), {}
 
 
-def _encrypted_mean(stacked: Stacked, cohort: Cohort, sent: Any = None):
+def _encrypted_mean(
+    stacked: Stacked, cohort: Cohort, sent: Any = None
+) -> tuple[Any, Metrics]:
     if jax.device_count() > 1:
         raise InputError(
             f"--encryption=ckks runs on one device, not {jax.device_count()}: run with "
@@ -219,7 +223,7 @@ def _encrypted_mean(stacked: Stacked, cohort: Cohort, sent: Any = None):
 
 
 def _sum_on_host(vectors, weights, sent):
-    """[K, P], [K], [P] bool -> sum over real clients [P], (bytes, seconds, error).
+    """Sums what is sent [P] of [K, P] over real clients: [P], (bytes, seconds, error).
 
     Calls nothing of JAX, which would wait for the program that waits for this.
     """

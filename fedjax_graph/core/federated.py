@@ -17,6 +17,8 @@ from fedjax_graph.core import aggregation, clients, communication, trees
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.clients import Cohort
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.server import server_step
 from fedjax_graph.core.task import Task, TaskConfig
 from fedjax_graph.core.trees import IsPersonal, everything, nothing
 
@@ -175,9 +177,11 @@ class FederatedConfig:
 
 
 class FederatedState(NamedTuple):
+    """What the server keeps; a method that keeps more has a state of its own."""
+
     models: Any  # {"params": ..., "batch_stats": ...}, leaves [1 or K, ...]
     num_rounds: jax.Array  # [] int32, rounds so far
-    memory: Any = None  # what else the server keeps
+    server_opt_state: Any = ()  # of the server's optimizer, () without one
 
 
 def plain_update(
@@ -229,9 +233,10 @@ def federated(
     update: Callable[..., tuple[Any, jax.Array]] = plain_update,
     shared: Callable[[FederatedState, Data], tuple] = lambda state, data: (),
     is_personal: Callable[[Task], IsPersonal] = lambda task: nothing,
-    memory: Callable[[Data], Any] | None = None,
+    server_optimizer: OptimizerConfig | None = None,
+    first_state: Callable[[FederatedState, Data], Any] | None = None,
 ) -> FederatedAlgorithm:
-    """A method of a task: local updates and an aggregator.
+    """Factory of a method of a task: local updates and an aggregator.
 
     Args:
       config: task, participation and mapping.
@@ -240,26 +245,29 @@ def federated(
         (model, loss), of ONE client.
       shared: (state, data) -> what `update` gets besides, the same for all clients.
       is_personal: task -> which leaves of a model stay with their client.
-      memory: data -> what the server keeps besides models before the first round; if
-        given, the aggregator returns (models, memory).
+      server_optimizer: takes the server's step to what the aggregator returns, see
+        `server.server_step`; by default the server takes that over as it is.
+      first_state: (models and counts, data) -> the method's own state before the first
+        round, a NamedTuple that has `models`, `num_rounds` and what else the server
+        keeps; if given, the aggregator returns (models, {field: what becomes of it}).
     """
     task = config.task.build()
     personal = is_personal(task)
+    server = server_step(server_optimizer, personal)
 
     def init(key, data):
-        num_clients = len(data.client_ids)
-        first = memory(data) if memory else None
         one = jax.tree.map(lambda x: x[None], task.init(key))
-        start = FederatedState(one, jnp.int32(0), first)
+        start = FederatedState(one, jnp.int32(0), server.init(one))
+        start = first_state(start, data) if first_state else start
 
         def aggregate(stacked, cohort):
             merged = aggregator(start, data, key)(stacked, cohort)
-            return merged[0] if memory else merged
+            return merged[0] if first_state else merged
 
         models = aggregation.initial(
-            aggregation.partial(aggregate, personal), one, num_clients
+            aggregation.partial(aggregate, personal), one, len(data.client_ids)
         )
-        return FederatedState(models, jnp.int32(0), first)
+        return start._replace(models=models)
 
     def round_(state, data, key):
         train_key, aggregate_key = task.round_keys(key)
@@ -268,13 +276,13 @@ def federated(
             task,
             lambda *args: update(task, *args),
             aggregator(state, data, aggregate_key),
-            has_aux=memory is not None,
+            has_aux=first_state is not None,
             is_personal=personal,
         )
-        models, loss, *learnt = run(
+        models, loss, *kept = run(
             state.models, data, train_key, state.num_rounds, *shared(state, data)
         )
-        state = FederatedState(models, state.num_rounds + 1, *learnt)
-        return state, {"train_loss": loss}
+        after = state._replace(num_rounds=state.num_rounds + 1, **dict(*kept))
+        return server.step(after, models), {"train_loss": loss}
 
     return scored(task, init, round_)

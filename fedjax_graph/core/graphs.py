@@ -11,7 +11,7 @@ COLUMNS_PER_CHUNK = 4096  # of `neighbour_sum`
 
 
 class Graph(NamedTuple):
-    """A directed weighted graph, edges sorted by receiver. Messages flow s -> r."""
+    """Holds a directed weighted graph, edges s -> r sorted by receiver."""
 
     senders: jax.Array  # [E] int32
     receivers: jax.Array  # [E] int32, ascending
@@ -23,11 +23,12 @@ class Graph(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
+        """Number of nodes, with those of padding."""
         return self.node_mask.shape[0]
 
 
 def from_adjacency(adjacency: np.ndarray) -> Graph:
-    """Graph of the non-zero entries of a [N, N] matrix, `[i, j]` an edge i -> j."""
+    """Makes the graph of a matrix [N, N]: an entry `[i, j]` other than 0 is i -> j."""
     receivers, senders = np.nonzero(np.asarray(adjacency).T)  # sorted by receiver
     return Graph(
         senders=jnp.asarray(senders, jnp.int32),
@@ -43,7 +44,7 @@ def _between_nodes(senders: np.ndarray, receivers: np.ndarray) -> jax.Array:
 
 
 def permute(graph: Graph, order: np.ndarray) -> Graph:
-    """The same graph with node `order[i]` moved to place i (host only)."""
+    """Moves node `order[i]` to index i (host only)."""
     index = np.argsort(order)
     senders, receivers = index[graph.senders], index[graph.receivers]
     by_receiver = np.argsort(receivers, kind="stable")
@@ -64,7 +65,7 @@ def pad_nodes(graph: Graph, num_nodes: int) -> Graph:
 
 
 def to_jraph(graph: Graph, nodes: Any, edges: Any, globals_: Any) -> jraph.GraphsTuple:
-    """A `jraph.GraphsTuple` of one graph with the given features.
+    """Makes a `jraph.GraphsTuple` of one graph with the given features.
 
     Args:
       graph: structure.
@@ -84,7 +85,7 @@ def to_jraph(graph: Graph, nodes: Any, edges: Any, globals_: Any) -> jraph.Graph
 
 
 def neighbour_sum(graph: Graph, features: jax.Array) -> jax.Array:
-    """Sum_j a_ij x_j over the edges i -> j between two nodes, without self edges.
+    """Sums a_ij x_j over the edges i -> j between two nodes, without self edges.
 
     One sparse product, columns in chunks so that [E', F] is never there as a whole.
 
@@ -117,13 +118,13 @@ def neighbour_sum(graph: Graph, features: jax.Array) -> jax.Array:
 
 
 def neighbour_weights(graph: Graph) -> jax.Array:
-    """[N, N] a_ij of the edges i -> j between two nodes; 0 on the diagonal."""
+    """Returns a_ij [N, N] of the edges i -> j between two nodes; 0 on the diagonal."""
     adjacency = dense_adjacency(graph).T
     return adjacency - jnp.diag(jnp.diagonal(adjacency))
 
 
 def dense_adjacency(graph: Graph) -> jax.Array:
-    """[N, N] weights with self edges: [i, j] is what node i receives from node j.
+    """Returns weights [N, N] with self edges: [i, j] is what node i receives from j.
 
     A node without a self edge gets one of weight 1.
     """
@@ -135,7 +136,7 @@ def dense_adjacency(graph: Graph) -> jax.Array:
 
 
 def row_normalise(adjacency: jax.Array) -> jax.Array:
-    """Rows divided by their sums; a row of zeros becomes a self edge."""
+    """Divides rows by their sums; a row of zeros becomes a self edge."""
     sums = jnp.sum(adjacency, axis=1, keepdims=True)
     rows = adjacency / jnp.where(sums > 0, sums, 1)
     return jnp.where(sums > 0, rows, jnp.eye(len(adjacency)))

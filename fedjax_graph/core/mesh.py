@@ -75,9 +75,12 @@ def put_replicated(tree: Any) -> Any:
     is_single = jax.device_count() == 1
     target = None if is_single else NamedSharding(_mesh(), PartitionSpec())
     leaves, structure = jax.tree.flatten(tree)
-    distinct = {id(leaf): leaf for leaf in leaves}
+    numbers: dict[int, int] = {}  # in order of appearance, the same in all processes
+    for leaf in leaves:
+        numbers.setdefault(id(leaf), len(numbers))
+    distinct = {numbers[id(leaf)]: leaf for leaf in leaves}
     placed = jax.device_put(distinct, target)
-    return jax.tree.unflatten(structure, [placed[id(leaf)] for leaf in leaves])
+    return jax.tree.unflatten(structure, [placed[numbers[id(leaf)]] for leaf in leaves])
 
 
 def replicated(tree: Any) -> Any:
@@ -129,7 +132,9 @@ def concat_parts(fn: Callable[..., Any], out_axis: int = 0) -> Callable[..., Any
     return parts
 
 
-def sum_parts(fn: Callable[..., Any], in_axes: Sequence[int | None]):
+def sum_parts(
+    fn: Callable[..., Any], in_axes: Sequence[int | None]
+) -> Callable[..., Any]:
     """`fn` on each device's share of its arguments, results summed.
 
     Args:

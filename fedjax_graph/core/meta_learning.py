@@ -21,17 +21,17 @@ Adapt = Callable[[Params], Params]
 def inner_update(
     loss: Callable[[Params, jax.Array], jax.Array],
     num_steps: int,
-    rate: float,
+    optimizer: optax.GradientTransformation,
     **settings: Any,
 ) -> Callable[[Model, jax.Array], LocalResult]:
     """Factory of theta_i <- theta - alpha grad L_S(theta), taken `num_steps` times.
 
-    Eqs. 5, 7 and 11.
+    Eqs. 5, 7 and 11, where the optimizer is plain gradient descent.
 
     Args:
       loss: (params, key of the step) -> L_S, the mean loss on the support set.
       num_steps: inner steps.
-      rate: alpha.
+      optimizer: of the inner steps, started anew at each call; `sgd` of rate alpha.
       settings: of `local_steps`. With `checkpoint`, who differentiates through the
         steps keeps the parameters between them alone.
 
@@ -40,7 +40,7 @@ def inner_update(
     """
     steps = local_steps(
         lambda params, stats, key: (loss(params, key), stats),
-        optax.sgd(rate),
+        optimizer,
         **settings,
     )
     return lambda model, key: steps(model, jax.random.split(key, num_steps))

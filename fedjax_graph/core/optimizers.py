@@ -5,17 +5,17 @@ an `OptimizerConfig`; neither names an optimizer in its code.
 """
 
 import dataclasses
+import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core.errors import InputError
 
-Schedule = Callable[[jax.Array], jax.Array]
 RISE = 0.25  # share of the steps in which `triangular` reaches its highest rate
+OWN_FIELDS = ("momentum", "second_momentum", "epsilon")  # that not every optimizer has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,9 @@ class OptimizerConfig:
     """An optimizer and its hyper-parameters; JSON-able by `dataclasses.asdict`.
 
     The gradients are clipped, then weight decay is added to them (for `adamw`, as its
-    definition has it, to the updates), then the optimizer named by `name` acts.
+    definition has it, to the updates), then the optimizer named by `name` acts. It is
+    optax's, so `adam` and `yogi` correct the bias of their moments, the second moment
+    of `yogi` starts at 1e-6 and the sum of squares of `adagrad` at 0.1.
     """
 
     name: str = "sgd"  # see OPTIMIZERS
@@ -33,7 +35,7 @@ class OptimizerConfig:
     schedule: str = "constant"  # see SCHEDULES
     clip_norm: float | None = None  # most Euclidean norm over all leaves; None: any
     second_momentum: float | None = None  # beta_2; None: optax's
-    epsilon: float | None = None  # added to a root in a denominator; None: optax's
+    epsilon: float | None = None  # added in a denominator; None: optax's
     last_learning_rate: float = 0.0  # where a schedule ends
 
     def __post_init__(self) -> None:
@@ -42,27 +44,28 @@ class OptimizerConfig:
         Raises:
           InputError: naming the field.
         """
-        for kind, value, known in (
-            ("name", self.name, OPTIMIZERS),
-            ("schedule", self.schedule, SCHEDULES),
-        ):
-            if value not in known:
-                raise InputError(
-                    f"optimizer {kind} {value!r}: unknown; known: {', '.join(known)}"
-                )
+        _check_name("name", self.name, OPTIMIZERS)
+        _check_name("schedule", self.schedule, SCHEDULES)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            is_number = not isinstance(value, str | None)
-            if is_number and not 0 <= value < float("inf"):
-                raise InputError(
-                    f"optimizer {field.name}={value}: expected a finite number, 0 or "
-                    "more"
-                )
+            if field.type is not str and (value, field.default) != (None, None):
+                _check_number(field.name, value)
+        for field in OWN_FIELDS:
+            if getattr(self, field) is not None and field not in self._rule.fields:
+                raise InputError(f"optimizer {self.name}: has no {field}")
+        if self.name == "nesterov" and not self.momentum:
+            raise InputError("optimizer nesterov: needs a momentum, such as 0.9")
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the updates are a linear function of the gradients alone."""
+        is_sgd = self.name in ("sgd", "nesterov")
+        return is_sgd and not self.weight_decay and self.clip_norm is None
 
     def build(
         self, num_steps: int | None = None, num_epochs: int = 1
     ) -> optax.GradientTransformation:
-        """The transformation of gradients into updates.
+        """Builds the transformation of gradients into updates.
 
         Args:
           num_steps: steps that the schedule spans; only `constant` needs none.
@@ -77,84 +80,150 @@ class OptimizerConfig:
             parts.append(optax.clip_by_global_norm(self.clip_norm))
         if self.weight_decay and self.name not in DECOUPLED:
             parts.append(optax.add_decayed_weights(self.weight_decay))
-        parts.append(OPTIMIZERS[self.name](self, rate))
+        parts.append(self._rule.build(self, rate))
         return parts[0] if len(parts) == 1 else optax.chain(*parts)
 
-    def _rate(self, num_steps: int | None, num_epochs: int) -> float | Schedule:
-        if self.schedule == "constant":
+    @property
+    def _rule(self) -> "Rule":
+        return OPTIMIZERS[self.name]
+
+    def _rate(self, num_steps: int | None, num_epochs: int) -> float | optax.Schedule:
+        schedule = SCHEDULES[self.schedule]
+        if schedule is None:
             return self.learning_rate
-        if num_steps is None:
+        if not num_steps:
             raise InputError(
                 f"optimizer schedule {self.schedule!r} needs a number of steps, which "
                 "is not known here; use constant"
             )
-        return SCHEDULES[self.schedule](self, num_steps, num_epochs)
+        return schedule(self, num_steps, num_epochs)
 
-    def _given(self, **names: str) -> dict[str, float]:
-        """The fields that are not None, under optax's names for them."""
+    def given(self, **names: str) -> dict[str, Any]:
+        """Returns the fields that are not None, under another library's names.
+
+        Args:
+          names: `b1="momentum"` for a library that calls the momentum b1.
+        """
         fields = {key: getattr(self, field) for key, field in names.items()}
         return {key: value for key, value in fields.items() if value is not None}
 
 
-def _momentum(config: OptimizerConfig, rate: float | Schedule, nesterov: bool):
-    return optax.sgd(rate, config.momentum or None, nesterov=nesterov)
+def _check_name(field: str, value: Any, known: dict[str, Any]) -> None:
+    if value not in known:
+        raise InputError(
+            f"optimizer {field} {value!r}: unknown; known: {', '.join(known)}"
+        )
 
 
-def _adaptive(make: Callable[..., optax.GradientTransformation]):
-    def build(config: OptimizerConfig, rate: float | Schedule):
-        given = config._given(b1="momentum", b2="second_momentum", eps="epsilon")
-        return make(rate, **given)
-
-    return build
-
-
-def _adagrad(config: OptimizerConfig, rate: float | Schedule):
-    return optax.adagrad(rate, **config._given(eps="epsilon"))
+def _check_number(field: str, value: Any) -> None:
+    expected, is_right = "a finite number, 0 or more", lambda x: 0 <= x < float("inf")
+    if field in ("momentum", "second_momentum"):
+        expected, is_right = "0 or more and below 1", lambda x: 0 <= x < 1
+    if field == "clip_norm":
+        expected, is_right = "a finite number above 0", lambda x: 0 < x < float("inf")
+    if not (isinstance(value, numbers.Real) and is_right(value)):
+        raise InputError(f"optimizer {field}={value}: expected {expected}")
 
 
-def _adamw(config: OptimizerConfig, rate: float | Schedule):
-    given = config._given(b1="momentum", b2="second_momentum", eps="epsilon")
-    return optax.adamw(rate, weight_decay=config.weight_decay, **given)
+# --- Optimizers ----------------------------------------------------------------------
 
 
-OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": lambda config, rate: _momentum(config, rate, nesterov=False),
-    "nesterov": lambda config, rate: _momentum(config, rate, nesterov=True),
-    "adam": _adaptive(optax.adam),
-    "adamw": _adamw,
-    "yogi": _adaptive(optax.yogi),
-    "adagrad": _adagrad,
+class Rule(NamedTuple):
+    """How an optimizer is built."""
+
+    build: Callable[
+        [OptimizerConfig, float | optax.Schedule], optax.GradientTransformation
+    ]  # (config, learning rate or schedule) -> transformation
+    fields: tuple[str, ...] = ()  # those of OWN_FIELDS that it has
+
+
+def _sgd(
+    config: OptimizerConfig, rate: float | optax.Schedule
+) -> optax.GradientTransformation:
+    is_nesterov = config.name == "nesterov"
+    return optax.sgd(rate, config.momentum or None, nesterov=is_nesterov)
+
+
+def _adam(
+    config: OptimizerConfig, rate: float | optax.Schedule
+) -> optax.GradientTransformation:
+    return optax.adam(rate, **_betas(config))
+
+
+def _adamw(
+    config: OptimizerConfig, rate: float | optax.Schedule
+) -> optax.GradientTransformation:
+    return optax.adamw(rate, weight_decay=config.weight_decay, **_betas(config))
+
+
+def _yogi(
+    config: OptimizerConfig, rate: float | optax.Schedule
+) -> optax.GradientTransformation:
+    return optax.yogi(rate, **_betas(config))
+
+
+def _adagrad(
+    config: OptimizerConfig, rate: float | optax.Schedule
+) -> optax.GradientTransformation:
+    return optax.adagrad(rate, **config.given(eps="epsilon"))
+
+
+def _betas(config: OptimizerConfig) -> dict[str, Any]:
+    return config.given(b1="momentum", b2="second_momentum", eps="epsilon")
+
+
+OPTIMIZERS: dict[str, Rule] = {
+    "sgd": Rule(_sgd, ("momentum",)),
+    "nesterov": Rule(_sgd, ("momentum",)),
+    "adam": Rule(_adam, OWN_FIELDS),
+    "adamw": Rule(_adamw, OWN_FIELDS),
+    "yogi": Rule(_yogi, OWN_FIELDS),
+    "adagrad": Rule(_adagrad, ("epsilon",)),
 }
-"""Name -> (config, learning rate or schedule) -> transformation. Add your own."""
+"""The optimizers by name. Add your own."""
 DECOUPLED = ("adamw",)  # apply weight decay themselves
 
 
-def _linear(config: OptimizerConfig, num_steps: int, num_epochs: int) -> Schedule:
+# --- Schedules -----------------------------------------------------------------------
+
+
+def _linear(config: OptimizerConfig, num_steps: int, num_epochs: int) -> optax.Schedule:
     del num_epochs
     last = config.last_learning_rate
     return optax.linear_schedule(config.learning_rate, last, num_steps)
 
 
-def _cosine(config: OptimizerConfig, num_steps: int, num_epochs: int) -> Schedule:
+def _cosine(config: OptimizerConfig, num_steps: int, num_epochs: int) -> optax.Schedule:
     del num_epochs
     highest = config.learning_rate
     share = config.last_learning_rate / highest if highest else 0.0
     return optax.cosine_decay_schedule(highest, num_steps, share)
 
 
-def _triangular(config: OptimizerConfig, num_steps: int, num_epochs: int) -> Schedule:
+def _triangular(
+    config: OptimizerConfig, num_steps: int, num_epochs: int
+) -> optax.Schedule:
+    """The rate by step: 0, the highest after a quarter of the epochs, the last.
+
+    It is linear in between. A step has the rate of its end, so the first one is not 0,
+    and the last one has `last_learning_rate`.
+    """
     steps_per_epoch = num_steps // num_epochs
     knots = jnp.array([0, RISE * num_epochs, num_epochs])
     rates = jnp.array([0, config.learning_rate, config.last_learning_rate])
     return lambda step: jnp.interp((step + 1) / steps_per_epoch, knots, rates)
 
 
-SCHEDULES: dict[str, Any] = {
+SCHEDULES: dict[str, Callable[[OptimizerConfig, int, int], optax.Schedule] | None] = {
     "constant": None,
     "linear": _linear,
     "cosine": _cosine,
-    "triangular": _triangular,  # from 0 up to the rate, then down to the last one
+    "triangular": _triangular,
 }
+"""Name -> (config, number of steps, number of epochs) -> schedule. Add your own."""
+
+
+# --- Text ----------------------------------------------------------------------------
 
 
 def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
@@ -162,21 +231,27 @@ def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
 
     Args:
       text: such as "adam" or "sgd,momentum=0.9,schedule=cosine".
-      default: what is not given stays as it is here.
+      default: what is not given stays as it is here; only the momenta and the epsilon
+        of another optimizer than the one named do not.
 
     Raises:
       InputError: if it cannot be read.
     """
     name, *pairs = [part.strip() for part in text.split(",")]
-    fields = {field.name for field in dataclasses.fields(OptimizerConfig)}
+    known = sorted(
+        field.name
+        for field in dataclasses.fields(OptimizerConfig)
+        if field.name != "name"
+    )
     given: dict[str, Any] = {}
+    if name != default.name:
+        given = dict.fromkeys(OWN_FIELDS)
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        if not equals or key not in fields or key == "name":
-            known = ", ".join(sorted(fields - {"name"}))
+        if not equals or key not in known:
             raise InputError(
-                f"optimizer {text!r}: {pair!r} is no field; known: {known}, as in "
-                "sgd,momentum=0.9"
+                f"optimizer {text!r}: {pair!r} is no field; known: {', '.join(known)}, "
+                "as in sgd,momentum=0.9"
             )
         try:
             given[key] = value if key == "schedule" else float(value)

@@ -9,7 +9,7 @@ IsPersonal = Callable[[tuple[Any, ...]], bool]  # path of a leaf -> stays on the
 
 
 def partition(tree: Any, is_personal: IsPersonal) -> tuple[Any, Any]:
-    """A tree as its shared and its personal leaves, None where the others stood."""
+    """Splits a tree into shared and personal leaves, None where the others stood."""
 
     def keep(wanted):
         return jax.tree_util.tree_map_with_path(
@@ -20,7 +20,7 @@ def partition(tree: Any, is_personal: IsPersonal) -> tuple[Any, Any]:
 
 
 def combine(shared: Any, personal: Any) -> Any:
-    """The tree that `partition` took apart."""
+    """Puts together the tree that `partition` took apart."""
     return jax.tree.map(
         lambda a, b: b if a is None else a,
         shared,
@@ -30,17 +30,17 @@ def combine(shared: Any, personal: Any) -> Any:
 
 
 def take(tree: Any, indices: jax.Array) -> Any:
-    """The rows `indices` [C] of a pytree of [K, ...]."""
+    """Takes the rows `indices` [C] of a pytree of [K, ...]."""
     return jax.tree.map(lambda x: x[indices], tree)
 
 
 def nothing(path: tuple[Any, ...]) -> bool:
-    """No leaf is personal."""
+    """Declares that no leaf is personal."""
     del path
     return False
 
 
 def everything(path: tuple[Any, ...]) -> bool:
-    """Every leaf is personal: no federation."""
+    """Declares that every leaf is personal: no federation."""
     del path
     return True

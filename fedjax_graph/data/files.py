@@ -13,6 +13,8 @@ import numpy as np
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import download
 
+Folder = str | os.PathLike[str] | None
+"""Where the files of datasets lie; None: see `folders`."""
 _UNREADABLE = (
     EOFError,
     LookupError,
@@ -63,7 +65,7 @@ def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
         return {key: archive[key] for key in archive.files}
 
 
-def folders(data_dir: str | os.PathLike | None = None) -> list[Path]:
+def folders(data_dir: Folder = None) -> list[Path]:
     """Folders with data: `data_dir` or $FEDJAX_GRAPH_DATA, then the download cache.
 
     Raises:
@@ -78,6 +80,47 @@ def folders(data_dir: str | os.PathLike | None = None) -> list[Path]:
             "the folder with the dataset files"
         )
     return [Path(named), download.cache_folder()]
+
+
+def not_found(
+    name: str,
+    wanted: Iterable[str],
+    data_dir: Folder = None,
+    *,
+    first: str = "",
+    by_hand: str = "put one of them there, or name their folder with --data_dir",
+) -> InputError:
+    """The error where a published dataset is in no form that can be read.
+
+    Args:
+      name: of the dataset.
+      wanted: names of files or folders, of which one would do.
+      data_dir: see `folders`.
+      first: what else can be done, ahead of the download; ends in ", or ".
+      by_hand: what to do without the download.
+    """
+    searched = " or ".join(map(str, folders(data_dir)))
+    message = f"{name}: no {' or '.join(wanted)} in {searched}; {first}"
+    if name in download.REGISTRY:
+        message += f"run `python -m experiments.datasets --dataset={name} --download`, "
+    return InputError(message + by_hand)
+
+
+def unknown(
+    kind: str, name: str, known: Iterable[str], paths: Iterable[str]
+) -> InputError:
+    """The error where a name is neither that of a dataset nor a path of one's own.
+
+    Args:
+      kind: of the datasets.
+      name: that is not known.
+      known: names.
+      paths: what a path may be of, each as in "of a .npz file".
+    """
+    return InputError(
+        f"unknown {kind} dataset {name!r}; known: {', '.join(known)}; or the path "
+        + ", ".join(paths)
+    )
 
 
 def find(

@@ -1,11 +1,13 @@
 """Pickles that hold data, and nothing that runs.
 
 Research datasets are often pickles, many written by Python 2, and a pickle can call
-any function. This reader admits NumPy arrays, data types and scalars, SciPy sparse
-matrices and plain containers, and refuses everything else before it is called.
+any function, or make NumPy take bytes of the file for pointers. This reader admits
+NumPy arrays and scalars of plain numbers and text, SciPy sparse matrices whose indices
+hold, and plain containers, and refuses everything else before it is called.
 """
 
 import collections
+import math
 import os
 import pickle
 import re
@@ -15,12 +17,58 @@ import numpy as np
 import scipy.sparse
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data import files
+from fedjax_graph.data import files, sparse
+
+_PLAIN_KINDS = "fiubcSU"  # of data types: numbers and text of a fixed size
+_MATRICES = {
+    f"{layout}_{kind}": getattr(scipy.sparse, f"{layout}_{kind}")
+    for layout in ("coo", "csc", "csr")
+    for kind in ("array", "matrix")
+}
 
 
-def _dtype(spec: str, align: bool = False, copy: bool = False) -> np.dtype:
-    """`numpy.dtype`; old pickles give the flags as 0 and 1, which NumPy deprecates."""
-    return np.dtype(spec, bool(align), bool(copy))
+class _NDArray:
+    """Stands for `numpy.ndarray`, which a pickle names and must not call."""
+
+    def __init__(self, *args: Any) -> None:
+        raise InputError("a pickle that makes an array of memory; only data are read")
+
+
+def _dtype(spec: Any, align: bool = False, copy: bool = False) -> np.dtype:
+    """`numpy.dtype` of numbers and text; old pickles give the flags as 0 and 1."""
+    if not isinstance(spec, str | bytes):
+        raise InputError(f"a pickle with a data type {type(spec).__name__}")
+    text = spec.decode("latin1") if isinstance(spec, bytes) else spec
+    dtype = np.dtype(text, bool(align), bool(copy))
+    _check_plain(dtype)
+    return dtype
+
+
+def _check_plain(dtype: Any) -> None:
+    if not isinstance(dtype, np.dtype) or dtype.kind not in _PLAIN_KINDS:
+        raise InputError(f"a pickle with the data type {dtype}; expected plain numbers")
+
+
+def _reconstruct(subtype: Any, shape: Any, code: Any) -> np.ndarray:
+    """The empty array to which an array's state is given; see NumPy's own."""
+    del shape, code
+    if subtype is not _NDArray:
+        raise InputError("a pickle with an array of another class than numpy.ndarray")
+    return np.zeros(0, np.int8)
+
+
+def _scalar(dtype: Any, content: Any = None) -> Any:
+    _check_plain(dtype)
+    if not isinstance(content, bytes) or len(content) != dtype.itemsize:
+        raise InputError(f"a pickle with a scalar of type {dtype} that is none")
+    return np.frombuffer(content, dtype)[0] if content else dtype.type()
+
+
+def _frombuffer(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+    """An array as pickle protocol 5 has it."""
+    _check_plain(dtype)
+    array = np.frombuffer(content, dtype).reshape(shape, order=order)
+    return array.copy(order)
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -30,12 +78,7 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-# Functions with which NumPy's own pickles rebuild arrays and scalars. NumPy moved
-# them from `numpy.core` to `numpy._core`; pickles name either.
-_RECONSTRUCT = np.zeros(0).__reduce__()[0]
-_SCALAR = np.float64(0).__reduce__()[0]
-_FROM_BUFFER = np.zeros(1).__reduce_ex__(5)[0]
-
+# NumPy moved its functions from `numpy.core` to `numpy._core`; pickles name either.
 _ADMITTED = {
     "__builtin__": {kind.__name__: kind for kind in (complex, dict, frozenset, set)}
     | {kind.__name__: kind for kind in (list, tuple)},
@@ -44,14 +87,10 @@ _ADMITTED = {
         "OrderedDict": collections.OrderedDict,
         "defaultdict": collections.defaultdict,
     },
-    "numpy": {"dtype": _dtype, "ndarray": np.ndarray},
-    "numpy.core.multiarray": {"_reconstruct": _RECONSTRUCT, "scalar": _SCALAR},
-    "numpy.core.numeric": {"_frombuffer": _FROM_BUFFER},
-    "scipy.sparse": {
-        f"{layout}_{kind}": getattr(scipy.sparse, f"{layout}_{kind}")
-        for layout in ("bsr", "coo", "csc", "csr", "dia")
-        for kind in ("array", "matrix")
-    },
+    "numpy": {"dtype": _dtype, "ndarray": _NDArray},
+    "numpy.core.multiarray": {"_reconstruct": _reconstruct, "scalar": _scalar},
+    "numpy.core.numeric": {"_frombuffer": _frombuffer},
+    "scipy.sparse": _MATRICES,
 }
 
 
@@ -59,10 +98,18 @@ def _present_name(module: str) -> str:
     """The name in `_ADMITTED` of a module under any name that it has had."""
     module = re.sub(r"^builtins$", "__builtin__", module)
     module = re.sub(r"^numpy\._core\.", "numpy.core.", module)
-    return re.sub(r"^scipy\.sparse\._?(bsr|coo|csc|csr|dia)$", "scipy.sparse", module)
+    return re.sub(r"^scipy\.sparse\._?(coo|csc|csr)$", "scipy.sparse", module)
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """Reads a pickle operation by operation, which lets every state be checked."""
+
+    dispatch = dict(pickle._Unpickler.dispatch)
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.matrices: list[Any] = []  # sparse ones, of which some may lack their parts
+
     def find_class(self, module: str, name: str) -> Any:
         try:
             return _ADMITTED[_present_name(module)][name]
@@ -72,6 +119,108 @@ class _Unpickler(pickle.Unpickler):
                 "sparse matrices and plain containers are read: get the file from "
                 "its publisher again"
             ) from None
+
+    def _instantiate(self, klass: Any, args: Any) -> None:
+        _refuse_to_call(klass)
+        super()._instantiate(klass, args)
+
+    def load_reduce(self) -> None:
+        _refuse_to_call(self.stack[-2])
+        super().load_reduce()
+
+    dispatch[pickle.REDUCE[0]] = load_reduce
+
+    def load_newobj(self) -> None:
+        args, kind = self.stack[-1], self.stack[-2]
+        if kind not in _MATRICES.values() or args:
+            raise InputError(f"a pickle with an object of {kind}; only data are read")
+        self.stack[-2:] = [kind.__new__(kind)]
+        self.matrices.append(self.stack[-1])
+
+    dispatch[pickle.NEWOBJ[0]] = load_newobj
+
+    def load_newobj_ex(self) -> None:
+        raise InputError("a pickle with an object and its settings; only data are read")
+
+    dispatch[pickle.NEWOBJ_EX[0]] = load_newobj_ex
+
+    def load_build(self) -> None:
+        instance, state = self.stack[-2:]
+        if isinstance(instance, np.dtype):
+            _check_dtype_state(state)
+        elif isinstance(instance, np.ndarray):
+            _check_array_state(state)
+        elif scipy.sparse.issparse(instance):
+            _fill_matrix(instance, state)
+            self.stack.pop()
+            return
+        elif isinstance(state, dict) and not state:  # Python 2's OrderedDict
+            self.stack.pop()
+            return
+        else:
+            raise InputError(
+                f"a pickle with a {type(instance).__name__} and attributes; only data "
+                "are read"
+            )
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
+
+
+def _refuse_to_call(kind: Any) -> None:
+    if any(kind is matrix for matrix in _MATRICES.values()):
+        raise InputError("a pickle that makes a sparse matrix of another; only data")
+
+
+def _check_dtype_state(state: Any) -> None:
+    """A plain data type has a byte order and sizes: no parts, names or fields."""
+    is_plain = isinstance(state, tuple) and len(state) >= 7 and state[0] in (3, 4)
+    if not is_plain or state[1] not in ("<", ">", "|", "=") or any(state[2:5]):
+        raise InputError("a pickle with a data type of parts; expected plain numbers")
+
+
+def _check_array_state(state: Any) -> None:
+    """An array's state is (version, shape, data type, is Fortran's, bytes)."""
+    if not isinstance(state, tuple) or len(state) != 5:
+        raise InputError("a pickle with an array that lacks its parts")
+    _, shape, dtype, _, content = state
+    _check_plain(dtype)
+    is_shape = isinstance(shape, tuple) and all(
+        type(size) is int and size >= 0 for size in shape
+    )
+    if not is_shape or not isinstance(content, bytes | str):
+        raise InputError("a pickle with an array that lacks its shape or its data")
+    wanted = math.prod(shape) * dtype.itemsize
+    if len(content) != wanted:  # text stands for bytes, one each
+        raise InputError(
+            f"a pickle with an array of shape {shape} and type {dtype} in "
+            f"{len(content)} bytes, expected {wanted}"
+        )
+
+
+def _fill_matrix(matrix: Any, state: Any) -> None:
+    """Gives a sparse matrix its parts, once they are known to fit together.
+
+    Raises:
+      InputError: if they do not.
+    """
+    parts = state if isinstance(state, dict) else {}
+    name, shape = f"the sparse matrix ({matrix.format})", parts.get("_shape")
+    data = parts.get("data")
+    if matrix.format == "coo":
+        coordinates = parts.get("coords", (parts.get("row"), parts.get("col")))
+        if not isinstance(coordinates, tuple) or len(coordinates) != 2:
+            raise InputError(f"{name} lacks its coordinates")
+        sparse.check_coordinates(data, *coordinates, shape, name)
+        content = (data, coordinates)
+    else:
+        compressed = parts.get("indices"), parts.get("indptr")
+        along = shape
+        if matrix.format == "csc":
+            along = sparse.check_shape(shape, name)[::-1]
+        sparse.check_compressed(data, *compressed, along, name)
+        content = (data, *compressed)
+    matrix.__dict__.update(type(matrix)(content, shape=shape).__dict__)
 
 
 def load(path: str | os.PathLike) -> Any:
@@ -83,12 +232,13 @@ def load(path: str | os.PathLike) -> Any:
       InputError: if the file is missing, broken, or holds anything else.
     """
     with files.reading(path, "pickle"), open(path, "rb") as file:
+        unpickler = _Unpickler(file, encoding="latin1")
         try:
-            content = _Unpickler(file, encoding="latin1").load()
+            content = unpickler.load()
         except InputError:
             raise
         except Exception as error:  # a broken pickle can raise nearly anything
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        if scipy.sparse.issparse(content) and content.format in ("bsr", "csc", "csr"):
-            content.check_format(full_check=True)
+        if not all("_shape" in matrix.__dict__ for matrix in unpickler.matrices):
+            raise InputError("a pickle with a sparse matrix that lacks its parts")
         return content

@@ -13,7 +13,7 @@ from fedjax_graph.driver.writers import to_jsonable
 
 
 class Checkpoints:
-    """The checkpoints of one method, in `<folder>/<round>`, the latest two kept.
+    """Keeps the latest two checkpoints of one method, in `<folder>/<round>`.
 
     Orbax writes into a temporary folder and renames it, so a kill leaves the latest
     complete checkpoint in place. `settings` travel with every checkpoint; resuming
@@ -27,7 +27,7 @@ class Checkpoints:
         settings: dict[str, Any] | None = None,
         ignored: tuple[str, ...] = (),
         defaults: dict[str, Any] | None = None,
-    ):
+    ) -> None:
         self._settings, self._ignored = to_jsonable(settings), ignored
         self._defaults = _flatten(to_jsonable(defaults or {}))
         self._manager = ocp.CheckpointManager(
@@ -38,10 +38,11 @@ class Checkpoints:
         )
 
     def latest_round(self) -> int | None:
+        """Returns the round of the latest checkpoint; None if there is none."""
         return self._manager.latest_step()
 
     def settings(self) -> dict[str, Any]:
-        """The settings stored with the latest checkpoint.
+        """Reads the settings stored with the latest checkpoint.
 
         Raises:
           InputError: if there is none or it cannot be read.
@@ -49,6 +50,7 @@ class Checkpoints:
         return self._restore(settings=ocp.args.JsonRestore())["settings"]
 
     def save(self, round_: int, tree: Any) -> None:
+        """Saves a state, with the settings, under its round."""
         self._manager.save(
             round_,
             args=ocp.args.Composite(
@@ -59,7 +61,7 @@ class Checkpoints:
         )
 
     def restore(self, like: Any) -> Any:
-        """The latest state, as NumPy arrays in the structure of `like`.
+        """Reads the latest state, as NumPy arrays in the structure of `like`.
 
         Args:
           like: pytree of arrays or `jax.ShapeDtypeStruct`s.
@@ -84,7 +86,7 @@ class Checkpoints:
         return restored
 
     def _restore(self, **items: Any) -> Any:
-        """Items of the latest checkpoint."""
+        """Reads items of the latest checkpoint."""
         folder, round_ = self._manager.directory, self.latest_round()
         if round_ is None:
             raise InputError(f"{folder}: no finished round of a run")
@@ -100,6 +102,7 @@ class Checkpoints:
             ) from error
 
     def close(self) -> None:
+        """Frees what Orbax holds; the checkpoints stay."""
         self._manager.close()
 
 
@@ -117,7 +120,7 @@ def _check_settings(stored: dict, wanted: dict, ignored, folder: Any) -> None:
 
 
 def _flatten(settings: dict, prefix: str = "") -> dict[str, Any]:
-    """Nested settings under names such as `config.hidden_size`."""
+    """Lists nested settings under names such as `config.hidden_size`."""
     flat = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Curve
@@ -49,7 +50,8 @@ def architecture(
     plots.save(architecture_figure(labels, edges, title), path)
 
 
-def architecture_figure(labels, edges, title=""):
+def architecture_figure(labels, edges, title="") -> Figure:
+    """Draws what `architecture` writes."""
     row_of = _rows(labels, edges)
     chains = _chains(row_of, edges)
     texts = {index: label.replace(": ", ":\n") for index, label in labels.items()}
@@ -101,7 +103,7 @@ def architecture_figure(labels, edges, title=""):
 
 
 def _rows(labels: Mapping[int, str], edges) -> dict[Hashable, int]:
-    """The longest path to each place."""
+    """Puts each box into the row of the longest path that leads to it."""
     if not labels:
         raise InputError("an architecture without boxes: expected at least one label")
     before = {index: [] for index in labels}
@@ -125,7 +127,7 @@ def _rows(labels: Mapping[int, str], edges) -> dict[Hashable, int]:
 
 
 def _chains(row_of: dict[Hashable, int], edges) -> list[list[Hashable]]:
-    """All stops of each edge, the new ones entered in `row_of`."""
+    """Lists all stops of each edge, and enters the new ones in `row_of`."""
     chains = []
     for i, (start, end) in enumerate(edges):
         passed = {(i, row): row for row in range(row_of[start] + 1, row_of[end])}
@@ -135,7 +137,7 @@ def _chains(row_of: dict[Hashable, int], edges) -> list[list[Hashable]]:
 
 
 def _columns(row_of, chains, width) -> dict[Hashable, float]:
-    """Where stops are across: apart within a row, else near those they are joined to.
+    """Finds where stops are across: apart within a row, near those they are joined to.
 
     Sugiyama, Tagawa, Toda, "Methods for Visual Understanding of Hierarchical System
     Structures", 1981: rows are put in the order of the mean of what they are joined to
@@ -165,14 +167,14 @@ def _columns(row_of, chains, width) -> dict[Hashable, float]:
 
 
 def _apart(goals, widths) -> np.ndarray:
-    """Middles nearest to `goals` of things side by side, in least squares."""
+    """Finds middles nearest to `goals` of things side by side, in least squares."""
     edges = np.cumsum(np.add(widths, COLUMN_GAP))
     offsets = edges - np.divide(widths, 2)
     return isotonic_regression(goals - offsets).x + offsets
 
 
 def _ports(chains, x, width) -> np.ndarray:
-    """How far from the middle of its boxes each arrow starts and ends, [edges, 2].
+    """Finds how far from its boxes' middles each arrow starts and ends, [edges, 2].
 
     Arrows at one side of a box are in the order of where they come from or go to.
     """
@@ -187,7 +189,7 @@ def _ports(chains, x, width) -> np.ndarray:
 
 
 def _arrow(points, height, start_shift, end_shift) -> Curve:
-    """Through the stops' centres: curves between rows, upright lines within them."""
+    """Joins the stops' centres: curves between rows, upright lines within them."""
     x, y = np.transpose(points)
     x[[0, -1]] += start_shift, end_shift
     tops, bottoms = y + height / 2, y - height / 2

@@ -34,7 +34,7 @@ NAME_DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (
 
 
 class Line(NamedTuple):
-    """One curve: y over x, and optionally the half-width of a band around it."""
+    """Holds one curve: y over x, and optionally the half-width of a band around it."""
 
     x: Sequence
     y: Sequence[float]
@@ -53,7 +53,8 @@ def curves(
     save(curves_figure(series, xlabel, ylabel, title, log_x), path)
 
 
-def curves_figure(series, xlabel, ylabel, title="", log_x=False):
+def curves_figure(series, xlabel, ylabel, title="", log_x=False) -> Figure:
+    """Draws what `curves` writes."""
     figure, (axes,) = new_panels(1, 1, size=(7.0, 4.2))
     axes.set_xscale("log" if log_x else "linear")
     _draw(axes, series, _colours(series))
@@ -74,7 +75,8 @@ def training_curves(path: str | os.PathLike, records: Iterable[Mapping]) -> None
     save(training_curves_figure(records), path)
 
 
-def training_curves_figure(records):
+def training_curves_figure(records) -> Figure:
+    """Draws what `training_curves` writes."""
     panels = {
         "training loss": ("train_loss", "train_loss_std"),
         "validation loss": ("validation_loss", "validation_loss_std"),
@@ -94,7 +96,8 @@ def search_curves(path: str | os.PathLike, records: Iterable[Mapping]) -> None:
     save(search_curves_figure(records), path)
 
 
-def search_curves_figure(records):
+def search_curves_figure(records) -> Figure:
+    """Draws what `search_curves` writes."""
     panels = {
         "best federated score": ("best_score", "score_spread"),
         "mean federated score": ("mean_score", None),
@@ -103,7 +106,7 @@ def search_curves_figure(records):
 
 
 def _histories(records, xlabel, panels):
-    """A panel for each label of `panels`, {label: (key, key of the spread or None)}."""
+    """Draws a panel for each label of `panels`, {label: (key, key of the spread)}."""
     records = sorted(records, key=lambda record: record["round"])
     methods = dict.fromkeys(str(record["method"]) for record in records)
     figure, all_axes = new_panels(1, len(panels), size=(4.5 * len(panels), 3.8))
@@ -136,7 +139,8 @@ def rmse_by_horizon(
     save(rmse_by_horizon_figure(rmse), path)
 
 
-def rmse_by_horizon_figure(rmse):
+def rmse_by_horizon_figure(rmse) -> Figure:
+    """Draws what `rmse_by_horizon` writes."""
     series = {
         method: Line(5 * np.arange(1, len(errors) + 1), errors)
         for method, errors in rmse.items()
@@ -177,7 +181,8 @@ def forecasts(
     )
 
 
-def forecasts_figure(*, truth, forecasts, times=None, sensors=None):
+def forecasts_figure(*, truth, forecasts, times=None, sensors=None) -> Figure:
+    """Draws what `forecasts` writes."""
     truth = np.asarray(truth)
     num_panels = truth.shape[1]
     x = np.arange(len(truth)) / 12 if times is None else np.asarray(times)
@@ -228,7 +233,8 @@ def heat_maps(
     save(heat_maps_figure(matrices, xlabel, ylabel, ticks), path)
 
 
-def heat_maps_figure(matrices, xlabel, ylabel, ticks=None):
+def heat_maps_figure(matrices, xlabel, ylabel, ticks=None) -> Figure:
+    """Draws what `heat_maps` writes."""
     figure, panels = new_panels(1, len(matrices), size=(4.6 * len(matrices), 4.2))
     for axes, (title, matrix) in zip(panels, matrices.items(), strict=True):
         smallest = np.min(matrix) if ticks else 0
@@ -268,7 +274,8 @@ def sensor_map(
     save(sensor_map_figure(longitude, latitude, is_seen), path)
 
 
-def sensor_map_figure(longitude, latitude, is_seen):
+def sensor_map_figure(longitude, latitude, is_seen) -> Figure:
+    """Draws what `sensor_map` writes."""
     figure, (axes,) = new_panels(1, 1, size=(6.4, 6.0))
     groups = (("seen in training", "o", is_seen), ("unseen", "^", ~is_seen))
     for colour, (name, marker, group) in zip(COLOURS[:2], groups, strict=True):
@@ -308,7 +315,8 @@ def scatter(
     save(scatter_figure(points, xlabel, ylabel, title, highlight), path)
 
 
-def scatter_figure(points, xlabel, ylabel, title="", highlight=()):
+def scatter_figure(points, xlabel, ylabel, title="", highlight=()) -> Figure:
+    """Draws what `scatter` writes."""
     figure, (axes,) = new_panels(1, 1, size=(7.0, 4.8))
     for name, (x, y) in points.items():
         is_large = name in highlight
@@ -379,7 +387,7 @@ def _box(centre, size) -> Bbox:
 
 
 def _overlap(a: Bbox, b: Bbox) -> float:
-    """The area that two boxes have in common."""
+    """Computes the area that two boxes have in common."""
     common = Bbox.intersection(a, b)
     return 0.0 if common is None else common.width * common.height
 
@@ -390,8 +398,8 @@ def save(figure: Figure, path: str | os.PathLike) -> None:
     figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
 
 
-def new_panels(rows, columns, size):
-    """A figure in the common style and its axes, row by row."""
+def new_panels(rows, columns, size) -> tuple[Figure, np.ndarray]:
+    """Makes a figure in the common style and its axes, row by row."""
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
@@ -426,14 +434,15 @@ def _draw(axes: Axes, series: Mapping[str, Line], colours):
             axes.fill_between(x, low, high, color=colours[name], alpha=0.18, lw=0)
 
 
-def label_axes(axes: Axes, xlabel, ylabel, title=""):
+def label_axes(axes: Axes, xlabel, ylabel, title="") -> None:
+    """Writes the labels of both axes and the title of a panel."""
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.set_title(title, loc="left", fontsize=FONT_SIZE)
 
 
 def _legend(figure: Figure, axes: Axes):
-    """One legend for all panels, above them."""
+    """Puts one legend for all panels above them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         columns = min(len(handles), 3)

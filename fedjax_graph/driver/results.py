@@ -6,6 +6,7 @@
                         "seconds": float, ...}}}
 
 Leaves of `test` are means over seeds; `test_std` and `test_by_seed` have the same tree.
+Which metrics it holds is said by who runs the method; some stand beside it, as means.
 Errors are in the unit of the data, mph unless it says otherwise; MAPE and accuracies in
 percent. What `mae` and `rmse` mean is the system's: see the README.
 `communication_bytes` are those of training up to the best round, the papers'
@@ -16,6 +17,7 @@ import json
 import os
 import pathlib
 import platform
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -30,7 +32,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "jraph", "numpy", "orbax-checkpoin
 
 
 def environment() -> dict[str, Any]:
-    """Hardware and versions, for the record."""
+    """Records hardware and versions."""
     device = jax.devices()[0]
     return {
         "hardware": {
@@ -48,16 +50,21 @@ def environment() -> dict[str, Any]:
 
 
 def method_entry(
-    result: RunResult, keep: tuple[str, ...], config: dict[str, Any]
+    result: RunResult,
+    test_keys: Sequence[str],
+    config: dict[str, Any],
+    entry_keys: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The entry of one method.
+    """Makes the entry of one method, without metrics that the method does not have.
 
     Args:
       result: of the run.
-      keep: keys of the metrics that make `test`.
+      test_keys: of the metrics that make `test`.
       config: hyper-parameters, for the record.
+      entry_keys: of the metrics that stand beside `test`, as means over seeds.
     """
-    kept = {key: result.test[key] for key in keep if key in result.test}
+    kept = {key: result.test[key] for key in test_keys if key in result.test}
+    beside = {key: result.test[key] for key in entry_keys if key in result.test}
     mean = jax.tree.map(lambda x: float(np.mean(x, dtype=np.float64)), kept)
     std = None
     num_seeds = len(result.best_round)
@@ -84,15 +91,14 @@ def method_entry(
         "compile_seconds": result.compile_seconds,
         "config": config,
     }
-    if "rmse_by_horizon" in result.test:
-        entry["rmse_by_horizon"] = np.mean(result.test["rmse_by_horizon"], axis=0)
+    entry |= jax.tree.map(lambda x: np.mean(x, axis=0), beside)
     return to_jsonable(entry)
 
 
 def read_methods(
     workdir: pathlib.Path, checksum: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """The entries of an earlier run in the same folder, by method.
+    """Reads the entries of an earlier run in the same folder, by method.
 
     Args:
       workdir: of the run.
@@ -138,7 +144,7 @@ def write_results(
 
 
 def format_table(header: list[str], rows: list[list[str]]) -> str:
-    """Aligned columns, the first to the left and the others to the right."""
+    """Aligns columns, the first to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(cells):
@@ -154,5 +160,5 @@ def format_table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def with_std(mean: float, std: float | None) -> str:
-    """`11.49` or, over seeds, `11.49 ± 0.02`."""
+    """Writes `11.49` or, over seeds, `11.49 ± 0.02`."""
     return f"{mean:.3f}" if std is None else f"{mean:.3f} ± {std:.3f}"

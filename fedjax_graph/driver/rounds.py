@@ -27,7 +27,7 @@ from fedjax_graph.driver.writers import MetricsWriter, Progress, note_missing_ro
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """How a method is run."""
+    """Says how a method is run: how long, on which seeds, how often it is scored."""
 
     num_rounds: int
     eval_every: int = 1
@@ -49,7 +49,7 @@ TRAINING_SETTINGS = ("num_devices", "precision", "eval_every")
 
 
 class SeedState(NamedTuple):
-    """All that a seed's next round reads. Saved whole."""
+    """Holds all that a seed's next round reads; saved whole."""
 
     state: State
     best_state: State
@@ -60,7 +60,7 @@ class SeedState(NamedTuple):
 
 
 class RunResult(NamedTuple):
-    """Figures have a leading axis of seeds."""
+    """Holds what came out of a run; figures have a leading axis of seeds."""
 
     best_state: State
     test: Metrics
@@ -78,7 +78,7 @@ def map_seeds(
     is_drawn: Callable[[tuple[Any, ...]], bool] = nothing,
     seeds_per_chunk: int | None = 1,
 ) -> Any:
-    """`fn(own, *splits)` for each seed, with what it has of its own.
+    """Calls `fn(own, *splits)` for each seed, with what it has of its own.
 
     Args:
       fn: of one seed.
@@ -96,7 +96,7 @@ def map_seeds(
 
 
 def of_seed(data: Data, index: int, is_drawn=nothing) -> Data:
-    """A split as one seed sees it; see `RunConfig.is_drawn`."""
+    """Takes a split as one seed sees it; see `RunConfig.is_drawn`."""
     common, drawn = trees.partition(data, is_drawn)
     return trees.combine(common, jax.tree.map(lambda x: x[index], drawn))
 
@@ -104,7 +104,7 @@ def of_seed(data: Data, index: int, is_drawn=nothing) -> Data:
 def init_seeds(
     algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=nothing
 ) -> SeedState:
-    """The state before the first round, with a leading axis of seeds."""
+    """Makes the state before the first round, with a leading axis of seeds."""
 
     def one(seed, data):
         key = jax.random.key(seed)
@@ -124,7 +124,7 @@ def init_seeds(
 def abstract_seeds(
     algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=nothing
 ) -> SeedState:
-    """Shapes and types of `init_seeds`; nothing is computed."""
+    """Finds shapes and types of `init_seeds`; nothing is computed."""
     init = functools.partial(init_seeds, algorithm, seeds, is_drawn=is_drawn)
     return jax.eval_shape(init, data)
 
@@ -138,7 +138,7 @@ def advance(
     validation: Data,
     keep_last: bool = False,
 ) -> tuple[SeedState, Metrics]:
-    """`num_rounds` rounds of one seed and an evaluation, unless it has stopped.
+    """Runs `num_rounds` rounds of one seed and an evaluation, unless it has stopped.
 
     Returns:
       The next state and metrics: those of the rounds with a leading axis of rounds,
@@ -191,7 +191,7 @@ def _advance_seeds(
     validation,
 ):
     def one(*args):
-        return advance(algorithm, num_rounds, patience, *args, keep_last)
+        return advance(algorithm, num_rounds, patience, *args, keep_last=keep_last)
 
     splits = (train, validation)
     return mesh.replicated(
@@ -210,7 +210,7 @@ def _predict_seeds(algorithm, is_drawn, states, data):
 
 
 def is_stopped(seed_state: SeedState, patience: int) -> np.ndarray:
-    """Which seeds have run out of patience, [seeds] bool."""
+    """Marks the seeds [seeds] that have run out of patience."""
     return np.asarray(seed_state.round - seed_state.best_round) >= patience
 
 
@@ -278,7 +278,7 @@ def _open_checkpoints(folder, settings, resume, eval_only, defaults) -> Checkpoi
 
 
 def _start(algorithm, config, data, checkpoints) -> tuple[SeedState, float]:
-    """The latest checkpoint, else the state before the first round; and seconds."""
+    """Returns the latest checkpoint, or else the first state, and seconds so far."""
     if checkpoints and checkpoints.latest_round() is not None:
         like = abstract_seeds(algorithm, config.seeds, data, config.is_drawn)
         seed_state, seconds = checkpoints.restore((like, np.float64(0)))
@@ -298,15 +298,15 @@ def evaluate_seeds(
 def predict_seeds(
     algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=nothing
 ) -> np.ndarray:
-    """Outputs of each seed's state for a split, [seeds, ...]."""
+    """Predicts a split by each seed's state, [seeds, ...]."""
     data = mesh.put_replicated(data)
     return jax.device_get(_predict_seeds(algorithm, is_drawn, states, data))
 
 
 class _Loop:
-    """The host's side of a run: calls the compiled program and writes."""
+    """Does the host's side of a run: calls the compiled program and writes."""
 
-    def __init__(self, name, algorithm, splits, config, workdir, checkpoints):
+    def __init__(self, name, algorithm, splits, config, workdir, checkpoints) -> None:
         self._name, self._algorithm, self._config = name, algorithm, config
         self._data = (splits["train"], splits["validation"])
         self._workdir, self._checkpoints = workdir, checkpoints
@@ -369,7 +369,7 @@ class _Loop:
         return seed_state, seconds
 
     def _program(self, num_rounds: int, seed_state: SeedState):
-        """The compiled `advance` over all seeds, once for each number of rounds."""
+        """Compiles `advance` over all seeds, once for each number of rounds."""
         if num_rounds not in self._programs:
             config = self._config
             start = time.perf_counter()
@@ -388,13 +388,16 @@ class _Loop:
         return self._programs[num_rounds]
 
     def _record(self, metrics, i, round_, stopped) -> dict[str, Any]:
-        """One line of `metrics.jsonl`: means over the seeds still running."""
+        """Makes a line of `metrics.jsonl`: means over the seeds still running.
+
+        Of the evaluation, each metric that is one number for a seed.
+        """
         scores = metrics["validation"]
         figures = {k: v[:, i] for k, v in metrics.items() if k != "validation"}
         if i == metrics["train_loss"].shape[1] - 1:
-            for key in ("loss", "rmse", "mae", "accuracy"):
-                if key in scores:
-                    figures[f"validation_{key}"] = scores[key]
+            for key, values in scores.items():
+                if np.ndim(values) == 1:  # [seeds]
+                    figures[f"validation_{key}"] = values
         if not np.all(np.isfinite(figures["train_loss"][~stopped])):
             raise InputError(
                 f"{self._name}: the training loss of round {round_} is not finite; "

@@ -17,7 +17,7 @@ Record = dict[str, Any]  # one line: method, round, and figures
 
 
 def to_jsonable(tree: Any) -> Any:
-    """Arrays to lists and numbers; what is not finite becomes None (JSON's null)."""
+    """Turns arrays into lists and numbers; what is not finite becomes None (null)."""
     if isinstance(tree, dict):
         return {str(key): to_jsonable(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -40,7 +40,7 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
 
 
 def read_records(path: pathlib.Path) -> list[Record]:
-    """All complete lines of a `metrics.jsonl`; a torn last line is left out.
+    """Reads all complete lines of a `metrics.jsonl`; a torn last line is left out.
 
     Raises:
       InputError: if another line is no record of a round.
@@ -51,7 +51,7 @@ def read_records(path: pathlib.Path) -> list[Record]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            record["method"], record["round"]
+            _ = record["method"], record["round"]
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):
                 break
@@ -66,7 +66,7 @@ def read_records(path: pathlib.Path) -> list[Record]:
 def note_missing_rounds(
     workdir: pathlib.Path, method: str, restored_round: int
 ) -> None:
-    """Says so where a method's lines do not reach the round of its checkpoint."""
+    """Prints a note where a method's lines end before the round of its checkpoint."""
     path = workdir / "metrics.jsonl"
     last = max(
         (r["round"] for r in read_records(path) if r["method"] == method), default=0
@@ -79,13 +79,13 @@ def note_missing_rounds(
 
 
 class MetricsWriter:
-    """One line for each method and round, and the same scalars for TensorBoard.
+    """Writes a line for each method and round, and the same scalars for TensorBoard.
 
     Lines are on disk before the checkpoint of their round is. After a kill, lines
     beyond the restored round are dropped, so each round stands there once.
     """
 
-    def __init__(self, workdir: pathlib.Path, method: str, restored_round: int):
+    def __init__(self, workdir: pathlib.Path, method: str, restored_round: int) -> None:
         self._path = workdir / "metrics.jsonl"
         records = read_records(self._path)
         kept = [
@@ -118,13 +118,14 @@ class MetricsWriter:
         self._tensorboard.flush()
 
     def close(self) -> None:
+        """Closes the files."""
         self._tensorboard.close()
 
 
 class Progress:
-    """A bar with loss and rate on a terminal, plain lines elsewhere."""
+    """Shows a bar with loss and rate on a terminal, and plain lines elsewhere."""
 
-    def __init__(self, method: str, num_rounds: int, first_round: int):
+    def __init__(self, method: str, num_rounds: int, first_round: int) -> None:
         self._method = method
         self._num_rounds = num_rounds
         self._bar = tqdm.tqdm(
@@ -136,6 +137,7 @@ class Progress:
         )
 
     def update(self, record: Record) -> None:
+        """Shows the record of a round."""
         rates = [key for key in record if key.endswith("_per_s")]
         shown = {
             key: f"{record[key]:.4g}"
@@ -151,4 +153,5 @@ class Progress:
             self._bar.update(record["round"] - self._bar.n)
 
     def close(self) -> None:
+        """Ends the bar."""
         self._bar.close()

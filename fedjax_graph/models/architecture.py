@@ -44,7 +44,7 @@ INPUT = 0  # the index of the input stage in a diagram; layer i has index i
 
 
 class Architecture(NamedTuple):
-    """What a code says."""
+    """Holds what a code says, layer by layer."""
 
     input_stage: jax.Array  # [] int32, index into ACTIVATIONS
     is_present: jax.Array  # [L] bool
@@ -54,7 +54,7 @@ class Architecture(NamedTuple):
     output_stage: jax.Array  # [] int32, index into ACTIVATIONS
 
     def is_fused(self, fusion: Fusion) -> jax.Array:
-        """[L] bool, whose outputs are averaged.
+        """Marks the layers [L] whose outputs are averaged.
 
         Raises:
           InputError: if there is no such fusion.
@@ -65,14 +65,14 @@ class Architecture(NamedTuple):
 
 
 class Diagram(NamedTuple):
-    """A code as a graph: the stages and the layers that are present."""
+    """Holds a code as a graph: the stages and the layers that are present."""
 
     labels: dict[int, str]  # by place: 0 the input stage, i layer i, L + 1 the output
     edges: list[tuple[int, int]]  # (from, to)
 
 
 def largest_genes(num_layers: int) -> np.ndarray:
-    """The largest value of each gene, [L + 2]; the smallest is 1 in stages, 0 between.
+    """Returns the largest value of each gene, [L + 2]; stages begin at 1, others at 0.
 
     Any row of genes in their ranges is a valid code.
     """
@@ -81,7 +81,7 @@ def largest_genes(num_layers: int) -> np.ndarray:
 
 
 def is_gene(num_layers: int, stages: Stages = ANY_STAGES) -> np.ndarray:
-    """[L + 2, 12 L + 1] bool, which values each gene of a code may have.
+    """Marks the values [L + 2, 12 L + 1] that each gene of a code may have.
 
     Raises:
       InputError: if a given stage is none.
@@ -113,7 +113,7 @@ def check_stages(stages: Stages) -> Stages:
 
 
 def space_size(num_layers: int = NUM_LAYERS) -> int:
-    """How many codes there are; 65,595,473,125 of six layers."""
+    """Counts the codes that there are; 65,595,473,125 of six layers."""
     layers = largest_genes(num_layers)[1:-1].tolist()
     return len(ACTIVATIONS) ** 2 * math.prod(largest + 1 for largest in layers)
 
@@ -134,14 +134,14 @@ def decode(code: jax.Array) -> Architecture:
 
 
 def canonical(code: jax.Array) -> jax.Array:
-    """The same network with every predecessor present: equal networks, equal codes."""
+    """Makes every predecessor of a code present: equal networks get equal codes."""
     network = decode(code)
     genes = len(OPS) * network.source + network.op + 1
     return jnp.asarray(code).at[1:-1].set(jnp.where(network.is_present, genes, 0))
 
 
 def decode_static(code: Sequence[int]) -> Architecture:
-    """`decode` into NumPy arrays, also where a program is being traced."""
+    """Decodes into NumPy arrays, also where a program is being traced."""
     with jax.ensure_compile_time_eval():
         return jax.tree.map(np.asarray, decode(jnp.asarray(code, jnp.int32)))
 
@@ -186,7 +186,7 @@ def random_codes(
 
 
 def _activations() -> str:
-    """Genes of stages, in words."""
+    """Names the activations of stages."""
     return ", ".join(f"{i} {name}" for i, name in enumerate(ACTIVATIONS, 1))
 
 
@@ -194,7 +194,7 @@ def _activations() -> str:
 
 
 def to_text(code: Sequence[int]) -> str:
-    """Genes with commas between: "3,6,0,0,6,54,55,5"."""
+    """Writes genes with commas between: "3,6,0,0,6,54,55,5"."""
     return ",".join(map(str, code))
 
 
@@ -274,7 +274,7 @@ def check(code: Sequence[int], num_layers: int | None = None) -> np.ndarray:
 
 
 def diagram(code: Sequence[int], fusion: Fusion = "leaves") -> Diagram:
-    """What a picture of a code shows.
+    """Draws up what a picture of a code shows.
 
     Raises:
       InputError: if the code is not valid, or there is no such fusion.
@@ -292,7 +292,7 @@ def diagram(code: Sequence[int], fusion: Fusion = "leaves") -> Diagram:
 
 
 def describe(code: Sequence[int], fusion: Fusion = "leaves") -> str:
-    """A code in words, one line for each stage and layer.
+    """Describes a code in words, one line for each stage and layer.
 
     Raises:
       InputError: if the code is not valid, or there is no such fusion.

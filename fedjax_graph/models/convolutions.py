@@ -17,7 +17,7 @@ Products with a kernel are taken on nodes, not on edges.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -40,7 +40,7 @@ zeros = nn.initializers.zeros
 
 
 class Structure(NamedTuple):
-    """All of a padded graph but its features."""
+    """Holds all of a padded graph but its features."""
 
     senders: jax.Array  # [E]
     receivers: jax.Array  # [E]
@@ -49,20 +49,20 @@ class Structure(NamedTuple):
     mask: jax.Array | None  # [N], whose nodes give the batch statistics
 
     def sum(self, messages: jax.Array) -> jax.Array:
-        """Over N(i): messages [E, F] -> [N, F]."""
+        """Sums weighted messages over N(i): [E, F] -> [N, F]."""
         return self.plain_sum(self.weights[:, None] * messages)
 
     def plain_sum(self, messages: jax.Array) -> jax.Array:
-        """`sum` of messages that have their weights already."""
+        """Sums messages that have their weights already over N(i): [E, F] -> [N, F]."""
         return jraph.segment_sum(messages, self.receivers, len(self.degrees))
 
     def mean(self, messages: jax.Array) -> jax.Array:
-        """Over N(i), 0 where it is empty: messages [E, F] -> [N, F]."""
+        """Averages messages over N(i), 0 where it is empty: [E, F] -> [N, F]."""
         counts = jnp.where(self.degrees > 0, self.degrees, 1)
         return self.sum(messages) / counts[:, None]
 
     def normalised_sum(self, x: jax.Array, self_weight: float = 1) -> jax.Array:
-        """S x, or S_0 x where self edges have weight 0: [N, F] -> [N, F]."""
+        """Computes S x, or S_0 x where self edges have weight 0: [N, F] -> [N, F]."""
         totals = self.degrees + self_weight
         scale = jax.lax.rsqrt(jnp.where(totals > 0, totals, jnp.inf))
         x = scale[:, None] * x
@@ -71,7 +71,7 @@ class Structure(NamedTuple):
     def attend(
         self, logits: jax.Array, self_logits: jax.Array | float, values: jax.Array
     ) -> jax.Array:
-        """Sums of neighbours' values weighted by a softmax over N+(i).
+        """Sums neighbours' values, weighted by a softmax over N+(i).
 
         Args:
           logits: [E, 1], or [E, F] for a softmax in every channel.
@@ -113,7 +113,7 @@ def make_structure(graph: jraph.GraphsTuple, mask: jax.Array | None) -> Structur
 def spread_and_project(
     spread: Callable[[jax.Array], jax.Array], x: jax.Array, kernel: jax.Array
 ) -> jax.Array:
-    """`spread(x) W` for a linear map over nodes, which acts on the narrower side."""
+    """Computes `spread(x) W`; the linear map over nodes acts on the narrower side."""
     if kernel.shape[1] < x.shape[1]:
         return spread(x @ kernel)
     return spread(x) @ kernel
@@ -122,15 +122,16 @@ def spread_and_project(
 def spread_and_project_all(
     spread: Callable[[int, jax.Array], jax.Array], x: jax.Array, kernel: jax.Array
 ) -> jax.Array:
-    """Sum over m of `spread(m, x) W_m`, W_m one of the M slices of [F, M, features]."""
-    return sum(
+    """Sums `spread(m, x) W_m` over m, W_m one of the M slices of [F, M, features]."""
+    parts = (
         spread_and_project(partial(spread, m), x, kernel[:, m])
         for m in range(kernel.shape[1])
     )
+    return cast(jax.Array, sum(parts))
 
 
 class Convolution(nn.Module):
-    """What all twelve have in common."""
+    """Gives all twelve convolutions their interface and their parameters."""
 
     features: int
 
@@ -155,25 +156,29 @@ class Convolution(nn.Module):
         return self.convolve(graph.nodes, make_structure(graph, mask))
 
     def convolve(self, x: jax.Array, structure: Structure) -> jax.Array:
-        """From [N, F] to [N, features]."""
+        """Convolves features [N, F] -> [N, features] on a structure made before."""
         raise NotImplementedError
 
     def bias(self, init=zeros) -> jax.Array:
+        """Declares the bias [features]."""
         return self.param("bias", init, (self.features,))
 
     def kernel(self, x: jax.Array, init=glorot, name: str = "kernel") -> jax.Array:
-        """[F, features]."""
+        """Declares a kernel [F, features]."""
         return self.param(name, init, (x.shape[-1], self.features))
 
-    def stacked_kernel(self, x: jax.Array, size: int, name: str = "kernel"):
-        """[F, size, features]."""
+    def stacked_kernel(
+        self, x: jax.Array, size: int, name: str = "kernel"
+    ) -> jax.Array:
+        """Declares a stack of kernels [F, size, features]."""
         return self.param(name, stacked_glorot, (x.shape[-1], size, self.features))
 
     def normalise(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """Batch normalisation of [N, F]; nodes are images of one pixel."""
+        """Normalises [N, F] as a batch; nodes are images of one pixel."""
         return BatchNorm(name="norm")(x[:, None, None], mask)[:, 0, 0]
 
-    def require_own_size(self, x: jax.Array):
+    def require_own_size(self, x: jax.Array) -> None:
+        """Checks that the features are as many as the convolution's own."""
         if x.shape[-1] != self.features:
             raise InputError(
                 f"{type(self).__name__} keeps the number of features: expected "
@@ -182,14 +187,14 @@ class Convolution(nn.Module):
 
 
 class GATConv(Convolution):
-    """z = x W; sum over N+(i) of a_ij z_j + b.
+    """Computes z = x W, then the sum over N+(i) of a_ij z_j + b.
 
     Veličković et al., "Graph Attention Networks", ICLR 2018, Eqs. 3 and 4, one head:
     a_ij = softmax over j of LeakyReLU(s . z_j + r . z_i).
     """
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         z = x @ self.kernel(x)
         scores = z @ self.param("attention", glorot, (self.features, 2))
         sent, received = scores[:, :1], scores[:, 1:]
@@ -203,14 +208,14 @@ class GATConv(Convolution):
 
 
 class GINConv(Convolution):
-    """MLP((1 + eps) x_i + sum over N(i) of x_j), eps trained.
+    """Computes MLP((1 + eps) x_i + sum over N(i) of x_j), eps trained.
 
     Xu et al., "How Powerful are Graph Neural Networks?", ICLR 2019, Eq. 4.1. The MLP is
     Linear, BatchNorm, ReLU, Linear.
     """
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         epsilon = self.param("epsilon", zeros, ())
         init = fan_in_uniform(x.shape[-1])
         summed = spread_and_project(
@@ -223,7 +228,7 @@ class GINConv(Convolution):
 
 
 class SAGEConv(Convolution):
-    """(mean over N(i) of x_j) W + x_i U + b.
+    """Computes (mean over N(i) of x_j) W + x_i U + b.
 
     Hamilton, Ying, Leskovec, "Inductive Representation Learning on Large Graphs", NIPS
     2017, Algorithm 1 with the mean aggregator, before the nonlinearity and without the
@@ -231,7 +236,7 @@ class SAGEConv(Convolution):
     """
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         init = fan_in_uniform(x.shape[-1])
         mean = spread_and_project(
             lambda h: structure.mean(h[structure.senders]), x, self.kernel(x, init)
@@ -241,20 +246,20 @@ class SAGEConv(Convolution):
 
 
 class GCNConv(Convolution):
-    """S x W + b.
+    """Computes S x W + b.
 
     Kipf, Welling, "Semi-Supervised Classification with Graph Convolutional Networks",
     ICLR 2017, Eq. 2.
     """
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         kernel = self.kernel(x)
         return spread_and_project(structure.normalised_sum, x, kernel) + self.bias()
 
 
 class SGConv(Convolution):
-    """S^K x W + b.
+    """Computes S^K x W + b.
 
     Wu et al., "Simplifying Graph Convolutional Networks", ICML 2019, Eq. 8.
     """
@@ -262,7 +267,7 @@ class SGConv(Convolution):
     num_hops: int = 1
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         def spread(h):
             for _ in range(self.num_hops):
                 h = structure.normalised_sum(h)
@@ -274,7 +279,7 @@ class SGConv(Convolution):
 
 
 class APPNP(Convolution):
-    """K times z <- (1 - alpha) S z + alpha x, from z = x.
+    """Repeats z <- (1 - alpha) S z + alpha x from z = x on, K times.
 
     Gasteiger, Bojchevski, Günnemann, "Predict then Propagate: Graph Neural Networks
     meet Personalized PageRank", ICLR 2019, Section 3. It has no parameters.
@@ -283,7 +288,7 @@ class APPNP(Convolution):
     num_hops: int = 1
     teleport: float = 0.1
 
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         self.require_own_size(x)
         z = x
         for _ in range(self.num_hops):
@@ -292,14 +297,14 @@ class APPNP(Convolution):
 
 
 class AGNNConv(Convolution):
-    """Sum over N+(i) of p_ij x_j, p_ij = softmax over j of beta cos(x_i, x_j).
+    """Sums p_ij x_j over N+(i), p_ij = softmax over j of beta cos(x_i, x_j).
 
     Thekumparampil, Wang, Oh, Li, "Attention-based Graph Neural Network for
     Semi-supervised Learning", 2018, Section 4. The cosine with a row of zeros is 0.
     """
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         self.require_own_size(x)
         beta = self.param("beta", nn.initializers.ones, ())
         has_direction = jnp.sum(x**2, axis=1, keepdims=True) > SQUARED_NORM_FLOOR
@@ -312,7 +317,7 @@ class AGNNConv(Convolution):
 
 
 class ARMAConv(Convolution):
-    """Mean over stacks k of ReLU(S_0 x W_k + x V_k + b_k).
+    """Averages ReLU(S_0 x W_k + x V_k + b_k) over stacks k.
 
     Bianchi, Grattarola, Livi, Alippi, "Graph Neural Networks with Convolutional ARMA
     Filters", TPAMI 2021, Section 3, one recursion.
@@ -322,7 +327,7 @@ class ARMAConv(Convolution):
     activation: Callable[[jax.Array], jax.Array] = nn.relu  # instead of ReLU
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         kernel = self.stacked_kernel(x, self.num_stacks)
         root_kernel = self.stacked_kernel(x, self.num_stacks, "root_kernel")
         flat_size = (x.shape[-1], self.num_stacks * self.features)
@@ -337,7 +342,7 @@ class ARMAConv(Convolution):
 
 
 class FeaStConv(Convolution):
-    """Mean over N+(i) of sum over heads m of q_m(x_i, x_j) x_j W_m, + b.
+    """Averages over N+(i) the sum over heads m of q_m(x_i, x_j) x_j W_m; adds b.
 
     Verma, Boyer, Verbeek, "FeaStNet: Feature-Steered Graph Convolutions for 3D Shape
     Analysis", CVPR 2018, Section 3, the translation-invariant form: q = softmax over m
@@ -347,7 +352,7 @@ class FeaStConv(Convolution):
     num_heads: int = 2
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         size = (x.shape[-1], self.num_heads)
         scores = x @ self.param("steering_kernel", glorot, size)
         offset = self.param("offset", nn.initializers.normal(0.1), (self.num_heads,))
@@ -364,7 +369,7 @@ class FeaStConv(Convolution):
 
 
 class GENConv(Convolution):
-    """MLP(x_i + sum over N(i) of p_ij m_j), m_j = ReLU(x_j) + 1e-7.
+    """Computes MLP(x_i + sum over N(i) of p_ij m_j), m_j = ReLU(x_j) + 1e-7.
 
     Li, Xiong, Thabet, Ghanem, "DeeperGCN: All You Need to Train Deeper GCNs", 2020,
     Section 3, softmax aggregation of inverse temperature 1: p_ij = softmax over j of
@@ -373,7 +378,7 @@ class GENConv(Convolution):
     """
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         messages = nn.relu(x) + MESSAGE_FLOOR
         h = x + structure.attend(messages[structure.senders], -jnp.inf, messages)
         input_size, hidden_size = x.shape[-1], 2 * self.features
@@ -384,7 +389,7 @@ class GENConv(Convolution):
 
 
 class GMMConv(Convolution):
-    """Mean over N(i) of sum over kernels k of w_k(u_ij) x_j G_k, + x_i R + b.
+    """Averages over N(i) the sum over kernels k of w_k(u_ij) x_j G_k; adds x_i R + b.
 
     Monti et al., "Geometric Deep Learning on Graphs and Manifolds Using Mixture Model
     CNNs", CVPR 2017, Eqs. 9 to 11 with diagonal covariances and a root weight: w_k(u) =
@@ -396,7 +401,7 @@ class GMMConv(Convolution):
     num_kernels: int = 4
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         size = (self.num_kernels, 2)
         means = self.param("means", glorot, size)
         deviations = self.param("deviations", nn.initializers.ones, size)
@@ -414,7 +419,7 @@ class GMMConv(Convolution):
 
 
 class GatedGraphConv(Convolution):
-    """L times h <- GRU(input = sum over N(i) of h_j W, state = h_i), from h = [x, 0].
+    """Takes L steps h <- GRU(sum over N(i) of h_j W, state h_i), from h = [x, 0].
 
     Li, Tarlow, Brockschmidt, Zemel, "Gated Graph Sequence Neural Networks", ICLR 2016,
     Eqs. 1 to 6, one edge type.
@@ -424,7 +429,7 @@ class GatedGraphConv(Convolution):
     num_kernels: int = 1  # W of the steps in turn
 
     @nn.compact
-    def convolve(self, x, structure):
+    def convolve(self, x, structure) -> jax.Array:
         missing = self.features - x.shape[-1]
         if missing < 0:
             raise InputError(

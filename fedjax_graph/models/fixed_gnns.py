@@ -38,7 +38,7 @@ linear = partial(SGConv, num_hops=0)  # x W + b, reads no edges
 
 
 class Layout(NamedTuple):
-    """Layers in the order in which they act."""
+    """Lists the layers of a network in the order in which they act."""
 
     outer: Layer  # from features to hidden units, and from those to classes
     hidden_size: int | None = 64  # None: `outer` goes from features to classes
@@ -64,7 +64,7 @@ FIXED_GNNS: dict[str, Layout] = {
 
 
 class FixedGNN(nn.Module):
-    """One of `FIXED_GNNS`.
+    """Classifies nodes by one of the networks in `FIXED_GNNS`.
 
     Dropout is of the features and of what the last layer with a kernel reads, once
     where that is the same.
@@ -82,7 +82,7 @@ class FixedGNN(nn.Module):
         mask: jax.Array | None = None,
         is_training: bool = False,
     ) -> jax.Array:
-        """Logits of all nodes.
+        """Computes the logits of all nodes.
 
         Args:
           graph: nodes [N, F], edge weights [E] or None; see `models.convolutions`, also
@@ -127,7 +127,7 @@ class FixedGNN(nn.Module):
 
 
 def find_layout(op: str) -> Layout:
-    """That of a name.
+    """Looks up the layout of a network.
 
     Raises:
       InputError: if there is no such network.

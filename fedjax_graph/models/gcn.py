@@ -10,6 +10,7 @@ models start from propagated features: GCN from S X, SGC from S^k X.
 """
 
 from functools import partial
+from typing import cast
 
 import flax.linen as nn
 import jax
@@ -17,7 +18,7 @@ import jraph
 
 
 def propagate(graph: jraph.GraphsTuple) -> jax.Array:
-    """S X as a configured graph network: edges carry w x_sender, nodes sum them up.
+    """Computes S X as a configured graph network: edges carry w x_sender, nodes sum.
 
     Args:
       graph: nodes X [N, F], edges S's entries [E], receivers ascending.
@@ -25,17 +26,18 @@ def propagate(graph: jraph.GraphsTuple) -> jax.Array:
     Returns:
       [N, F].
     """
-    return jraph.GraphNetwork(
+    updated = jraph.GraphNetwork(
         update_edge_fn=lambda weights, sent, *_: weights[:, None] * sent,
         update_node_fn=lambda nodes, sent, received, globals_: received,
         aggregate_edges_for_nodes_fn=partial(
             jax.ops.segment_sum, indices_are_sorted=True
         ),
-    )(graph).nodes
+    )(graph)
+    return cast(jax.Array, updated.nodes)
 
 
 class GraphConvolution(nn.Module):
-    """S X W + b."""
+    """Computes S X W + b."""
 
     features: int
 
@@ -48,17 +50,19 @@ class GraphConvolution(nn.Module):
 
 
 class GCN(nn.Module):
-    """Two layers; dropout after the first one only, as in GraphFL."""
+    """Stacks two graph convolutions; dropout after the first only, as in GraphFL."""
 
     num_classes: int
     hidden_size: int = 16
     dropout: float = 0.5
     num_hops: int = 1  # left to the model after the features were propagated once
-    first_layer: str = "hidden"  # whose kernel multiplies the features
+    first_layer: str | None = "hidden"  # whose kernel multiplies the features
 
     @nn.compact
-    def __call__(self, graph: jraph.GraphsTuple, is_training: bool = False):
-        """Logits of all nodes.
+    def __call__(
+        self, graph: jraph.GraphsTuple, is_training: bool = False
+    ) -> jax.Array:
+        """Computes the logits of all nodes.
 
         Args:
           graph: nodes S X [N, F], edges S's entries [E], receivers ascending.
@@ -76,15 +80,17 @@ class GCN(nn.Module):
 
 
 class SGC(nn.Module):
-    """One linear map of S^2 X, without bias."""
+    """Maps S^2 X linearly, without bias."""
 
     num_classes: int
     num_hops: int = 0  # left to the model after the features were propagated twice
-    first_layer: str = "head"
+    first_layer: str | None = "head"
 
     @nn.compact
-    def __call__(self, graph: jraph.GraphsTuple, is_training: bool = False):
-        """Logits of all nodes.
+    def __call__(
+        self, graph: jraph.GraphsTuple, is_training: bool = False
+    ) -> jax.Array:
+        """Computes the logits of all nodes.
 
         Args:
           graph: nodes S^2 X [N, F]; its edges are not read.

@@ -17,17 +17,18 @@ import jax.numpy as jnp
 import jraph
 
 from fedjax_graph.core.graphs import Graph, to_jraph
+from fedjax_graph.core.local import Params
 from fedjax_graph.models.linear import MLP, Linear, matmul
 
 
 def sum_all(values: jax.Array, index: jax.Array, num_graphs: int) -> jax.Array:
-    """Sum over all rows: the segment sum of a single graph."""
+    """Sums over all rows: the segment sum of a single graph."""
     del index, num_graphs
     return jnp.sum(values, axis=0, keepdims=True)
 
 
 def sum_received(values: jax.Array, receivers: jax.Array, num_nodes: int) -> jax.Array:
-    """Sum over the edges of each receiver, of shorter floats in float32."""
+    """Sums over the edges of each receiver, shorter floats in float32."""
     precise = jnp.promote_types(values.dtype, jnp.float32)
     total = jax.ops.segment_sum(
         values.astype(precise), receivers, num_nodes, indices_are_sorted=True
@@ -36,7 +37,7 @@ def sum_received(values: jax.Array, receivers: jax.Array, num_nodes: int) -> jax
 
 
 class GraphNetworkLayer(nn.Module):
-    """Edge, node and global update; sums throughout; residual by concatenation."""
+    """Updates edges, nodes and globals by sums, with residuals by concatenation."""
 
     node_size: int
     edge_size: int
@@ -44,14 +45,16 @@ class GraphNetworkLayer(nn.Module):
     mlp_sizes: Sequence[int]
     is_last: bool = False  # then nobody reads the updated edges one by one
 
-    def setup(self):
+    def setup(self) -> None:
         out = self.mlp_sizes[-1]
         v, e, u = self.node_size, self.edge_size, self.global_size
         self.edge = MLP((v, v, e, u), self.mlp_sizes)
         self.node = MLP((v, out, u), self.mlp_sizes)
         self.global_ = MLP((out, out, u), self.mlp_sizes, name="global")
 
-    def __call__(self, graph: Graph, nodes, edges, globals_):
+    def __call__(
+        self, graph: Graph, nodes, edges, globals_
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Updates the features of a graph.
 
         Args:
@@ -115,14 +118,14 @@ class GraphNetworkLayer(nn.Module):
 
 
 class GraphNetwork(nn.Module):
-    """h_G of all nodes from h_c of all nodes: 1,237,312 parameters by default."""
+    """Embeds h_c of all nodes as h_G: 1,237,312 parameters by default."""
 
     node_size: int = 64
     output_size: int = 64
     mlp_sizes: Sequence[int] = (256, 256, 128)
     num_layers: int = 2
 
-    def setup(self):
+    def setup(self) -> None:
         v, e, u = self.node_size, 1, self.node_size
         out, layers = self.mlp_sizes[-1], []
         for depth in range(self.num_layers):
@@ -150,7 +153,7 @@ class GraphNetwork(nn.Module):
         return self.out(nodes)
 
 
-def init_params(model: GraphNetwork, key: jax.Array):
-    """Fresh parameters (the shapes do not depend on the graph)."""
+def init_params(model: GraphNetwork, key: jax.Array) -> Params:
+    """Draws fresh parameters, whose shapes do not depend on the graph."""
     graph = Graph(jnp.zeros(1, int), jnp.zeros(1, int), jnp.ones(1), jnp.ones(1))
     return model.init(key, graph, jnp.zeros((1, 1, model.node_size)))["params"]

@@ -15,6 +15,8 @@ from fedjax_graph.models.linear import fan_in_uniform, matmul
 
 
 class GRUWeights(NamedTuple):
+    """Holds the weights of one GRU layer."""
+
     input_kernel: jax.Array  # [F, 3H], columns r, z, n
     hidden_kernel: jax.Array  # [H, 3H]
     input_bias: jax.Array  # [3H]
@@ -22,7 +24,7 @@ class GRUWeights(NamedTuple):
 
 
 def gru_step(weights: GRUWeights, state: jax.Array, projected: jax.Array) -> jax.Array:
-    """One step of a GRU.
+    """Takes one step of a GRU.
 
     Args:
       weights: of the cell.
@@ -50,7 +52,7 @@ class GRUCell(nn.Module):
     input_size: int
     hidden_size: int
 
-    def setup(self):
+    def setup(self) -> None:
         init, width = fan_in_uniform(self.hidden_size), 3 * self.hidden_size
         self.weights = GRUWeights(
             self.param("input_kernel", init, (self.input_size, width)),

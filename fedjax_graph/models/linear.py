@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 def fan_in_uniform(fan_in: int) -> nn.initializers.Initializer:
-    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), what the released code of CNFGNN starts from.
+    """Draws from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as CNFGNN's released code does.
 
     For a GRU the fan is the hidden size, for every kernel and bias of it.
     """
@@ -21,7 +21,7 @@ def fan_in_uniform(fan_in: int) -> nn.initializers.Initializer:
 
 
 class Linear(nn.Module):
-    """`x W + b` on the last axis; operands are flattened to 2-D.
+    """Computes `x W + b` on the last axis; operands are flattened to 2-D.
 
     The weight gradient of a product with more axes is several times slower on CPU.
     """
@@ -29,7 +29,7 @@ class Linear(nn.Module):
     input_size: int
     output_size: int
 
-    def setup(self):
+    def setup(self) -> None:
         init = fan_in_uniform(self.input_size)
         self.kernel = self.param("kernel", init, (self.input_size, self.output_size))
         self.bias = self.param("bias", init, (self.output_size,))
@@ -39,7 +39,7 @@ class Linear(nn.Module):
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them, their first product left to the caller.
+    """Stacks linear layers with ReLU between; the caller does their first product.
 
     The first layer acts on a concatenation, `W [a; b] = W_a a + W_b b`: the caller
     multiplies each part where it has the fewest rows, adds, and calls `finish`.
@@ -48,12 +48,12 @@ class MLP(nn.Module):
     input_sizes: Sequence[int]  # widths of the concatenated parts
     layer_sizes: Sequence[int]
 
-    def setup(self):
+    def setup(self) -> None:
         sizes = (sum(self.input_sizes), *self.layer_sizes)
         self.layers = [Linear(i, o) for i, o in zip(sizes[:-1], sizes[1:], strict=True)]
 
     def first_kernels(self) -> list[jax.Array]:
-        """The rows of the first kernel for each part of the input."""
+        """Splits the first kernel into the rows for each part of the input."""
         bounds, total = [], 0
         for size in self.input_sizes[:-1]:
             total += size
@@ -61,20 +61,22 @@ class MLP(nn.Module):
         return jnp.split(self.layers[0].kernel, bounds)
 
     def first_bias(self) -> jax.Array:
+        """Returns the bias of the first layer."""
         return self.layers[0].bias
 
     def hidden(self, first_sum: jax.Array) -> jax.Array:
-        """From the summed parts of the first layer to the last layer's input."""
+        """Computes the last layer's input from the summed parts of the first layer."""
         x = nn.relu(first_sum)
         for layer in self.layers[1:-1]:
             x = nn.relu(layer(x))
         return x
 
     def output(self, hidden: jax.Array) -> jax.Array:
+        """Applies the last layer."""
         return self.layers[-1](hidden)
 
 
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`x W` over the last axis of x, as one 2-D product."""
+    """Computes `x W` over the last axis of x, as one 2-D product."""
     flat = x.reshape(-1, x.shape[-1]) @ kernel
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])

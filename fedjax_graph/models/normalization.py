@@ -11,7 +11,7 @@ VARIANCE_FLOOR = 1e-5
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation in which padded examples have no part.
+    """Normalises batches, in which padded examples have no part.
 
     Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by
     Reducing Internal Covariate Shift", ICML 2015. Running variances are of the batch as
@@ -49,7 +49,7 @@ class BatchNorm(nn.Module):
 
 
 def masked_moments(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance [C] of x [B, H, W, C] over the examples that mask [B] keeps.
+    """Computes mean and variance [C] of those of x [B, H, W, C] that mask [B] keeps.
 
     Both are 0 where it keeps none.
     """
@@ -62,7 +62,7 @@ def masked_moments(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def unit_rows(matrix: jax.Array) -> jax.Array:
-    """Rows divided by their Euclidean norms; a row of zeros stays one."""
+    """Divides rows by their Euclidean norms; a row of zeros stays one."""
     squares = jnp.sum(matrix**2, axis=1, keepdims=True)
     return matrix * jnp.where(
         squares > 0, jax.lax.rsqrt(jnp.where(squares > 0, squares, 1)), 0

@@ -7,7 +7,7 @@ Liu, Simonyan, Yang, "DARTS: Differentiable Architecture Search", ICLR 2019, Sec
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -94,13 +94,13 @@ def relaxed(
 
 
 def by_source(probabilities: jax.Array) -> jax.Array:
-    """[L, 1 + 12 L] of genes but 0 -> [L, L, 12], by layer, what it reads, and op."""
+    """Reshapes genes but 0, [L, 1 + 12 L], to [L, L, 12]: layer, what it reads, op."""
     num_layers = len(probabilities)
     return probabilities[:, 1:].reshape(num_layers, num_layers, len(OPS))
 
 
 def layer_shares(probabilities: jax.Array) -> jax.Array:
-    """How probable a layer's options are, given that it is present.
+    """Computes how probable a layer's options are, given that it is present.
 
     Args:
       probabilities: [L, 1 + 12 L], of genes that are drawn independently.
@@ -119,7 +119,7 @@ def layer_shares(probabilities: jax.Array) -> jax.Array:
 
 
 def fusion_shares(probabilities: jax.Array, fusion: Fusion) -> jax.Array:
-    """[L + 1], how probable it is that an output is fused, divided by the sum.
+    """Computes how probable it is that an output is fused, [L + 1], of sum 1.
 
     The sum is at least 1, as every code fuses something.
 
@@ -137,13 +137,14 @@ def fusion_shares(probabilities: jax.Array, fusion: Fusion) -> jax.Array:
 
 
 def mix_stage(probabilities: jax.Array, product: jax.Array) -> jax.Array:
-    """The mean of the five activations of a product [N, features]."""
+    """Averages the activations of a product [N, features] by their probabilities."""
     stages = zip(probabilities, ACTIVATIONS.values(), strict=True)
-    return sum(share * activation(product) for share, activation in stages)
+    mixed = (share * activation(product) for share, activation in stages)
+    return cast(jax.Array, sum(mixed))
 
 
 def mixed_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
-    """`plain_layer` with a share in a sum.
+    """Factory of a `plain_layer` with a share in a sum.
 
     Returns:
       (share [], what `plain_layer` takes) -> (share x [N, width], statistics, new if

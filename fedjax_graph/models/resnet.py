@@ -5,10 +5,13 @@ Page, "How to Train Your ResNet" (myrtle.ai, 2018): a short residual network (He
 released code gives it: a residual at the first two of three layers.
 """
 
+from typing import cast
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core.local import Model
 from fedjax_graph.models.linear import fan_in_uniform, matmul
 from fedjax_graph.models.normalization import BatchNorm
 
@@ -19,7 +22,7 @@ LOGIT_SCALE = 0.2
 
 
 def convolve(x: jax.Array, kernel: jax.Array, is_trained: bool) -> jax.Array:
-    """3 x 3 convolution with a border of zeros, by what is fast on the backend.
+    """Convolves 3 x 3 with a border of zeros, by what is fast on the backend.
 
     On a CPU, XLA's gradient of a convolution is slow inside a scan (36 images/s of
     ResNet9 of width 8 on two cores, 19 of width 64): there, training takes one matrix
@@ -42,7 +45,7 @@ def convolve(x: jax.Array, kernel: jax.Array, is_trained: bool) -> jax.Array:
 
 
 def patches(x: jax.Array) -> jax.Array:
-    """The 3 x 3 pixels around each, zeros outside: [B, H, W, C] -> [B, H, W, 9 C]."""
+    """Gathers the 3 x 3 pixels around each: [B, H, W, C] -> [B, H, W, 9 C]."""
     height, width = x.shape[1:3]
     padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     shifted = [
@@ -52,7 +55,7 @@ def patches(x: jax.Array) -> jax.Array:
 
 
 class Convolution(nn.Module):
-    """3 x 3 convolution, batch normalisation, ReLU."""
+    """Convolves 3 x 3, normalises the batch and applies ReLU."""
 
     output_size: int
 
@@ -66,7 +69,7 @@ class Convolution(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions added to their input."""
+    """Adds two convolutions to their input."""
 
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
@@ -75,12 +78,12 @@ class Residual(nn.Module):
 
 
 class ResNet9(nn.Module):
-    """Channels (w, 2w, 4w, 4w): 2,440,256 parameters by default."""
+    """Classifies images, channels (w, 2w, 4w, 4w): 2,440,256 parameters by default."""
 
     width: int = 64
     num_classes: int = 10
 
-    def setup(self):
+    def setup(self) -> None:
         w = self.width
         self.prep = Convolution(w)
         self.layer1, self.residual1 = Convolution(2 * w), Residual()
@@ -90,7 +93,7 @@ class ResNet9(nn.Module):
         self.head = nn.Dense(self.num_classes, use_bias=False, kernel_init=init)
 
     def __call__(self, images: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Classifies images.
+        """Computes the logits of images.
 
         Args:
           images: [B, H, W, 3] normalised, H and W at least 8.
@@ -108,7 +111,7 @@ class ResNet9(nn.Module):
 
 
 def halve(x: jax.Array) -> jax.Array:
-    """Largest of each 2 x 2 pixels: [B, H, W, C] -> [B, H // 2, W // 2, C].
+    """Takes the largest of each 2 x 2 pixels: [B, H, W, C] -> [B, H // 2, W // 2, C].
 
     Written out, as the gradient of a window's maximum is slow on a CPU.
     """
@@ -117,6 +120,7 @@ def halve(x: jax.Array) -> jax.Array:
     return jnp.maximum(rows[:, :, ::2], rows[:, :, 1::2])
 
 
-def init_model(model: ResNet9, key: jax.Array):
-    """Fresh {"params", "batch_stats"} (the shapes do not depend on the images)."""
-    return model.init(key, jnp.zeros((1, IMAGE_SIZE, IMAGE_SIZE, NUM_CHANNELS)))
+def init_model(model: ResNet9, key: jax.Array) -> Model:
+    """Draws fresh {"params", "batch_stats"}; no shape depends on the images."""
+    images = jnp.zeros((1, IMAGE_SIZE, IMAGE_SIZE, NUM_CHANNELS))
+    return cast(Model, model.init(key, images))

@@ -12,13 +12,13 @@ from fedjax_graph.models.linear import Linear, fan_in_uniform, matmul
 
 
 class RNNForecaster(nn.Module):
-    """From [T, B, F] to [output_steps, B]; 5068 parameters by default."""
+    """Forecasts [output_steps, B] from [T, B, F]; 5068 parameters by default."""
 
     hidden_size: int = 64
     num_features: int = 2
     output_steps: int = 12
 
-    def setup(self):
+    def setup(self) -> None:
         init, size = fan_in_uniform(self.hidden_size), self.hidden_size
         self.input_kernel = self.param("input_kernel", init, (self.num_features, size))
         self.hidden_kernel = self.param("hidden_kernel", init, (size, size))

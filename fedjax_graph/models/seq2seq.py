@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core.local import Params
 from fedjax_graph.models.gru import GRUCell, gru_step
 from fedjax_graph.models.linear import Linear
 
@@ -16,7 +17,7 @@ NUM_FEATURES = 2  # normalised speed, time of day
 
 
 class Seq2Seq(nn.Module):
-    """Encoder-decoder on one client: 64K parameters by default.
+    """Encodes and forecasts one client's series: 64K parameters by default.
 
     With `embedding_size = 0` it is the plain GRU of the baselines.
     """
@@ -25,7 +26,7 @@ class Seq2Seq(nn.Module):
     embedding_size: int = 64
     num_layers: int = 1
 
-    def setup(self):
+    def setup(self) -> None:
         state_size = self.hidden_size + self.embedding_size
         inputs = [NUM_FEATURES] + [self.hidden_size] * (self.num_layers - 1)
         self.encoder = [GRUCell(size, self.hidden_size) for size in inputs]
@@ -34,7 +35,7 @@ class Seq2Seq(nn.Module):
         self.head = Linear(state_size, 1)
 
     def encode(self, inputs: jax.Array) -> jax.Array:
-        """h_c of Eq. 1.
+        """Encodes readings as h_c (Eq. 1).
 
         Args:
           inputs: [12, B, 2] normalised speed and time of day.
@@ -56,7 +57,7 @@ class Seq2Seq(nn.Module):
         targets: jax.Array,
         feed_truth: jax.Array,
     ) -> jax.Array:
-        """Forecast of Eq. 2, one step feeding the next.
+        """Forecasts from h_c and h_G (Eq. 2), one step feeding the next.
 
         Args:
           hidden: [B, L H] from `encode`.
@@ -95,14 +96,14 @@ class Seq2Seq(nn.Module):
         _, outputs = jax.lax.scan(step, (states, last[:, 0]), steps, unroll=True)
         return outputs
 
-    def __call__(self, inputs, embedding, targets, feed_truth):
-        """Forecast from the readings themselves: `decode` after `encode`."""
+    def __call__(self, inputs, embedding, targets, feed_truth) -> jax.Array:
+        """Forecasts from the readings themselves: `decode` after `encode`."""
         hidden = self.encode(inputs)
         return self.decode(hidden, embedding, inputs[-1], targets, feed_truth)
 
 
-def init_params(model: Seq2Seq, key: jax.Array):
-    """Fresh parameters (the shapes do not depend on batch or window length)."""
+def init_params(model: Seq2Seq, key: jax.Array) -> Params:
+    """Draws fresh parameters, whose shapes depend neither on batch nor on window."""
     return model.init(
         key,
         jnp.zeros((1, 1, NUM_FEATURES)),

@@ -2,8 +2,10 @@
 
 FL-AGCNS, arXiv 2104.04141, Section 3.2; codes are those of `architecture`. Every layer
 has weights of its own for each pair of what it reads and op; a code selects a path
-through them. A layer whose predecessor is absent takes the weights for the input stage,
-so codes of the same network share all weights.
+through them: `SuperNet.path` is the mask of Eqs. 1 and 2, which keeps of all weights
+those of a code, and `SuperNet.touched` where the gradient of Eq. 2 may be other than 0.
+A layer whose predecessor is absent takes the weights for the input stage, so codes of
+the same network share all weights.
 
 The paper leaves open whether the five activations of a stage share its linear map. Here
 they do: maps of their own, each of which a fifth of the codes trains, took half as many
@@ -12,7 +14,7 @@ steps again until shared weights told codes apart at all.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -40,12 +42,12 @@ WIDTH = 64
 
 
 def activate(op: str, x: jax.Array) -> jax.Array:
-    """What follows a convolution."""
+    """Applies what follows a convolution: ELU to GAT's, ReLU to all others."""
     return nn.elu(x) if op == "GATConv" else nn.relu(x)
 
 
 def empty_graph(num_features: int) -> jraph.GraphsTuple:
-    """One node without edges: weights have the same shapes on any graph."""
+    """Makes a graph of one node without edges: weights have the same shapes on any."""
     none = jnp.zeros(0, jnp.int32)
     return jraph.GraphsTuple(
         nodes=jnp.zeros((1, num_features)),
@@ -59,7 +61,7 @@ def empty_graph(num_features: int) -> jraph.GraphsTuple:
 
 
 class Network(nn.Module):
-    """The network of one code, with no more weights than its own."""
+    """Classifies nodes by the network of one code, which has its own weights alone."""
 
     code: tuple[int, ...]
     num_classes: int
@@ -98,8 +100,10 @@ class Network(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class SuperNet:
-    """Pure functions of {"params", "batch_stats"}, whose leaves are stacked, so that an
-    optimizer can step those sets of weights alone that a code touches:
+    """Classifies nodes by any code, in pure functions of {"params", "batch_stats"}.
+
+    Their leaves are stacked, so that an optimizer can step those sets of weights alone
+    that a code touches:
 
     - params["input"] and ["output"]: [1, ...], of all activations.
     - params["layers"][op] and batch_stats[op]: [L (L + 1) / 2, ...], by layer and what
@@ -114,7 +118,7 @@ class SuperNet:
     dropout: float = 0.0  # of both stages' inputs
 
     def init(self, key: jax.Array) -> Model:
-        """Fresh weights, each set drawn as for a network of its own."""
+        """Draws fresh weights, each set as for a network of its own."""
         *stage_keys, layers_key = jax.random.split(key, 3)
         sizes = ((self.num_features, self.width), (self.width, self.num_classes))
         stages = [
@@ -178,7 +182,7 @@ class SuperNet:
         return outputs, model["batch_stats"]
 
     def path(self, model: Model, code: jax.Array) -> Model:
-        """What the network of a code may read of a model's weights and statistics.
+        """Takes what the network of a code reads of a model's weights and statistics.
 
         Returns:
           {"params", "batch_stats"}: of both stages the weights, [...]; of each op a
@@ -198,7 +202,7 @@ class SuperNet:
         )
 
     def with_path(self, model: Model, code: jax.Array, path: Model) -> Model:
-        """A model with a `path`, or a part of one, put back in its place."""
+        """Puts a `path`, or a part of one, back in its place in a model."""
         parts = {kind: model[kind] for kind in path}
         return model | jax.tree.map(
             lambda x, index, new: x.at[index].set(new),
@@ -216,7 +220,7 @@ class SuperNet:
         product: jax.Array | None = None,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
-        """`apply`, of the `path` of the code alone.
+        """Classifies nodes as `apply` does, from the `path` of the code alone.
 
         Args:
           path, graph, code, mask, product, key: see there.
@@ -256,7 +260,7 @@ class SuperNet:
     def input_product(
         self, params: Params, nodes: jax.Array, key: jax.Array | None = None
     ) -> jax.Array:
-        """The input stage before its activation: [N, F] -> [N, width].
+        """Computes the input stage before its activation: [N, F] -> [N, width].
 
         With a key, of the dropout that `apply` would do.
         """
@@ -266,18 +270,18 @@ class SuperNet:
     def dropout_keys(
         self, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array] | tuple[None, None]:
-        """Of the input and of the output stage."""
+        """Splits a key into those of the input and of the output stage."""
         return (None, None) if key is None else tuple(jax.random.split(key))
 
     def drop(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        """Dropout of what a stage takes; none without a key."""
+        """Drops out of what a stage takes; nothing without a key."""
         if key is None or not self.dropout:
             return x
         layer = nn.Dropout(self.dropout, deterministic=False)
-        return layer.apply({}, x, rngs={"dropout": key})
+        return cast(jax.Array, layer.apply({}, x, rngs={"dropout": key}))
 
     def touched(self, model: Model, codes: jax.Array) -> Model:
-        """Which weights and running statistics some of the codes [C, L + 2] use.
+        """Marks the weights and running statistics that some codes [C, L + 2] use.
 
         Returns:
           Like the model, bool leaves [1 or L (L + 1) / 2, 1, ...], to broadcast.
@@ -308,7 +312,7 @@ class SuperNet:
         return jax.tree.map(spread, jax.vmap(mark)(codes), model)
 
     def network(self, code: Sequence[int]) -> Network:
-        """The network of one code.
+        """Builds the network of one code.
 
         Raises:
           InputError: if the code is not valid.
@@ -319,13 +323,13 @@ class SuperNet:
         )
 
     def extract(self, model: Model, code: Sequence[int]) -> Model:
-        """What `network(code)` takes of a model's weights and running statistics.
+        """Takes the weights and running statistics of `network(code)` out of a model.
 
         Raises:
           InputError: if the code is not valid.
         """
-        code = check(code, self.num_layers)
-        architecture, path = decode_static(code), self.path(model, jnp.asarray(code))
+        genes = check(code, self.num_layers)
+        architecture, path = decode_static(genes), self.path(model, jnp.asarray(genes))
 
         def own(stacked):
             ops = [OPS[op] for op in architecture.op]
@@ -341,7 +345,7 @@ class SuperNet:
         return {"params": own_params, "batch_stats": own(path["batch_stats"])}
 
     def num_parameters(self, code: Sequence[int]) -> int:
-        """Of the network of one code.
+        """Counts the parameters of the network of one code.
 
         Raises:
           InputError: if the code is not valid.
@@ -352,16 +356,16 @@ class SuperNet:
 
     @property
     def _num_slots(self) -> int:
-        """How many sets of weights an op has."""
+        """Counts the sets of weights that an op has."""
         return self.num_layers * (self.num_layers + 1) // 2
 
     def _slots(self, architecture: Architecture) -> jax.Array:
-        """[L], where each layer has its weights in the stacks of ops."""
+        """Finds where each layer [L] has its weights in the stacks of ops."""
         indices = np.arange(self.num_layers)
-        return indices * (indices + 1) // 2 + architecture.source
+        return cast(jax.Array, indices * (indices + 1) // 2 + architecture.source)
 
     def _indices(self, model: Model, code: jax.Array) -> Model:
-        """Where in its stack each leaf of a model, or of a part, has a code's path."""
+        """Finds where each leaf of a model, or of a part, has a code's path."""
         slots = self._slots(decode(code))
 
         def index(path, leaf):
@@ -372,7 +376,7 @@ class SuperNet:
         return jax.tree_util.tree_map_with_path(index, model)
 
     def _fusion_weights(self, architecture: Architecture) -> jax.Array:
-        """[L + 1], of the input stage's and the layers' outputs in their mean."""
+        """Weighs the input stage's and the layers' outputs [L + 1] in their mean."""
         is_fused = architecture.is_fused(self.fusion)
         count = jnp.sum(is_fused)
         weights = jnp.concatenate([(count == 0)[None], is_fused])
@@ -380,29 +384,31 @@ class SuperNet:
 
 
 def draw_stacked(module: nn.Module, num: int, key: jax.Array, *args: Any) -> Any:
-    """Independent fresh variables of a module, leaves [num, ...]."""
+    """Draws independent fresh variables of a module, leaves [num, ...]."""
     draw = jax.vmap(lambda key: module.init(key, *args))
     return draw(jax.random.split(key, num))
 
 
 def fully_connected(params: Params, x: jax.Array) -> jax.Array:
-    """[N, F] -> [N, features]."""
+    """Applies a linear layer: [N, F] -> [N, features]."""
     return matmul(x, params["kernel"]) + params["bias"]
 
 
 def activate_stage(choice: jax.Array, x: jax.Array) -> jax.Array:
-    """One of the activations of the input and output stage."""
+    """Applies one of the activations of the input and output stage."""
     return jax.lax.switch(choice, list(ACTIVATIONS.values()), x)
 
 
-def absent_layer(weights: Params, stats: Any, x: jax.Array, structure: Structure):
-    """A layer that is left out: zeros, which nobody reads."""
+def absent_layer(
+    weights: Params, stats: Any, x: jax.Array, structure: Structure
+) -> tuple[jax.Array, Any]:
+    """Returns zeros, which nobody reads, for a layer that is left out."""
     del weights, structure
     return jnp.zeros_like(x), stats
 
 
 def present_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
-    """`plain_layer` in a switch.
+    """Factory of a `plain_layer` that stands in a switch.
 
     A gradient computes it again, as a switch keeps what each of its branches would:
     236 MB instead of 40 for three clients of a third of Cora.
@@ -411,7 +417,7 @@ def present_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
 
 
 def plain_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
-    """Factory of one layer.
+    """Factory of one layer of one op.
 
     Returns:
       (weights by op, statistics by op, x [N, width], structure) -> ([N, width],

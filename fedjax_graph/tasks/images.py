@@ -15,13 +15,21 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core import batching, clients
-from fedjax_graph.core.local import Model, local_steps
+from fedjax_graph.core.algorithm import Metrics
+from fedjax_graph.core.local import LocalResult, Model, local_steps
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.models.resnet import ResNet9, init_model
 from fedjax_graph.tasks import augmentation
 
 GROUP_PERCENT = 5  # of the clients make the best and the worst group
+GROUPS = ("mean_accuracy",) + tuple(
+    f"{which}_{GROUP_PERCENT}_percent" for which in ("best", "worst")
+)
+TEST_METRICS = tuple(  # what a test is summed up by
+    f"{name}{end}" for name in GROUPS for end in ("", "_client_std")
+)
 
 
 class Batch(NamedTuple):
@@ -34,17 +42,21 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ImageTask:
-    """Hyper-parameters of the task; the defaults are those of the released code."""
+    """Hyper-parameters of image classification; the defaults: the released code's."""
 
     kind: str = "images"
     width: int = 64
     num_classes: int = 10
     batch_size: int = 128
     local_epochs: int = 20
-    learning_rate: float = 0.4  # peak
-    last_learning_rate: float = 0.001
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    optimizer: OptimizerConfig = OptimizerConfig(
+        "nesterov",
+        0.4,
+        momentum=0.9,
+        weight_decay=5e-4,
+        schedule="triangular",
+        last_learning_rate=0.001,
+    )
     augment: bool = True
     eval_batch_size: int = 256
 
@@ -63,15 +75,15 @@ class ImageTask:
 # --- Training on one client ----------------------------------------------------------
 
 
-def client_update(model: ResNet9, config: ImageTask):
+def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResult]:
     """Factory of the local epochs of one client; see `Task.update`.
 
     The loss it reports is the mean over the images of all epochs.
     """
 
-    def update(start, own, key, data: ImageData, adjust, num_rounds):
+    def update(start, client_data, key, data: ImageData, adjust, num_rounds):
         del num_rounds
-        indices, mask = own
+        indices, mask = client_data
 
         def loss(params, stats, batch):
             images = normalise(data, data.images[batch.indices])
@@ -91,7 +103,7 @@ def client_update(model: ResNet9, config: ImageTask):
             key, indices, mask, config.batch_size, config.local_epochs
         )
         num_steps = len(batches.indices)
-        optimizer = local_optimizer(config, num_steps // config.local_epochs)
+        optimizer = config.optimizer.build(num_steps, config.local_epochs)
         result = local_steps(loss, optimizer, adjust=adjust)(start, batches)
         total = result.loss * num_steps * config.batch_size
         num_images = jnp.maximum(jnp.sum(batches.mask), 1)
@@ -127,34 +139,6 @@ def epoch_batches(
     return Batch(indices[order], mask[order] * is_filled, keys)
 
 
-def local_optimizer(
-    config: ImageTask, steps_per_epoch: int
-) -> optax.GradientTransformation:
-    """Nesterov SGD with weight decay of all parameters, started anew each round."""
-    return optax.chain(
-        optax.add_decayed_weights(config.weight_decay),
-        optax.sgd(
-            learning_rates(config, steps_per_epoch), config.momentum, nesterov=True
-        ),
-    )
-
-
-def learning_rates(config: ImageTask, steps_per_epoch: int) -> optax.Schedule:
-    """Rate by step, linear in between: 0, the peak after 1/4 of the epochs, the last.
-
-    A step has the rate of its end, so the first one is not 0, and the last one has
-    `last_learning_rate`.
-    """
-    epochs = config.local_epochs
-    knots = jnp.array([0, epochs / 4, epochs])
-    rates = jnp.array([0, config.learning_rate, config.last_learning_rate])
-
-    def schedule(step):
-        return jnp.interp((step + 1) / steps_per_epoch, knots, rates)
-
-    return schedule
-
-
 def normalise(data: ImageData, pixels: jax.Array) -> jax.Array:
     """Of mean 0 and standard deviation 1 by channel, from [..., 3] uint8."""
     return (pixels / jnp.float32(255) - data.mean) / data.std
@@ -168,7 +152,9 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 # --- Scores --------------------------------------------------------------------------
 
 
-def map_logits(model: ResNet9, batch_size: int, reduce: Callable[..., Any]):
+def map_logits(
+    model: ResNet9, batch_size: int, reduce: Callable[..., Any]
+) -> Callable[[Model, ImageData], Any]:
     """Factory of a function of the logits of each client's images in a split.
 
     Args:
@@ -212,7 +198,9 @@ def map_batches(
     return results.reshape(-1, *results.shape[2:])[:size]
 
 
-def evaluate_images(model: ResNet9, batch_size: int):
+def evaluate_images(
+    model: ResNet9, batch_size: int
+) -> Callable[[Model, ImageData], Metrics]:
     """Factory of `evaluate`: see `client_metrics`."""
 
     def count(logits, labels, mask):
@@ -221,8 +209,8 @@ def evaluate_images(model: ResNet9, batch_size: int):
         return jnp.sum(mask), jnp.sum(mask * is_right), jnp.sum(mask * losses)
 
     def evaluate(models: Model, data: ImageData):
-        sums = map_logits(model, batch_size, count)(models, data)
-        return client_metrics(*sums, data.client_weights)
+        counts, right, losses = map_logits(model, batch_size, count)(models, data)
+        return client_metrics(counts, right, losses, data.client_weights)
 
     return evaluate
 
@@ -251,13 +239,10 @@ def client_metrics(
     accuracy = 100 * num_right / divisor
     is_real = (client_weights > 0) & (num_images > 0)
     group_size = -(-jnp.sum(is_real) * GROUP_PERCENT // 100)
-    groups = {
-        "mean_accuracy": is_real,
-        f"best_{GROUP_PERCENT}_percent": lowest(-accuracy, is_real, group_size),
-        f"worst_{GROUP_PERCENT}_percent": lowest(accuracy, is_real, group_size),
-    }
+    best = lowest(-accuracy, is_real, group_size)
+    worst = lowest(accuracy, is_real, group_size)
     scores = {}
-    for name, group in groups.items():
+    for name, group in zip(GROUPS, (is_real, best, worst), strict=True):
         scores[name], scores[f"{name}_client_std"] = moments(accuracy, group)
     return {
         "loss": 1 - scores["mean_accuracy"] / 100,
@@ -283,7 +268,9 @@ def moments(values: jax.Array, group: jax.Array) -> tuple[jax.Array, jax.Array]:
     return mean, jnp.sqrt(variance)
 
 
-def predict_images(model: ResNet9, batch_size: int):
+def predict_images(
+    model: ResNet9, batch_size: int
+) -> Callable[[Model, ImageData], jax.Array]:
     """Factory of `predict`: probabilities [K, S, classes] for the images of a split."""
 
     def probabilities(logits, labels, mask):

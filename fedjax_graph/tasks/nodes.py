@@ -1,6 +1,6 @@
-"""Node classification with GCN or SGC, as in GraphFL.
+"""Node classification with GCN, SGC or a model of one's own, as in GraphFL.
 
-A client trains on its support set by plain gradient steps; its query set is for who
+A client trains on its support set, on all of it in each step; its query set is for who
 judges what the steps led to (GraphFL's meta step). Clients hold the whole graph or a
 subgraph; what they compute on are the receptive fields of their labelled nodes, see
 `data.graphs.receptive_fields`.
@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jraph
@@ -18,36 +17,46 @@ import optax
 
 from fedjax_graph.core import clients
 from fedjax_graph.core.aggregation import client_mean
-from fedjax_graph.core.local import Model
+from fedjax_graph.core.algorithm import Metrics
+from fedjax_graph.core.local import LocalResult, Model
 from fedjax_graph.core.meta_learning import inner_update, masked_mean
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.graphs.receptive_fields import Field, NodeData
 from fedjax_graph.models.gcn import GCN, SGC
+from fedjax_graph.models.protocols import NodeModel, checked
 
-MODELS = {"gcn": GCN, "sgc": SGC}
+TEST_METRICS = ("accuracy", "cross_entropy")  # what a test is summed up by
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeTask:
-    """Hyper-parameters of the task; rounds and steps are the paper's."""
+    """Hyper-parameters of node classification; rounds and steps are the paper's."""
 
     num_features: int
     num_classes: int
     kind: str = "nodes"
-    model: str = "gcn"
+    model: str = "gcn"  # a name of MODELS
     hidden_size: int = 16  # of GCN
     dropout: float = 0.5  # of GCN
     inner_steps: int = 15  # local steps
-    inner_rate: float = 0.1  # alpha
+    optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # alpha, of those
     adapt_steps: int = 0  # taken on a task's support set before its query set is scored
     checkpoint_inner: bool = False
 
-    def module(self) -> nn.Module:
-        if self.model == "sgc":
-            return SGC(self.num_classes)
-        return GCN(self.num_classes, self.hidden_size, self.dropout)
+    def module(self) -> NodeModel:
+        """The model that clients train.
+
+        Raises:
+          InputError: if none is registered under this name, or it lacks what
+            `NodeModel` asks for.
+        """
+        model = MODELS.look_up(self.model)(self)
+        return checked(model, NodeModel, f"node model {self.model!r}")
 
     def build(self) -> Task:
+        """The task's functions; raises as `module`."""
         model = self.module()
         return Task(
             init=lambda key: init(model, self.num_features, key),
@@ -61,7 +70,18 @@ class NodeTask:
         )
 
 
-def init(model: nn.Module, num_features: int, key: jax.Array) -> Model:
+MODELS: Registry[Callable[[NodeTask], NodeModel]] = Registry(
+    "node model",
+    {
+        "gcn": lambda task: GCN(task.num_classes, task.hidden_size, task.dropout),
+        "sgc": lambda task: SGC(task.num_classes),
+    },
+)
+"""Name -> (task) -> model."""
+register_model = MODELS.register
+
+
+def init(model: NodeModel, num_features: int, key: jax.Array) -> Model:
     """Fresh parameters (the shapes do not depend on the graph)."""
     none = jnp.zeros(0, jnp.int32)
     graph = as_graph(
@@ -92,7 +112,9 @@ def cross_entropy(logits: jax.Array, field: Field) -> jax.Array:
     return masked_mean(losses, field.mask)
 
 
-def field_loss(model: nn.Module, graph: jraph.GraphsTuple, field: Field):
+def field_loss(
+    model: NodeModel, graph: jraph.GraphsTuple, field: Field
+) -> Callable[..., jax.Array]:
     """Factory of (params, key of the dropout) -> mean loss on a field."""
 
     def loss(params, key):
@@ -104,12 +126,12 @@ def field_loss(model: nn.Module, graph: jraph.GraphsTuple, field: Field):
     return loss
 
 
-def client_update(model: nn.Module, config: NodeTask):
+def client_update(model: NodeModel, config: NodeTask) -> Callable[..., LocalResult]:
     """Factory of the inner steps of one client; see `Task.update`."""
 
-    def update(start, own, key, data: NodeData, adjust, num_rounds):
+    def update(start, client_data, key, data: NodeData, adjust, num_rounds):
         del num_rounds
-        support, _ = own
+        support, _ = client_data
         graph = as_graph(data.features, support)
         if adjust is None:
             return support_steps(model, config, graph, support)(start, key)
@@ -119,36 +141,40 @@ def client_update(model: nn.Module, config: NodeTask):
     return update
 
 
-def gradient_steps(config: NodeTask, loss: Callable[..., jax.Array], **settings: Any):
-    """`inner_update` with the task's number and rate of steps."""
+def gradient_steps(
+    config: NodeTask, loss: Callable[..., jax.Array], **settings: Any
+) -> Callable[..., LocalResult]:
+    """`inner_update` with the task's number of steps and optimizer."""
     return inner_update(
         loss,
         config.inner_steps,
-        config.inner_rate,
+        config.optimizer.build(config.inner_steps),
         checkpoint=config.checkpoint_inner,
         **settings,
     )
 
 
 def support_steps(
-    model: nn.Module, config: NodeTask, graph: jraph.GraphsTuple, support: Field
-):
+    model: NodeModel, config: NodeTask, graph: jraph.GraphsTuple, support: Field
+) -> Callable[[Model, jax.Array], LocalResult]:
     """Factory of (model, key) -> LocalResult: gradient steps on a support set.
 
     The first layer takes the products P = X W of features X [H, F]. With G the loss's
     gradient in P, that in W is X^T G, so after some steps W is W_0 - alpha X^T sum G
     and P is P_0 - alpha X X^T sum G. Where the field brings X X^T, the steps keep
     -alpha sum G [H, units] in place of W and never multiply by the F features:
-    equal to steps in W up to rounding.
+    equal to steps in W up to rounding, as long as the optimizer's updates are linear in
+    the gradients.
 
     Args:
-      model: GCN or SGC.
-      config: number and rate of the steps.
+      model: see `NodeTask.module`.
+      config: number of the steps, and their optimizer.
       graph: the support set's field, with features.
       support: the field.
     """
     features, layer = graph.nodes, model.first_layer
-    if support.gram is None or config.inner_steps < 2:
+    is_exact = support.gram is not None and config.optimizer.is_linear
+    if layer is None or not is_exact or config.inner_steps < 2:
         return gradient_steps(config, field_loss(model, graph, support))
 
     def with_kernel(params, kernel):
@@ -178,11 +204,11 @@ def support_steps(
     return run
 
 
-def query_loss(model: nn.Module):
+def query_loss(model: NodeModel) -> Callable[..., jax.Array]:
     """Factory of the loss on one client's query set; see `Task.query_loss`."""
 
-    def loss(params, own, key, data: NodeData):
-        _, query = own
+    def loss(params, client_data, key, data: NodeData):
+        _, query = client_data
         return field_loss(model, as_graph(data.features, query), query)(params, key)
 
     return loss
@@ -191,13 +217,15 @@ def query_loss(model: nn.Module):
 # --- Scores --------------------------------------------------------------------------
 
 
-def map_logits(model: nn.Module, config: NodeTask, reduce: Callable[..., Any]):
+def map_logits(
+    model: NodeModel, config: NodeTask, reduce: Callable[..., Any]
+) -> Callable[[Model, NodeData], Any]:
     """Factory of a function of models' logits on the query sets of a split.
 
     With `adapt_steps`, a model first takes that many steps on the support set.
 
     Args:
-      model: GCN or SGC.
+      model: see `NodeTask.module`.
       config: of the task.
       reduce: (logits [L, classes], query field) -> result, of one model and task.
 
@@ -227,7 +255,9 @@ def map_logits(model: nn.Module, config: NodeTask, reduce: Callable[..., Any]):
     return run
 
 
-def evaluate_nodes(model: nn.Module, config: NodeTask):
+def evaluate_nodes(
+    model: NodeModel, config: NodeTask
+) -> Callable[[Model, NodeData], Metrics]:
     """Factory of `evaluate`: means over clients, each of which counts the same.
 
     `accuracy` is in percent; `loss`, which early stopping watches, is the error rate,
@@ -251,6 +281,8 @@ def evaluate_nodes(model: nn.Module, config: NodeTask):
     return evaluate
 
 
-def predict_nodes(model: nn.Module, config: NodeTask):
+def predict_nodes(
+    model: NodeModel, config: NodeTask
+) -> Callable[[Model, NodeData], jax.Array]:
     """Factory of `predict`: probabilities [K or 1, L, classes] of the query nodes."""
     return map_logits(model, config, lambda logits, query: jax.nn.softmax(logits))

@@ -16,8 +16,10 @@ import jraph
 import optax
 
 from fedjax_graph.core import clients
-from fedjax_graph.core.local import Model, local_steps
+from fedjax_graph.core.algorithm import Metrics
+from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.meta_learning import masked_mean
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion
@@ -29,7 +31,7 @@ Fitness = Literal["loss", "accuracy"]
 
 @dataclasses.dataclass(frozen=True)
 class SubgraphTask:
-    """Hyper-parameters of the task."""
+    """Hyper-parameters of node classification on whole subgraphs."""
 
     num_features: int
     num_classes: int
@@ -40,7 +42,7 @@ class SubgraphTask:
     width: int = WIDTH  # of a code
     dropout: float = 0.0
     local_steps: int = 1  # of methods that take steps at the client
-    learning_rate: float = 0.1  # of those, by plain gradients
+    optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # of those
     fitness: Fitness = "loss"  # what `loss` of an evaluation is, which chooses a model
 
     def module(self) -> nn.Module:
@@ -66,8 +68,8 @@ class SubgraphTask:
             evaluate=evaluate_subgraphs(module, self.fitness),
             predict=predict_subgraphs(module),
             is_head=in_last_layer,
-            train_loss=lambda params, stats, own, key, data: loss(
-                params, stats, (own, key)
+            train_loss=lambda params, stats, client_data, key, data: loss(
+                params, stats, (client_data, key)
             ),
         )
 
@@ -83,16 +85,16 @@ def init(module: nn.Module, num_features: int, key: jax.Array) -> Model:
     return {"batch_stats": {}} | drawn
 
 
-def as_graph(own: SubgraphData) -> jraph.GraphsTuple:
+def as_graph(client_data: SubgraphData) -> jraph.GraphsTuple:
     """The padded subgraph of ONE client."""
     return jraph.GraphsTuple(
-        nodes=own.features,
-        edges=own.edge_weights,
-        senders=own.senders,
-        receivers=own.receivers,
+        nodes=client_data.features,
+        edges=client_data.edge_weights,
+        senders=client_data.senders,
+        receivers=client_data.receivers,
         globals=None,
-        n_node=jnp.array([len(own.features)], jnp.int32),
-        n_edge=jnp.array([len(own.senders)], jnp.int32),
+        n_node=jnp.array([len(client_data.features)], jnp.int32),
+        n_edge=jnp.array([len(client_data.senders)], jnp.int32),
     )
 
 
@@ -102,33 +104,37 @@ def cross_entropy(outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> jax
     return masked_mean(losses, mask)
 
 
-def training_loss(module: nn.Module):
-    """Factory of (params, batch_stats, (own data, key)) -> (mean loss, batch_stats)."""
+def training_loss(module: nn.Module) -> Callable[..., tuple[jax.Array, Any]]:
+    """Factory of the mean loss over the training nodes of ONE client.
+
+    Returns:
+      (params, batch_stats, (client_data, key)) -> (loss, batch_stats).
+    """
 
     def loss(params, stats, batch):
-        own, key = batch
+        client_data, key = batch
         outputs, new = module.apply(
             {"params": params, "batch_stats": stats},
-            as_graph(own),
-            own.is_real,
+            as_graph(client_data),
+            client_data.is_real,
             is_training=True,
             rngs={"dropout": key},
             mutable=["batch_stats"],
         )
-        value = cross_entropy(outputs, own.labels, own.is_trained)
+        value = cross_entropy(outputs, client_data.labels, client_data.is_trained)
         return value, new.get("batch_stats", stats)
 
     return loss
 
 
-def client_update(loss, config: SubgraphTask):
+def client_update(loss, config: SubgraphTask) -> Callable[..., LocalResult]:
     """Factory of one client's gradient steps on its subgraph; see `Task.update`."""
 
-    def update(start, own, key, data, adjust, num_rounds):
+    def update(start, client_data, key, data, adjust, num_rounds):
         del data, num_rounds
         steps = local_steps(
-            lambda params, stats, key: loss(params, stats, (own, key)),
-            optax.sgd(config.learning_rate),
+            lambda params, stats, key: loss(params, stats, (client_data, key)),
+            config.optimizer.build(config.local_steps),
             adjust=adjust,
         )
         return steps(start, jax.random.split(key, config.local_steps))
@@ -139,19 +145,21 @@ def client_update(loss, config: SubgraphTask):
 # --- Scores --------------------------------------------------------------------------
 
 
-def map_outputs(module: nn.Module, reduce: Callable[..., Any]):
+def map_outputs(
+    module: nn.Module, reduce: Callable[..., Any]
+) -> Callable[[Model, SubgraphData], Any]:
     """Factory of a function of models' outputs on the clients' subgraphs.
 
     Args:
       module: the network.
-      reduce: (outputs [N, classes], own data) -> result, of one client.
+      reduce: (outputs [N, classes], client_data) -> result, of one client.
 
     Returns:
       (models [1 or K, ...], data) -> results [K, ...].
     """
 
-    def one(model, own):
-        return reduce(module.apply(model, as_graph(own)), own)
+    def one(model, client_data):
+        return reduce(module.apply(model, as_graph(client_data)), client_data)
 
     def run(models: Model, data: SubgraphData):
         return clients.map_rows(one, clients.auto_clients_per_chunk())(models, data)
@@ -159,11 +167,15 @@ def map_outputs(module: nn.Module, reduce: Callable[..., Any]):
     return run
 
 
-def scores(outputs: jax.Array, own: SubgraphData) -> tuple[jax.Array, jax.Array]:
+def scores(
+    outputs: jax.Array, client_data: SubgraphData
+) -> tuple[jax.Array, jax.Array]:
     """ONE client's share of right nodes among those scored, and its cross-entropy."""
-    is_right = jnp.argmax(outputs, axis=-1) == own.labels
-    share_right = masked_mean(is_right, own.is_scored)
-    return share_right, cross_entropy(outputs, own.labels, own.is_scored)
+    is_right = jnp.argmax(outputs, axis=-1) == client_data.labels
+    share_right = masked_mean(is_right, client_data.is_scored)
+    return share_right, cross_entropy(
+        outputs, client_data.labels, client_data.is_scored
+    )
 
 
 def federated_scores(
@@ -186,17 +198,18 @@ def federated_scores(
     }
 
 
-def evaluate_subgraphs(module: nn.Module, fitness: Fitness):
+def evaluate_subgraphs(
+    module: nn.Module, fitness: Fitness
+) -> Callable[[Model, SubgraphData], Metrics]:
     """Factory of `evaluate`."""
 
     def evaluate(models: Model, data: SubgraphData):
-        return federated_scores(
-            *map_outputs(module, scores)(models, data), data, fitness
-        )
+        share_right, entropy = map_outputs(module, scores)(models, data)
+        return federated_scores(share_right, entropy, data, fitness)
 
     return evaluate
 
 
-def predict_subgraphs(module: nn.Module):
+def predict_subgraphs(module: nn.Module) -> Callable[[Model, SubgraphData], jax.Array]:
     """Factory of `predict`: probabilities [K, N, classes]."""
-    return map_outputs(module, lambda outputs, own: jax.nn.softmax(outputs))
+    return map_outputs(module, lambda outputs, client_data: jax.nn.softmax(outputs))

@@ -1,5 +1,7 @@
 """Traffic forecasting with a plain recurrent network, as in SFL's Table 1.
 
+A model of one's own takes its place by name.
+
 One sensor is one client. The paper prints hidden size 64, SGD, batches of 128 and the
 errors: at 60 minutes, of each client without missing readings, averaged over clients.
 Ours where it is silent: the loss is the absolute error in the data's units, missing
@@ -8,17 +10,20 @@ validation loss on 30 days of METR-LA among 0.003, 0.01, 0.03 and 0.1.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_graph.core import batching, clients
-from fedjax_graph.core.local import local_steps
+from fedjax_graph.core.local import LocalResult, local_steps
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData
+from fedjax_graph.models.protocols import TrafficModel, checked
 from fedjax_graph.models.rnn import RNNForecaster
 from fedjax_graph.tasks import forecasting
 
@@ -31,18 +36,30 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrafficTask:
-    """Hyper-parameters of the task."""
+class TrafficRNNTask:
+    """Hyper-parameters of forecasting with a plain recurrent network."""
 
-    kind: str = "traffic"
+    kind: str = "traffic_rnn"
+    model: str = "rnn"  # a name of MODELS
     hidden_size: int = 64
-    learning_rate: float = 0.01
     batch_size: int = 128
     local_epochs: int = 1
+    optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.01)
     eval_batch_size: int = 512
 
+    def module(self) -> TrafficModel:
+        """The model that clients train.
+
+        Raises:
+          InputError: if none is registered under this name, or it lacks what
+            `TrafficModel` asks for.
+        """
+        model = MODELS.look_up(self.model)(self)
+        return checked(model, TrafficModel, f"traffic model {self.model!r}")
+
     def build(self) -> Task:
-        model = RNNForecaster(self.hidden_size)
+        """The task's functions; raises as `module`."""
+        model = self.module()
         return Task(
             init=lambda key: init(model, key),
             client_data=lambda data: data.speed,
@@ -57,13 +74,22 @@ class TrafficTask:
         )
 
 
-def init(model: RNNForecaster, key: jax.Array) -> dict[str, Any]:
+MODELS: Registry[Callable[[TrafficRNNTask], TrafficModel]] = Registry(
+    "traffic model", {"rnn": lambda task: RNNForecaster(task.hidden_size)}
+)
+"""Name -> (task) -> model."""
+register_model = MODELS.register
+
+
+def init(model: TrafficModel, key: jax.Array) -> dict[str, Any]:
     """Fresh parameters (the shapes do not depend on batch or window length)."""
     variables = model.init(key, jnp.zeros((1, 1, model.num_features)))
     return {"params": variables["params"], "batch_stats": {}}
 
 
-def client_update(model: RNNForecaster, config: TrafficTask):
+def client_update(
+    model: TrafficModel, config: TrafficRNNTask
+) -> Callable[..., LocalResult]:
     """Factory of the local epochs of one client; see `Task.update`."""
 
     def update(start, speed, key, data: TrafficData, adjust, num_rounds):
@@ -81,8 +107,10 @@ def client_update(model: RNNForecaster, config: TrafficTask):
         batches = batching.shuffled_batches(
             key, len(data.starts), config.batch_size, config.local_epochs
         )
-        steps = local_steps(loss, optax.sgd(config.learning_rate), adjust=adjust)
-        return steps(start, Batch(*batches))
+        batches = Batch(*batches)
+        num_steps = len(batches.indices)
+        optimizer = config.optimizer.build(num_steps, config.local_epochs)
+        return local_steps(loss, optimizer, adjust=adjust)(start, batches)
 
     return update
 
@@ -100,7 +128,7 @@ def absolute_error(forecast: jax.Array, truth: jax.Array, mask: jax.Array) -> ja
     return total / jnp.maximum(jnp.sum(present), 1)
 
 
-def predict_batch(model: RNNForecaster) -> forecasting.PredictBatch:
+def predict_batch(model: TrafficModel) -> forecasting.PredictBatch:
     """Factory of (models, data, starts [B]) -> [K, B, 12] in the data's units."""
 
     def predict(models, data: TrafficData, starts):
@@ -118,6 +146,10 @@ def predict_batch(model: RNNForecaster) -> forecasting.PredictBatch:
         return jnp.swapaxes(outputs[..., 0], 1, 2) * data.std + data.mean
 
     return predict
+
+
+TEST_METRICS = ("mae", "mape", "rmse", "masked")  # what a test is summed up by
+ENTRY_METRICS = ("rmse_by_horizon",)  # of it in detail
 
 
 def client_metrics(sums: forecasting.ErrorSums, std: jax.Array) -> dict[str, Any]:

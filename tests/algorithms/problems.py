@@ -64,7 +64,7 @@ class Problem(abc.ABC):
 
 class Traffic(Problem):
     TASK = {
-        "kind": "traffic",
+        "kind": "traffic_rnn",
         "hidden_size": 4,
         "batch_size": 12,
         "eval_batch_size": 10,
@@ -109,7 +109,7 @@ class Nodes(Problem):
         "hidden_size": 4,
         "dropout": 0.5,
         "inner_steps": 2,
-        "inner_rate": 0.3,
+        "optimizer": {"learning_rate": 0.3},
     }
     SCORES = {"loss", "accuracy", "cross_entropy"}
     OUTPUTS_AXIS = 0
@@ -142,7 +142,7 @@ class Subgraphs(Problem):
         "num_classes": client_graphs.NUM_CLASSES,
         "dropout": 0.5,
         "local_steps": 2,
-        "learning_rate": 0.3,
+        "optimizer": {"learning_rate": 0.3},
     }
     SCORES = {"loss", "accuracy", "cross_entropy"}
     OUTPUTS_AXIS = 0

@@ -1,7 +1,24 @@
-"""What every registered method must do. One without an entry in TINY fails."""
+"""What every registered method must do. One without an entry in TINY fails.
+
+Compiling is what takes the time, so a method has two programs, and several checks read
+what they give:
+
+- `System.step`, a round and its scores, of five clients all at once: a finite state,
+  no recompilation for other keys, rounds and seeds, permuted clients; and the same
+  without jit;
+- `System.mapped`, the same in chunks of two clients, with two more clients of weight 0
+  (so the last chunk is not full) and under `vmap` over two seeds: no difference.
+
+Traced only, never compiled: a round is a scan body, and data are no constants.
+
+Methods of any task share the round of `core.federated`, so what does not depend on the
+method is checked where it is the method's own (`OWN_ROUNDS`): the same without jit, and
+on `fed_avg` for each kind of task clients one after another. Chunks of other sizes,
+cohorts, and a Python loop as the reference are in `tests/core`; searches are one scan,
+which is compiled without jit as well.
+"""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +43,13 @@ pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
 
 OF_ANY_TASK = {
     "ditto": {},
+    "fed_adam": {"participation": 0.6},
     "fed_att": {},
     "fed_avg": {"aggregation_noise": 0.01},
-    "fed_per": {},
+    "fed_avg_m": {},
+    "fed_per": {"server_optimizer": {"momentum": 0.5}},
     "fed_prox": {"proximal_weight": 0.5},
+    "fed_yogi": {},
     "graph_fed_avg": {},
     "lg_fed_avg": {},
     "local": {},
@@ -43,7 +63,7 @@ OF_ANY_TASK = {
 ON_NODES = {  # a model for all, part of a model each, controls, meta-gradients
     "fed_avg": {},
     "fed_per": {},
-    "graphfl": {"participation": 0.6, "outer_rate": 0.5},
+    "graphfl": {"participation": 0.6, "server_optimizer": {"learning_rate": 0.5}},
     "scaffold": {"participation": 0.6},
 }
 ON_SEQ2SEQ = {  # with scheduled sampling, which counts the rounds
@@ -71,14 +91,15 @@ FORECASTERS = {
 CENTRALISED = {"gru_centralized"}  # trained, and no clients to map over
 ON_SUBGRAPHS = {
     "fed_avg": {},
-    "fed_sgd": {"server_rate": 0.05},
+    "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},
 }
 SEARCH = {
     "num_features": client_graphs.NUM_FEATURES,
     "num_classes": client_graphs.NUM_CLASSES,
     "num_layers": 2,
     "width": 4,
-    "weight_decay": 0.01,  # or Adam would magnify noise where gradients are 0
+    # Decay, or Adam would magnify noise where gradients are 0.
+    "server_optimizer": {"name": "adam", "learning_rate": 0.02, "weight_decay": 0.01},
 }
 EVOLUTION = SEARCH | {
     "population_size": 6,
@@ -94,6 +115,7 @@ SEARCHES = {
     "fl_random": SEARCH | {"num_epochs": 2},
     "fl_rl": SEARCH | {"num_epochs": 2, "codes_per_round": 2, "controller_size": 4},
 }
+OWN_ROUNDS = {"fed_avg", "fed_sgd", "graphfl", "scaffold", "sfl_star"}  # of any task
 ABLATIONS = {"client_eo", "controller_eo"}  # `fl_agcns` with parts left out
 
 
@@ -113,6 +135,7 @@ CASES = {
     for name in methods
 }
 KEYS = tuple(jax.random.key(seed) for seed in (5, 6))
+FILLS = ("zero", "random")  # readings of clients of weight 0
 
 
 def assert_close(left, right, atol=1e-5):
@@ -124,21 +147,22 @@ def assert_close(left, right, atol=1e-5):
 
 
 class System:
-    """A method with a tiny config, compiled once for each variant that is asked for."""
+    """A method with a tiny config, its first state and its two programs."""
 
     def __init__(self, name, problem, jit):
         self.name, self.problem, self.jit = name, problem, jit
         self.values = TINY[type(problem)][name]
         self.train = problem.train
+        self.is_trained = get_method(name).is_trained
+        self.shares_its_round = (
+            get_method(name).takes_task and name not in OWN_ROUNDS
+        ) or name == "at_without_fedavg"  # the aggregator is all that it has of its own
         self.num_traces = 0
         self.algorithm = self.build()
         self.state = self.algorithm.init(jax.random.key(0), self.train)
-        self.score = jit(
-            lambda state, data: (
-                self.algorithm.evaluate(state, data),
-                self.algorithm.predict(state, data),
-            )
-        )
+        self.step = jit(self.step_of())
+        chunks = {"clients_per_chunk": 2} if self.has("clients_per_chunk") else {}
+        self.mapped = jit(jax.vmap(self.step_of(**chunks), (0, None, 0)))
 
     def build(self, **changes):
         return get_method(self.name).factory(
@@ -149,23 +173,24 @@ class System:
         fields = dataclasses.fields(get_method(self.name).config_type)
         return field in {f.name for f in fields}
 
-    @functools.lru_cache  # noqa: B019 - lives as long as the module's fixture
-    def round(self, **changes):
+    def step_of(self, **changes):
+        """A round -> (state, metrics, scores, outputs)."""
         algorithm = self.build(**changes)
 
-        def round_(*arguments):
+        def step(state, data, key):
             self.num_traces += 1
-            return algorithm.round(*arguments)
+            state, metrics = algorithm.round(state, data, key)
+            scores = algorithm.evaluate(state, data)
+            return state, metrics, scores, algorithm.predict(state, data)
 
-        return self.jit(round_)
+        return step
 
-    def run(self, data=None, state=None, keys=KEYS, **changes):
-        """Two rounds -> (state, metrics of the last round, scores, outputs)."""
-        data = self.train if data is None else data
-        state = self.state if state is None else state
-        for key in keys:
-            state, metrics = self.round(**changes)(state, data, key)
-        return state, metrics, *self.score(state, data)
+
+def run(step, state, data, keys=KEYS):
+    """Two rounds -> what the last gives."""
+    for key in keys:
+        state, *others = step(state, data, key)
+    return state, *others
 
 
 @pytest.fixture(scope="module")
@@ -187,14 +212,30 @@ def system(request, problems, quick_jit):
 
 @pytest.fixture(scope="module")
 def outcome(system):
-    return system.run()
+    return run(system.step, system.state, system.train)
 
 
-@pytest.fixture
-def compiled_anew(system):
-    """Of tests that compile one more program, which takes long of searches."""
+@pytest.fixture(scope="module")
+def padded_outcomes(system, outcome):
+    """Of two seeds together, with clients of weight 0 -> for each fill, for each seed.
+
+    The first seed is that of `outcome`, the second goes on from there.
+    """
     if system.name in ABLATIONS:
         pytest.skip("the method that this is an ablation of is tested")
+    states = [with_padded_rows(system.problem, x) for x in (system.state, outcome[0])]
+    keys = [jnp.stack(pair) for pair in zip(KEYS, KEYS[::-1], strict=True)]
+    both = {
+        fill: run(
+            system.mapped, jax.tree.map(lambda *x: jnp.stack(x), *states), data, keys
+        )
+        for fill, data in ((fill, system.problem.pad(fill)) for fill in FILLS)
+    }
+    assert system.mapped._cache_size() == 1
+    return {
+        fill: [jax.tree.map(lambda x, i=i: x[i], results) for i in range(2)]
+        for fill, results in both.items()
+    }
 
 
 def test_no_method_is_forgotten():
@@ -217,37 +258,37 @@ def test_two_rounds_leave_a_finite_state(system, outcome):
     assert set(scores) >= system.problem.SCORES
     assert outputs.shape == system.problem.outputs_shape
     unmoved = jax.tree.map(np.array_equal, state, system.state)
-    assert all(jax.tree.leaves(unmoved)) != REGISTRY[system.name].is_trained
+    assert all(jax.tree.leaves(unmoved)) != system.is_trained
 
 
 def test_other_keys_and_rounds_compile_nothing(system, outcome):
-    round_ = system.round()
-    assert round_._cache_size() == 1
+    step = system.step
+    assert step._cache_size() == 1
     traces = system.num_traces
-    state, _, _, _ = outcome  # two rounds later
-    other, _ = round_(state, system.train, jax.random.key(77))
-    other, _ = round_(other, system.train, jax.random.key(78))
+    state = outcome[0]  # two rounds later
+    other = run(step, state, system.train, (jax.random.key(77), jax.random.key(78)))[0]
+    step(jax.device_put(jax.device_get(other)), system.train, jax.random.key(79))
     new_seed = jax.tree.map(lambda x: x + 1, system.state)
-    round_(new_seed, system.train, jax.random.key(79))
-    assert round_._cache_size() == 1
+    step(new_seed, system.train, jax.random.key(80))
+    assert step._cache_size() == 1
     assert system.num_traces == traces
 
 
 def test_without_jit_a_round_is_the_same(system):
-    if system.name in SEARCHES:
-        pytest.skip("a search is one scan, which is compiled without jit as well")
-    state, _ = system.round()(system.state, system.train, KEYS[0])
-    ours = system.round()(state, system.train, KEYS[1])
+    if system.name in SEARCHES or system.shares_its_round:
+        pytest.skip("compiled without jit as well, or tested on another method")
+    state, *_ = system.step(system.state, system.train, KEYS[0])
+    ours = system.step(state, system.train, KEYS[1])[:2]
     assert_close(system.algorithm.round(state, system.train, KEYS[1]), ours)
 
 
-@pytest.mark.usefixtures("compiled_anew")
 def test_clients_one_after_another_change_nothing(system, outcome):
     """In two rounds; `outcome` has all clients at once."""
     if not system.has("clients_per_chunk"):
-        assert not REGISTRY[system.name].is_trained or system.name in CENTRALISED
-        return
-    assert_close(system.run(clients_per_chunk=1), outcome)
+        assert not system.is_trained or system.name in CENTRALISED
+    elif system.name == "fed_avg":
+        step = system.jit(system.step_of(clients_per_chunk=1))
+        assert_close(run(step, system.state, system.train), outcome)
 
 
 def map_rows(problem, change, tree):
@@ -280,8 +321,8 @@ def with_padded_rows(problem, tree):
 
 def test_permuting_clients_permutes_outputs(system, outcome):
     order, problem = np.array([3, 0, 4, 1, 2]), system.problem
-    state, metrics, scores, outputs = system.run(
-        problem.permute(order), rows(problem, system.state, order)
+    state, metrics, scores, outputs = run(
+        system.step, rows(problem, system.state, order), problem.permute(order)
     )
     expected_state, expected_metrics, expected_scores, expected_outputs = outcome
     assert_close(state, rows(problem, expected_state, order), 1e-4)
@@ -290,17 +331,18 @@ def test_permuting_clients_permutes_outputs(system, outcome):
     assert_close(outputs, problem.outputs_of(order, expected_outputs), 1e-4)
 
 
-@pytest.mark.usefixtures("compiled_anew")
-@pytest.mark.parametrize("fill", ["zero", "random"])
-def test_padded_clients_of_weight_zero_change_nothing(system, outcome, fill):
-    """In chunks of two clients, which are not all full."""
+@pytest.mark.parametrize("fill", FILLS)
+def test_padding_chunks_and_seeds_change_nothing(
+    system, outcome, padded_outcomes, fill
+):
+    """Clients of weight 0, two clients at a time, and two seeds under `vmap`."""
     problem = system.problem
-    padded = with_padded_rows(problem, system.state)
-    chunks = {"clients_per_chunk": 2} if system.has("clients_per_chunk") else {}
-    state, metrics, scores, outputs = system.run(problem.pad(fill), padded, **chunks)
-    assert_close(rows(problem, state, slice(NUM_CLIENTS)), outcome[0])
-    assert_close((metrics, scores), outcome[1:3])
-    assert_close(problem.outputs_of(range(NUM_CLIENTS), outputs), outcome[3])
+    alone = outcome, run(system.step, outcome[0], system.train, KEYS[::-1])
+    for together, expected in zip(padded_outcomes[fill], alone, strict=True):
+        state, metrics, scores, outputs = together
+        assert_close(rows(problem, state, slice(NUM_CLIENTS)), expected[0])
+        assert_close((metrics, scores), expected[1:3])
+        assert_close(problem.outputs_of(range(NUM_CLIENTS), outputs), expected[3])
 
 
 def test_a_first_state_does_not_depend_on_padding(system):
@@ -337,25 +379,13 @@ def test_a_round_is_a_scan_body(system):
     )
 
 
-@pytest.mark.usefixtures("compiled_anew")
-def test_seeds_map(system, outcome):
-    """The round of two seeds under `vmap`, each with a state and key of its own."""
-    states = [outcome[0], system.state]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *states)
-    mapped = system.jit(jax.vmap(system.algorithm.round, (0, None, 0)))
-    together = mapped(stacked, system.train, jnp.stack(KEYS))
-    for index, (state, key) in enumerate(zip(states, KEYS, strict=True)):
-        alone = system.round()(state, system.train, key)
-        assert_close(jax.tree.map(lambda x, i=index: x[i], together), alone)
-
-
 def test_first_states_depend_on_the_seed_and_nothing_else(system):
     def init(seed, data):
         return system.algorithm.init(jax.random.key(seed), data)
 
     again = init(0, system.train)
     assert_close(again, system.state, 0)
-    if REGISTRY[system.name].is_trained:
+    if system.is_trained:
         other = init(1, system.train)
         equal = jax.tree.map(np.array_equal, other, system.state)
         assert not all(jax.tree.leaves(equal))

@@ -20,6 +20,7 @@ from fedjax_graph.algorithms.graph_fed_avg import (
 from fedjax_graph.algorithms.lg_fed_avg import lg_fed_avg
 from fedjax_graph.algorithms.local import local_training
 from fedjax_graph.core.communication import Bytes, bytes_per_round
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
 from fedjax_graph.core.local import LocalResult
 from tests.algorithms import quadratic
@@ -88,6 +89,23 @@ def test_fed_avg_is_a_mean_by_examples(follow, participation):
     state = follow(fed_avg(config), fed_avg_round, participation)
     assert {x.shape[0] for x in jax.tree.leaves(state.models)} == {1}
     assert state.num_rounds == len(KEYS)
+
+
+@both_cohorts
+def test_the_aggregator_of_fed_avg_has_a_name(follow, participation):
+    def median_round(twin, w, key):
+        trained, loss = twin.train(w, key)
+        median = np.median(np.stack(list(trained.values())), axis=0)
+        return np.tile(median, (NUM_CLIENTS, 1)), loss
+
+    config = FedAvgConfig(TASK, participation, aggregator="median")
+    follow(fed_avg(config), median_round, participation)
+
+
+def test_an_unknown_aggregator_is_refused(data):
+    algorithm = fed_avg(FedAvgConfig(TASK, aggregator="mean"))
+    with pytest.raises(InputError, match="unknown aggregator 'mean'; known: median, "):
+        algorithm.init(jax.random.key(0), data)
 
 
 def test_fed_prox_pulls_each_step_to_the_servers_model(follow):
@@ -285,10 +303,13 @@ def test_a_client_without_neighbours_trains_alone(
 
 CROSSING = {  # numbers that each client of the cohort sends, and that it receives
     "ditto": (9, 9),
+    "fed_adam": (9, 9),
     "fed_att": (9, 9),
     "fed_avg": (9, 9),
+    "fed_avg_m": (9, 9),
     "fed_per": (7, 7),  # base and statistics
     "fed_prox": (9, 9),
+    "fed_yogi": (9, 9),
     "graph_fed_avg": (9, 9),
     "graphfl": (9 + 9, 9 + 9),  # a gradient with statistics, then a model
     "lg_fed_avg": (2, 2),  # head

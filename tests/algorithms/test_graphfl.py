@@ -12,9 +12,10 @@ from jax.flatten_util import ravel_pytree
 from fedjax_graph.algorithms.graphfl import GraphFLConfig, graphfl
 from fedjax_graph.core.communication import Bytes, bytes_per_round
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.images import ImageTask
 from fedjax_graph.tasks.nodes import NodeTask
-from fedjax_graph.tasks.traffic_rnn import TrafficTask
+from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 from tests import nodes
 from tests.algorithms import quadratic
 from tests.algorithms.oracle import draw_cohort
@@ -95,7 +96,8 @@ def first_adam_step(v, gradient):
     return v - 0.3 * gradient / (np.abs(gradient) + 1e-8)
 
 
-ADAM = {"outer_optimizer": "adam", "weight_decay": 0.05}
+SGD = {"server_optimizer": OptimizerConfig("sgd", 0.3)}
+ADAM = {"server_optimizer": OptimizerConfig("adam", 0.3, weight_decay=0.05)}
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.6])
@@ -110,7 +112,7 @@ ADAM = {"outer_optimizer": "adam", "weight_decay": 0.05}
 )
 def test_rounds_have_two_stages(data, quick_jit, settings, order, outer, participation):
     """Eqs. 5 to 8."""
-    algorithm = graphfl(GraphFLConfig(TASK, participation, outer_rate=0.3, **settings))
+    algorithm = graphfl(GraphFLConfig(TASK, participation, **SGD | settings))
     twin = MetaTwin(data, TASK, participation)
     (state, _), *later = run(algorithm, data, quick_jit)
     row = to_rows(state.models)[0]
@@ -130,7 +132,7 @@ def test_new_labels_are_met_by_the_mean_of_the_clients_models(
     data, quick_jit, participation
 ):
     """Eqs. 9 to 13: each client takes its own meta step, and there is no other."""
-    config = GraphFLConfig(TASK, participation, outer_rate=0.3, fine_tune=False)
+    config = GraphFLConfig(TASK, participation, **SGD, fine_tune=False)
     twin = MetaTwin(data, TASK, participation)
     (state, _), *later = run(graphfl(config), data, quick_jit)
     row = to_rows(state.models)[0]
@@ -143,7 +145,7 @@ def test_new_labels_are_met_by_the_mean_of_the_clients_models(
 
 def test_without_inner_steps_it_descends_the_query_loss(data, quick_jit):
     still = dataclasses.replace(TASK, learning_rate=0.0)
-    config = GraphFLConfig(still, outer_rate=0.3)
+    config = GraphFLConfig(still, **SGD)
     (state, _), *later = run(graphfl(config), data, quick_jit)
     v = to_rows(state.models)[0, PARAMS]
     weights = np.asarray(data.client_weights) / np.sum(data.client_weights)
@@ -156,7 +158,7 @@ def test_without_inner_steps_it_descends_the_query_loss(data, quick_jit):
 
 def test_both_stages_have_the_same_clients(data, quick_jit):
     """What the others have is never read."""
-    config = GraphFLConfig(TASK, participation=0.6, outer_rate=0.3)
+    config = GraphFLConfig(TASK, participation=0.6, **SGD)
     algorithm, key = graphfl(config), KEYS[0]
     cohort = MetaTwin(data, TASK, 0.6).cohort(key)
     for changed in range(NUM_CLIENTS):
@@ -168,7 +170,7 @@ def test_both_stages_have_the_same_clients(data, quick_jit):
         assert np.array_equal(*results) == (changed not in cohort)
 
 
-@pytest.mark.parametrize("task", [TrafficTask(), ImageTask()])
+@pytest.mark.parametrize("task", [TrafficRNNTask(), ImageTask()])
 def test_a_task_without_query_sets_is_refused(task):
     with pytest.raises(InputError, match=f"{task.kind} has no query sets"):
         graphfl(GraphFLConfig(task))
@@ -232,9 +234,12 @@ def test_a_round_on_nodes_is_algebra_of_whole_matrices(model, fine_tune, quick_j
         hidden_size=7,
         dropout=0.0,
         inner_steps=1,
-        inner_rate=0.7,
+        optimizer=OptimizerConfig("sgd", 0.7),
     )
-    algorithm = graphfl(GraphFLConfig(task, outer_rate=0.9, fine_tune=fine_tune))
+    outer = OptimizerConfig("sgd", 0.9)
+    algorithm = graphfl(
+        GraphFLConfig(task, server_optimizer=outer, fine_tune=fine_tune)
+    )
     train = nodes.make_splits(MODELS[model])["train"]
     state = algorithm.init(jax.random.key(0), train)
     before = jax.tree.map(lambda x: x[0], state.models["params"])

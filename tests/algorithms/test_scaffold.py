@@ -30,7 +30,7 @@ WEIGHTS = {"equal": (1, 1, 1, 1, 1), "unequal": (2, 1, 5, 3, 4)}
 
 def controls_of(state):
     """c_i, [K, 5]."""
-    return to_rows({"params": state.memory})
+    return to_rows({"params": state.controls})
 
 
 def scaffold_round(twin, x, c, controls, key):

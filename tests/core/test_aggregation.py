@@ -84,6 +84,23 @@ def test_the_order_of_clients_does_not_matter():
         npt.assert_allclose(merged[name], of_permuted[name], atol=1e-6)
 
 
+@pytest.mark.parametrize("weights", [[3, 1, 2, 5], [4, 1, 0, 2], [0, 0, 7, 0]])
+def test_the_median_is_that_of_numpy_over_who_takes_part(weights):
+    weights = np.array(weights, np.float32)
+    stacked = stacked_params(4)
+    for x in stacked.values():
+        x[weights == 0] = np.nan
+    merged = aggregation.median(stacked, cohort_of(weights))
+    for name, x in stacked.items():
+        expected = np.median(x[weights > 0], axis=0, keepdims=True)
+        npt.assert_allclose(merged[name], expected, rtol=1e-6)
+
+
+def test_aggregators_have_names():
+    assert aggregation.AGGREGATORS.look_up("weighted_mean") is aggregation.weighted_mean
+    assert aggregation.AGGREGATORS.look_up("median") is aggregation.median
+
+
 def test_none_is_the_identity():
     stacked = stacked_params(3)
     kept = aggregation.none(stacked, cohort_of([0.0, 1, 2]))

@@ -33,7 +33,7 @@ assert jax.device_count() == int(sys.argv[1])
 splits = windows.make_splits(synthetic.traffic_network(num_sensors=5, num_days=1))
 small = {"hidden_size": 4, "gn_mlp_sizes": (4, 4, 4), "gn_layers": 1}
 small |= {"client_batch_size": 50, "server_batch_size": 47}
-task = {"kind": "traffic", "hidden_size": 4, "batch_size": 50}
+task = {"kind": "traffic_rnn", "hidden_size": 4, "batch_size": 50}
 seq2seq = task | {"kind": "traffic_seq2seq"}
 runs = {
     "cnfgnn": small | {"clients_per_chunk": 1},

@@ -23,7 +23,9 @@ def double_precision():
 
 def adaptation(loss, num_steps, rate, **settings):
     """theta -> theta_i of a loss that draws nothing."""
-    update = inner_update(lambda params, key: loss(params), num_steps, rate, **settings)
+    update = inner_update(
+        lambda params, key: loss(params), num_steps, optax.sgd(rate), **settings
+    )
     return lambda params: update({"params": params, "batch_stats": {}}, KEY).model[
         "params"
     ]
@@ -152,7 +154,7 @@ def test_one_step_is_the_hessian_vector_formula():
 
 def test_inner_steps_draw_from_keys_of_their_own():
     """Noise in each step's loss: theta_i is theta minus alpha times its sum."""
-    update = inner_update(lambda p, key: p * jax.random.normal(key), 5, 0.1)
+    update = inner_update(lambda p, key: p * jax.random.normal(key), 5, optax.sgd(0.1))
     adapted = update({"params": jnp.float64(2), "batch_stats": {}}, KEY).model
     noise = [jax.random.normal(key) for key in jax.random.split(KEY, 5)]
     assert len({float(x) for x in noise}) == 5

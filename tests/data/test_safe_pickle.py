@@ -101,11 +101,83 @@ def test_a_broken_pickle_is_one_line(tmp_path, content):
     assert "\n" not in str(raised.value)
 
 
-def test_a_sparse_matrix_that_points_outside_itself_is_refused(tmp_path):
-    matrix = scipy.sparse.csr_matrix(np.eye(3))
-    matrix.indices[1] = 99
-    with pytest.raises(InputError, match="not a readable pickle"):
-        safe_pickle.load(_dump(tmp_path / "m.pkl", matrix))
+def _broken(layout, **parts):
+    """A sparse matrix of the unit matrix's parts, some of which are replaced."""
+    matrix = getattr(scipy.sparse, f"{layout}_array")(np.eye(3))
+    matrix.__dict__.update(parts)
+    return matrix
+
+
+@pytest.mark.parametrize(
+    ("matrix", "words"),
+    [
+        (_broken("csr", indices=np.array([0, 99, 2])), "hold 99, expected 0 to 2"),
+        (_broken("csr", indices=np.array([0, -1, 2])), "hold -1"),
+        (_broken("csr", indptr=np.array([0, 1, 2, 0])), "expected to rise"),
+        (_broken("csr", indptr=np.array([0, 9, 2, 3])), "expected to rise"),
+        (_broken("csr", indptr=np.array([0, 3])), "2 numbers, expected 4"),
+        (_broken("csc", indices=np.array([0, 1, 3])), "hold 3"),
+        (_broken("csr", data=np.array([1.0])), "1 entries for 3 indices"),
+        (_broken("csr", data=None), "no row of numbers"),
+        (_broken("csr", _shape=(3, -1)), "expected two sizes"),
+        (
+            _broken("coo", coords=(np.array([0, 1, 2]), np.array([0, 1, 10**6]))),
+            "hold 1000000",
+        ),
+        (_broken("coo", coords=(np.array([0, 1]), np.array([0, 1]))), "2 coordinates"),
+    ],
+)
+def test_a_sparse_matrix_that_points_outside_itself_is_refused(tmp_path, matrix, words):
+    path = _dump(tmp_path / "m.pkl", {"nested": [matrix]})
+    with pytest.raises(InputError, match=words) as raised:
+        safe_pickle.load(path)
+    assert "\n" not in str(raised.value)
+
+
+def _array(dtype_state, content=b"\x00" * 8, spec="V8", shape=b"K\x01\x85"):
+    """A pickle of an array whose data type has a state of its own."""
+    dtype = b"cnumpy\ndtype\n" + pickle.dumps((spec, 0, 1), 2)[2:-1] + b"R"
+    if dtype_state is not None:
+        dtype += pickle.dumps(dtype_state, 2)[2:-1] + b"b"
+    data = pickle.dumps(content, 4)[2:-1].split(b"\x95", 1)[-1][8:]
+    return (
+        b"\x80\x04cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b"
+        b"\x87R(K\x01" + shape + dtype + b"\x89" + data + b"tb."
+    )
+
+
+OBJECTS = np.dtype([("pointer", object)])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _array(OBJECTS.__reduce__()[2]),  # 8 bytes of the file would be a pointer
+        _array(None, spec="O8"),
+        _array((3, "|", None, ("a",), {"a": ("f8", 0)}, 8, 1, 0), spec="f8"),
+        _array((3, "<", ("f8", (1,)), None, None, -1, -1, 0), spec="f8"),
+        _array(None, spec="f8", content=b"\x00" * 7),
+        _array(None, spec="f8", shape=b"J\xff\xff\xff\xff\x85"),
+        b"\x80\x02cnumpy\nndarray\nK\x05\x85R.",
+        b"\x80\x02cscipy.sparse\ncsr_array\n)\x81.",
+        b"\x80\x02cscipy.sparse\ncsr_array\nK\x05\x85R.",
+    ],
+)
+def test_what_would_reach_into_memory_is_refused(tmp_path, content):
+    path = tmp_path / "x.pkl"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as raised:
+        safe_pickle.load(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_an_array_written_operation_by_operation_is_read(tmp_path):
+    """So that the pickles above are refused for what is wrong with them."""
+    path = tmp_path / "x.pkl"
+    state = (3, "<", None, None, None, -1, -1, 0)
+    path.write_bytes(_array(state, np.float64(2.5).tobytes(), spec="f8"))
+    assert safe_pickle.load(path).tolist() == [2.5]
 
 
 def test_a_missing_file_is_one_line(tmp_path):

@@ -10,7 +10,8 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import results
 from fedjax_graph.driver.rounds import RunResult
 
-KEEP = ("rmse", "mae", "masked")
+TEST_KEYS = ("rmse", "mae", "masked", "accuracy")  # the last is not there
+ENTRY_KEYS = ("rmse_by_horizon", "accuracy_by_client")
 
 
 def make_result(num_seeds):
@@ -35,7 +36,8 @@ def make_result(num_seeds):
 
 
 def entry_of(num_seeds):
-    return results.method_entry(make_result(num_seeds), KEEP, {"sizes": (1, 2)})
+    config = {"sizes": (1, 2)}
+    return results.method_entry(make_result(num_seeds), TEST_KEYS, config, ENTRY_KEYS)
 
 
 def test_one_seed_has_no_deviation():
@@ -52,6 +54,13 @@ def test_one_seed_has_no_deviation():
     assert entry["communication_bytes_by_seed"] is None
     assert entry["communication_bytes_in_all"] == {"up": 90, "down": 63}
     assert entry["rmse_by_horizon"] == list(range(12))
+    assert "accuracy_by_client" not in entry
+
+
+def test_only_the_metrics_that_are_named_are_kept():
+    entry = results.method_entry(make_result(1), ("mae",), {})
+    assert entry["test"] == {"mae": 6.0}
+    assert "rmse_by_horizon" not in entry
 
 
 def test_leaves_are_means_over_seeds_and_deviations_the_same_tree():
@@ -61,6 +70,8 @@ def test_leaves_are_means_over_seeds_and_deviations_the_same_tree():
     assert entry["test_std"]["rmse"] == pytest.approx(5 * np.std([1, 2, 3], ddof=1))
     assert entry["test_std"]["masked"]["all"]["mae"] == pytest.approx(2.0)
     assert entry["test_std"].keys() == entry["test"].keys()
+    means = np.mean([1, 2, 3]) * np.arange(12)
+    assert entry["rmse_by_horizon"] == pytest.approx(means.tolist())
     assert isinstance(entry["best_round"], int)
     assert entry["best_round"] == 5
     assert entry["best_round_by_seed"] == [3, 8, 5]
@@ -72,7 +83,7 @@ def test_leaves_are_means_over_seeds_and_deviations_the_same_tree():
 def test_the_file_is_strict_json_with_hardware_and_versions(tmp_path):
     result = make_result(1)
     result.test["mae"] = np.array([np.nan])
-    methods = {"cnfgnn": results.method_entry(result, KEEP, {})}
+    methods = {"cnfgnn": results.method_entry(result, TEST_KEYS, {})}
     settings = {"flags": {"seed": np.int64(3)}, "notes": ("cut",)}
     results.write_results(tmp_path, "metr_la", settings, methods)
 

@@ -76,7 +76,13 @@ def make_algorithm(traced: list | None = None) -> FederatedAlgorithm:
 
     def evaluate(state, data):
         loss = data.validation_losses[state.row, state.round - 1]
-        return {"loss": loss, "rmse": jnp.sqrt(loss), "walk": jnp.sum(state.weights)}
+        return {
+            "loss": loss,
+            "root": jnp.sqrt(loss),
+            "walk": jnp.sum(state.weights),
+            "weights": state.weights,
+            "by_sign": {"positive": jnp.sum(state.weights > 0, dtype=jnp.float32)},
+        }
 
     def predict(state, data):
         return data.validation_losses[state.row] + state.weights[0]
@@ -294,12 +300,14 @@ def test_metrics_have_one_line_for_each_round(tmp_path):
     evaluated = {line["round"] for line in lines if "validation_loss" in line}
     assert evaluated == {3, 6, 8}
     every = {"method", "round", "train_loss", "noise", "seconds", "windows_per_s"}
+    scalars = {f"validation_{name}" for name in ("loss", "root", "walk")}
     for line in lines:
-        more = (
-            {"validation_loss", "validation_rmse"} if "validation_loss" in line else {}
-        )
-        assert line.keys() == every | set(more)
+        more = scalars if line["round"] in evaluated else set()
+        assert line.keys() == every | more
         assert line["train_loss"] == FALLING[line["round"] - 1]
+        if more:
+            root = np.sqrt(line["validation_loss"])
+            assert line["validation_root"] == pytest.approx(root)
         assert line["windows_per_s"] == pytest.approx(10 / line["seconds"])
 
 

@@ -1,8 +1,8 @@
 """Binaries run as a user runs them, for tests.
 
-Starting a process and compiling costs seconds, so processes share a compilation cache
-(of the very programs, so results stay bit for bit), and command lines that are not to
-be killed run one after another in one process.
+Starting a process and compiling costs seconds, so processes share the compilation cache
+of the tests (of the very programs, so results stay bit for bit), and command lines that
+are not to be killed run one after another in one process.
 """
 
 import json
@@ -11,7 +11,6 @@ import pathlib
 import subprocess
 import sys
 
-import jax
 import matplotlib.image
 import numpy as np
 
@@ -33,7 +32,8 @@ for line in json.load(sys.stdin):
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
         try:
-            status = _flags.run(binary.main)
+            is_old = binary.main.__code__.co_argcount
+            status = _flags.run(binary.main) if is_old else binary.main()
         except SystemExit as error:
             status = error.code
         except BaseException as error:
@@ -73,10 +73,7 @@ class Machine:
             if not key.startswith("FEDJAX_GRAPH_")
         } | {
             "FEDJAX_GRAPH_CACHE": str(folder / "cache"),
-            "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {quick_xla_flags()}",
         }
 
     def python(self, *arguments, **options):
@@ -128,16 +125,6 @@ def write_graph(path, num_nodes, num_classes, num_features, **changes):
         "features": features.astype(np.float32),
     }
     np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
-
-
-def quick_xla_flags() -> str:
-    """What makes compilation several times faster, where this XLA knows it."""
-    name = "xla_cpu_use_fusion_emitters"
-    try:
-        jax.jit(lambda x: x + 1, compiler_options={name: False})(0)
-    except jax.errors.JaxRuntimeError:
-        return ""
-    return f"--{name}=false"
 
 
 def without_timings(entry):

@@ -1,39 +1,100 @@
-"""The benchmark of GraphFL at a tiny size."""
+"""The benchmarks of the four systems at a tiny size."""
 
 import json
 
+import pytest
+
 from tests.experiments import binary
 
-SIZES = (
-    "--num_clients=20",
-    "--meta_steps=1",
-    "--chunk=1",
-    "--memory_steps=1",
-    "--memory_chunk=1",
-    "--repeats=1",
-    "--num_cpu_devices=1",
-)
+COMMON = ("--shape=tiny", "--repeats=1", "--num_cpu_devices=1")
+COMMAND_LINES = {
+    "cnfgnn": ("--client_steps=1", "--server_steps=1"),
+    "sfl": (
+        "--models=8",
+        "--parameters=100",
+        "--image_clients=2",
+        "--image_batch=4",
+        "--image_width=2",
+    ),
+    "graphfl": (
+        "--num_clients=20",
+        "--meta_steps=1",
+        "--chunk=1",
+        "--memory_steps=1",
+        "--memory_chunk=1",
+    ),
+    "fl_agcns": ("--search_population=4", "--search_steps=1", "--search_codes=2"),
+}
 FORMS = ("round", "first_order_round", "checkpointed_round", "chunk_1", "chunk_all")
 LOOPS = ("loop", "plain_loop")
 KEYS = {
-    *(f"{form}_{kind}" for form in FORMS for kind in ("s", "compile_s")),
-    *(f"{loop}_s" for loop in LOOPS),
-    *(f"speed_over_{loop}" for loop in LOOPS),
-    "memory_1_steps_chunk_1_bytes",
-    "checkpointed_memory_1_steps_chunk_1_bytes",
-    *(f"fed_avg_10_clients_{steps}_steps_s" for steps in (1, 15)),
-    *(f"first_layer_{kind}" for kind in ("dense_s", "sparse_s", "nonzero_share")),
-    "peak_memory_bytes",
+    "cnfgnn": {
+        *(f"client{form}_windows_per_s" for form in ("", "_vmap", "_loop")),
+        *("client_compile_s", "server_step_s", "server_compile_s", "compile_s"),
+        *("matmul_flops_per_s", "flops_utilisation", "server_flops_utilisation"),
+    },
+    "sfl": {
+        *(f"{name}_s" for name in ("graph_convolution", "weighted_mean", "distances")),
+        *("copy_bound_s", "product_bound_s", "aggregation_share_of_bound"),
+        *("aggregation_peak_memory_bytes", "round_compile_s"),
+        *("round_images_per_s", "loop_images_per_s", "speed_over_loop"),
+    },
+    "graphfl": {
+        *(f"{form}_{kind}" for form in FORMS for kind in ("s", "compile_s")),
+        *(f"{loop}_s" for loop in LOOPS),
+        *(f"speed_over_{loop}" for loop in LOOPS),
+        "memory_1_steps_chunk_1_bytes",
+        "checkpointed_memory_1_steps_chunk_1_bytes",
+        *(f"fed_avg_10_clients_{steps}_steps_s" for steps in (1, 15)),
+        *(f"first_layer_{kind}" for kind in ("dense_s", "sparse_s", "nonzero_share")),
+        "peak_memory_bytes",
+    },
+    "fl_agcns": {
+        *("generation_s", "generation_compile_s", "network_compile_s"),
+        *("supernet_step_s", "scoring_s", "loop_s", "speed_over_loop"),
+        *("scores_per_s", "loop_scores_per_s", "peak_memory_bytes"),
+    },
 }
 
 
-def test_figures_of_graphfl(tmp_path):
-    machine = binary.Machine(tmp_path, "experiments.benchmark")
-    process = machine.run("--system=graphfl", "--json", *SIZES)
-    assert process.returncode == 0, process.stderr
-    figures = json.loads(process.stdout)
-    assert set(figures) >= KEYS
-    assert all(figures[key] > 0 for key in KEYS)
-    assert figures["num_compilations"] == 1
-    assert figures["speed_over_loop"] == figures["loop_s"] / figures["round_s"]
-    assert all(figures[f"{loop}_difference"] < 1e-6 for loop in LOOPS)
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory):
+    """What each benchmark prints, all run by one process."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    machine = binary.Machine(folder, "experiments.benchmark")
+    answers = machine.run_many(
+        {
+            system: [f"--system={system}", "--json", *COMMON, *flags]
+            for system, flags in COMMAND_LINES.items()
+        }
+    )
+    for status, _, errors in answers.values():
+        assert status == 0, errors
+    return {system: json.loads(answer[1]) for system, answer in answers.items()}
+
+
+@pytest.mark.parametrize("system", COMMAND_LINES)
+def test_every_figure_is_there(figures, system):
+    entry = figures[system]
+    assert entry["system"] == system
+    assert set(entry) >= KEYS[system]
+    assert all(entry[key] > 0 for key in KEYS[system])
+
+
+@pytest.mark.parametrize("system", ["graphfl", "fl_agcns"])
+def test_rounds_compile_once(figures, system):
+    assert figures[system]["num_compilations"] == 1
+
+
+def test_loops_over_clients_end_with_the_same_parameters(figures):
+    assert all(figures["graphfl"][f"{loop}_difference"] < 1e-6 for loop in LOOPS)
+
+
+def test_ratios_are_of_the_figures_beside_them(figures):
+    graphfl, sfl = figures["graphfl"], figures["sfl"]
+    assert graphfl["speed_over_loop"] == graphfl["loop_s"] / graphfl["round_s"]
+    speed = sfl["round_images_per_s"] / sfl["loop_images_per_s"]
+    assert sfl["speed_over_loop"] == speed
+    cnfgnn = figures["cnfgnn"]
+    assert cnfgnn["shape"] == "tiny"
+    assert cnfgnn["compile_s"] >= cnfgnn["client_compile_s"]

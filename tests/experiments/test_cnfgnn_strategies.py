@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from experiments import cnfgnn
+from experiments.studies.cnfgnn import check_readings
+from experiments.studies.cnfgnn_output import exchanges_of
 from fedjax_graph.core.errors import InputError
 from tests.experiments import binary
 from tests.experiments.test_cnfgnn import METHODS, Machine
@@ -37,6 +38,11 @@ def answers(machine):
         line = machine.command_line(name, "--num_rounds=1", *flags)
         return [flag for flag in line if flag != f"--methods={','.join(METHODS)}"]
 
+    baselines = (
+        f"--methods={','.join(GRUS)}",
+        "--fmtl_regulariser=frobenius",
+        "--fmtl_weight=0.02",
+    )
     lines = {
         "strategies": line(
             "strategies",
@@ -45,12 +51,8 @@ def answers(machine):
             "--average_every_step",
             "--server_batch_size=20",
         ),
-        "baselines": line(
-            "baselines",
-            f"--methods={','.join(GRUS)}",
-            "--fmtl_regulariser=frobenius",
-            "--fmtl_weight=0.02",
-        ),
+        "baselines": line("baselines", *baselines),
+        "resumed": line("baselines", *baselines, "--resume"),
         "options": line(
             "options",
             "--strategy=at_fedavg,sl",
@@ -69,7 +71,7 @@ def answers(machine):
         "nothing": line("bad", "--strategy="),
         "weight": line("bad", "--methods=gru_fmtl", "--fmtl_weight=-1"),
         "regulariser": line("bad", "--fmtl_regulariser=ridge"),
-        "other task": line("bad", "--methods=sfl"),
+        "other task": line("bad", "--methods=fl_agcns"),
     }
     return machine.run_many(lines)
 
@@ -103,6 +105,13 @@ def test_baselines_are_those_of_table_7(machine, answers):
     assert kept == {"regulariser": "frobenius", "weight": 0.02}
     assert config["task"]["local_epochs"] == 5
     assert not (machine.folder / "baselines" / "strategies.png").exists()
+
+
+def test_finished_baselines_resumed_are_the_same(answers):
+    status, out, err = answers["resumed"]
+    assert (status, err) == (0, "")
+    assert "round 1/1" not in out
+    assert binary.table_of(out) == binary.table_of(answers["baselines"][1])
 
 
 def test_options_beyond_the_paper(machine, answers):
@@ -144,7 +153,7 @@ def test_bytes_are_those_of_each_seed(tmp_path):
         "sl": {"communication_bytes_per_round": {"up": 3, "down": 4}},
         "local": {"communication_bytes_per_round": {"up": 0, "down": 0}},
     }
-    found = cnfgnn.exchanges_of(tmp_path, entries, std=2.0)
+    found = exchanges_of(tmp_path, entries, std=2.0)
     assert list(found) == ["sl"]
     assert found["sl"].sizes.tolist() == [7, 14, 28]
     assert found["sl"].rmse.tolist() == [[4, 6], [4, 2], [4, 1]]
@@ -153,12 +162,12 @@ def test_bytes_are_those_of_each_seed(tmp_path):
 
 
 def test_a_masked_loss_needs_readings(splits):
-    cnfgnn.check_readings("tiny", splits)
+    check_readings("tiny", splits)
     first = int(splits["validation"].starts[0]) + 12  # 4 windows, so 15 steps
     silent = splits["train"].speed.at[:, first : first + 15].set(0)
     splits = {part: data._replace(speed=silent) for part, data in splits.items()}
     with pytest.raises(InputError, match="no reading to forecast in the validation"):
-        cnfgnn.check_readings("tiny", splits)
+        check_readings("tiny", splits)
 
 
 def test_a_target_that_is_not_reached_is_none(machine, answers):
@@ -178,7 +187,7 @@ def test_a_target_that_is_not_reached_is_none(machine, answers):
         ("nothing", ["--strategy", "one or more"]),
         ("weight", ["--fmtl_weight=-1"]),
         ("regulariser", ["--fmtl_regulariser=ridge", "frobenius"]),
-        ("other task", ["unknown method 'sfl'", "gru_fmtl"]),
+        ("other task", ["unknown method 'fl_agcns'", "gru_fmtl"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(answers, name, words):

@@ -11,7 +11,8 @@ import signal
 import numpy as np
 import pytest
 
-from experiments import _fl_agcns_choice, _fl_agcns_flags
+from experiments.studies import fl_agcns_choice
+from experiments.studies.fl_agcns_settings import TITLES
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.models import architecture, relaxation, supernet
@@ -208,7 +209,7 @@ def test_every_search_finds_a_code(searching, searches, few_convolutions):
         binary.assert_picture(
             searching.folder / "others" / f"architecture_{method}.png"
         )
-    titles = [_fl_agcns_flags.TITLES[method] for method in OTHERS]
+    titles = [TITLES[method] for method in OTHERS]
     assert list(binary.table_of(searches["others"])) == titles
 
 
@@ -355,7 +356,7 @@ def test_finalists_are_judged_once(searching, searches, answers):
     ]
     assert rows[0] == rows[1]
     output(answers, "finalists resumed")
-    made = _fl_agcns_choice.read(searching.folder / "finalists" / "fl_agcns_search")
+    made = fl_agcns_choice.read(searching.folder / "finalists" / "fl_agcns_search")
     entry = searching.entry("finalists", "fl_agcns")
     assert made.finalists._asdict() == entry["search"]["finalists"]
     assert made.finalists.best == made.code == entry["code"]
@@ -373,20 +374,20 @@ def test_finalists_are_judged_once(searching, searches, answers):
 def test_a_damaged_choice_is_one_clear_line(tmp_path, text):
     (tmp_path / "choice.json").write_text(text)
     with pytest.raises(InputError, match="choice.json: expected the network that"):
-        _fl_agcns_choice.read(tmp_path)
+        fl_agcns_choice.read(tmp_path)
 
 
 def test_a_search_that_goes_on_forgets_its_old_network(tmp_path, capsys):
     """Not the network that it ends with again."""
     folder = tmp_path / "fl_agcns"
-    _fl_agcns_choice.forget_other_network(folder, (3, 4, 5))
+    fl_agcns_choice.forget_other_network(folder, (3, 4, 5))
     settings = {"config": {"task": {"code": (3, 4, 5)}}}
     checkpoints = Checkpoints(folder / "checkpoints", settings)
     checkpoints.save(1, {"x": np.zeros(1)})
     checkpoints.close()
-    _fl_agcns_choice.forget_other_network(folder, (3, 4, 5))
+    fl_agcns_choice.forget_other_network(folder, (3, 4, 5))
     assert folder.exists() and not capsys.readouterr().out
-    _fl_agcns_choice.forget_other_network(folder, (3, 5, 5))
+    fl_agcns_choice.forget_other_network(folder, (3, 5, 5))
     assert not folder.exists()
     assert "went on from 3,4,5" in capsys.readouterr().out
 
@@ -418,7 +419,7 @@ def test_a_checkpoint_is_scored_on_any_split(searching, searches, answers):
             searching.entry("whole", method)["best_round_by_seed"]
             == [NUM_EPOCHS] * NUM_RETRAIN
         )
-        accuracy = rows["validation"][_fl_agcns_flags.TITLES[method]][0].split(" ±")[0]
+        accuracy = rows["validation"][TITLES[method]][0].split(" ±")[0]
         expected = records[method]["validation_accuracy"]
         assert float(accuracy) == pytest.approx(expected, abs=1e-3)
 
@@ -427,7 +428,7 @@ def test_a_checkpoint_is_scored_on_any_split(searching, searches, answers):
     ("name", "words"),
     [
         ("again", ["already holds a run", "--resume"]),
-        ("other rate", ["learning_rate", "0.5"]),
+        ("other rate", ["server_optimizer", "0.5"]),
         ("other population", ["population_size", "5"]),
         ("other data", ["results.json", "other data"]),
         ("not yet run", ["sage", "no finished round"]),

@@ -19,6 +19,9 @@ TITLES = {
     "fed_per": "FedPer",
     "lg_fed_avg": "LG-FedAvg",
     "fed_att": "FedAtt",
+    "fed_avg_m": "FedAvgM",
+    "fed_adam": "FedAdam",
+    "fed_yogi": "FedYogi",
 }
 NUM_NODES, NUM_CLASSES, NUM_FEATURES, NUM_CLIENTS, NUM_ROUNDS = 1400, 4, 12, 4, 2
 NUM_HIDDEN, NUM_SEEDS = 3, 2
@@ -229,9 +232,10 @@ def test_pseudo_labels_are_counted_and_compared_with_the_truth(machine, outputs)
 
 def test_the_protocol_of_the_code_is_recorded_and_felt(machine, outputs):
     config = machine.entry("code")["config"]
-    kept = ("first_order", "outer_optimizer", "weight_decay", "outer_rate")
-    assert [config[key] for key in kept] == [True, "adam", 5e-4, 0.02]
-    assert config["task"]["inner_rate"] == 0.01
+    outer = config["server_optimizer"]
+    kept = [outer[key] for key in ("name", "weight_decay", "learning_rate")]
+    assert [config["first_order"], *kept] == [True, "adam", 5e-4, 0.02]
+    assert config["task"]["optimizer"]["learning_rate"] == 0.01
     assert machine.results("code")["settings"]["setting"]["num_train"] == 300
     assert "not a fair estimate" in outputs["code"]
     # The highest test accuracy over the rounds: the test set is what is validated on.
@@ -240,7 +244,9 @@ def test_the_protocol_of_the_code_is_recorded_and_felt(machine, outputs):
     accuracy = machine.entry("code")["test"]["accuracy"]
     assert accuracy == pytest.approx(best, abs=1e-3)
     paper = machine.entry("three")["config"]
-    assert [paper[key] for key in kept[:3]] == [False, "sgd", 0.0]
+    assert paper["server_optimizer"]["name"] == "sgd"
+    assert paper["server_optimizer"]["weight_decay"] == 0
+    assert not paper["first_order"]
 
 
 def test_first_order_gradients_are_others(machine, outputs):
@@ -322,6 +328,9 @@ BAD = {  # flags: words of the line
     ("--task=new_labels", "--overlap=0.2"): ["--overlap", "--task=new_labels"],
     ("--task=new_labels", "--sweep=overlap"): ["--overlap", "--task=new_labels"],
     ("--pseudo_labels=5",): ["need --task=self_training"],
+    ("--methods=il", "--server_optimizer=adam"): ["--server_optimizer", "none", "il"],
+    ("--server_optimizer=adm",): ["'adm'", "sgd", "adam"],
+    ("--client_optimizer=sgd,rate=1",): ["'rate=1'", "learning_rate"],
     ("--sweep=pseudo_labels",): ["need --task=self_training"],
     ("--labels_per_class=400",): ["labels_per_class = 400", "only 350", "fewer"],
     ("--task=new_labels", "--labels_per_class=340"): ["only 350", "fewer"],
@@ -330,7 +339,8 @@ BAD = {  # flags: words of the line
     ("--sweep=participation", "--sweep_values=nan"): ["--sweep_values", "number"],
     ("--sweep=labels_per_class", "--sweep_values=1.5"): ["--sweep_values", "1.5"],
     ("--sweep_values=0.1",): ["--sweep_values needs --sweep"],
-    ("--sweep=participation", "--sweep_values=1,1"): ["--sweep_values", "different"],
+    ("--sweep=participation", "--sweep_values=1,1"): ["--sweep_values", "only once"],
+    ("--sweep=participation", "--sweep_values=1,1.0"): ["--sweep_values", "different"],
     ("--partition=metis",): ["--partition needs --overlap"],
     ("--task=new_labels", "--num_test=5"): ["--num_test", "--task=new_labels"],
     ("--outer_rate=1e38", "--num_rounds=1"): ["graphfl", "not finite", "smaller"],
@@ -431,7 +441,7 @@ def test_a_sweep_goes_on_where_it_ended(machine, outputs, answers):
         ("again", ["already holds a run", "--resume"]),
         ("other draws", ["results.json", "other data"]),
         ("other data", ["results.json", "other data"]),
-        ("other rate", ["outer_rate", "0.7"]),
+        ("other rate", ["server_optimizer", "0.7"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(answers, name, words):

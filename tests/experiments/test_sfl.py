@@ -13,6 +13,9 @@ from tests.experiments import binary
 
 TITLES = {
     "fed_avg": "FedAvg",
+    "fed_avg_m": "FedAvgM",
+    "fed_adam": "FedAdam",
+    "fed_yogi": "FedYogi",
     "fed_att": "FedAtt",
     "fed_prox": "FedProx",
     "scaffold": "SCAFFOLD",
@@ -178,7 +181,7 @@ def test_every_method_is_run_on_traffic(machine, outputs):
         assert test["masked"].keys() == {"15", "30", "60", "all"}
         assert 0 < test["mae"] <= test["rmse"] < 100
         assert (sent["up"] > 0, sent["down"] > 0) == (method != "local",) * 2
-        assert entry["config"]["task"]["kind"] == "traffic"
+        assert entry["config"]["task"]["kind"] == "traffic_rnn"
         scores.add(test["mae"])
     assert len(scores) == len(TITLES), "no two methods do the same"
 
@@ -380,6 +383,9 @@ def answers(machine, outputs, killed):
     add(mine, "--alpha=0.5")
     add(mine, "--alpha=2")
     add(mine, "--alpha=nan")
+    add(mine, "--client_optimizer=sgd,speed=2")
+    add(mine, "--methods=sfl", "--server_optimizer=adam")
+    add(mine, "--model=transformer")
     add(mine, "--split_ratio=70/30")
     add(mine, "--split_ratio=70/10/30")
     add(mine, "--split_ratio=most")
@@ -449,6 +455,9 @@ def test_data_without_a_graph_run_where_it_is_learnt(machine, outputs):
         ("--alpha=0.5", ["--alpha concerns none of the methods fed_avg"]),
         ("--alpha=2", ["--alpha=2", "1.0"]),
         ("--alpha=nan", ["--alpha=nan", "number"]),
+        ("--client_optimizer=sgd,speed=2", ["--client_optimizer", "speed=2"]),
+        ("--server_optimizer=adam", ["none of the methods sfl"]),
+        ("--model=transformer", ["'transformer'", "known: rnn"]),
         ("--split_ratio=70/30", ["70/30"]),
         ("--split_ratio=70/10/30", ["70/10/30"]),
         ("--split_ratio=most", ["most"]),

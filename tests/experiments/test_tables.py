@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import _table_runs, tables
+from experiments.tables import commands, papers
+from experiments.tables import runs as table_runs
 from fedjax_graph.core.communication import Bytes
 from fedjax_graph.driver import results
 from fedjax_graph.driver.rounds import RunResult
@@ -18,18 +19,14 @@ from tests.experiments import binary
 
 ROOT = pathlib.Path(__file__).parents[2]
 FLAGFILES = ROOT / "experiments" / "flagfiles"
-# What each binary reads its flags with.
-READERS = {
-    "cnfgnn": ("_cnfgnn_flags.chosen_methods", "_cnfgnn_flags.swept_values"),
-    "sfl": ("sfl.chosen_methods",),
-    "graphfl": (
-        "_graphfl_flags.chosen_methods",
-        "_graphfl_flags.first_setting",
-        "_graphfl_flags.swept_values",
-    ),
-    "fl_agcns": ("_fl_agcns_flags.chosen_methods",),
+# What each study checks before it loads anything.
+CHECKS = {
+    "cnfgnn": ("chosen_methods",),
+    "sfl": ("chosen_methods",),
+    "graphfl": ("check", "chosen_methods", "swept_values"),
+    "fl_agcns": ("check_methods",),
 }
-PAPERS = {name: tables.load_paper(name) for name in tables.PAPERS}
+PAPERS = {name: papers.load_paper(name) for name in papers.PAPERS}
 ROWS = [
     pytest.param(name, table, row, id=f"{name}-{table.number}-{number}")
     for name, paper in PAPERS.items()
@@ -64,11 +61,11 @@ def make_run(name, table, row, flags=None, time=0.0, folder="run", **settings):
             put(entry, path, 1.0)
     sizes = PAPERS[name].datasets[row.dataset].sizes
     settings = entry.pop("settings", {}) | {"flags": flags or {}} | sizes | settings
-    return _table_runs.Run(folder, time, row.dataset, settings, {row.method: entry})
+    return table_runs.Run(folder, time, row.dataset, settings, {row.method: entry})
 
 
 def taken(name, table, row, *runs, defaults=None):
-    return _table_runs.find(row, table, PAPERS[name], runs, defaults or {})
+    return table_runs.find(row, table, PAPERS[name], runs, defaults or {})
 
 
 # --- The data ------------------------------------------------------------------------
@@ -76,7 +73,7 @@ def taken(name, table, row, *runs, defaults=None):
 
 @pytest.mark.parametrize(("name", "table", "row"), ROWS)
 def test_a_run_fills_its_own_row_only(name, table, row):
-    run = make_run(name, table, row, tables.row_flags(row) | PAPERS[name].options)
+    run = make_run(name, table, row, commands.row_flags(row) | PAPERS[name].options)
     filled = [
         other
         for other in table.rows
@@ -236,14 +233,14 @@ def test_deviations_over_draws_and_over_clients():
     row = table.rows[0]
     self_training = {"precision": 80.0, "precision_by_draw": [78.0, 80.0, 82.0]}
     run = make_run(
-        *("graphfl", table, row, tables.row_flags(row)), self_training=self_training
+        *("graphfl", table, row, commands.row_flags(row)), self_training=self_training
     )
     assert taken("graphfl", table, row, run).ours == ((80.0, 2.0),)
     self_training["precision_by_draw"] = [80.0]
     assert taken("graphfl", table, row, run).ours == (80.0,)
     table = table_of("sfl", 2)
     row = table.rows[0]
-    run = make_run("sfl", table, row, tables.row_flags(row))
+    run = make_run("sfl", table, row, commands.row_flags(row))
     run.methods[row.method]["test"]["mean_accuracy_client_std"] = 9.0
     assert taken("sfl", table, row, run).ours == ((1.0, 9.0), 1.0, 1.0)
 
@@ -276,7 +273,9 @@ OURS = (12.0, 12.2, 12.5)
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
     """A folder with runs, old ones first."""
-    machine = binary.Machine(tmp_path_factory.mktemp("machine"), "experiments.tables")
+    machine = binary.Machine(
+        tmp_path_factory.mktemp("machine"), "experiments.tables.__main__"
+    )
     runs = machine.folder / "runs"
     large = {"gru_hidden_size": 200, "gru_layers": 2}
     for number, (folder, flags, *run) in enumerate(
@@ -451,22 +450,25 @@ def test_bad_input_is_one_line_and_status_2(answers, name, words):
 READ = """
 import importlib, json, sys
 from absl import flags
-from experiments import _table_runs
-name, *readers = sys.argv[1:]
-defaults = _table_runs.default_flags(name)
+from experiments.studies import options
+from experiments.tables import runs
+name, *checks = sys.argv[1:]
+module, study = runs.STUDIES[name].split(":")
+study_type = getattr(importlib.import_module(module), study)
+options.define_flags(study_type)
 for path in json.load(sys.stdin):
     flags.FLAGS.unparse_flags()
     flags.FLAGS([name, f"--flagfile={path}"])
-    for reader in readers:
-        module, function = reader.split(".")
-        getattr(importlib.import_module(f"experiments.{module}"), function)()
-print(json.dumps(defaults))
+    study = options.from_flags(study_type)
+    for check in checks:
+        getattr(study, check)()
+print(json.dumps(options.defaults_of(study_type)))
 """
 
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_flagfiles_are_those_of_the_tables(name):
-    expected = tables.flagfiles(name, PAPERS[name])
+    expected = commands.flagfiles(name, PAPERS[name])
     found = {path.name: path.read_text() for path in (FLAGFILES / name).iterdir()}
     assert found == expected
 
@@ -474,12 +476,12 @@ def test_flagfiles_are_those_of_the_tables(name):
 @pytest.mark.parametrize("name", PAPERS)
 def test_each_row_is_in_a_flagfile(name):
     files = []
-    for text in tables.flagfiles(name, PAPERS[name]).values():
+    for text in commands.flagfiles(name, PAPERS[name]).values():
         lines = [line[2:] for line in text.splitlines() if line.startswith("--")]
         files.append(dict(line.split("=", 1) for line in lines))
     for table in PAPERS[name].tables:
         for row in table.rows:
-            flags = {k: str(v) for k, v in tables.row_flags(row).items()}
+            flags = {k: str(v) for k, v in commands.row_flags(row).items()}
             value = flags.pop(table.sweep, None)
             assert row.method is None or any(
                 flags.items() <= file.items()
@@ -489,10 +491,10 @@ def test_each_row_is_in_a_flagfile(name):
             )
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", CHECKS)
 def test_a_binary_reads_its_flagfiles(name):
     process = subprocess.run(
-        [sys.executable, "-c", READ, name, *READERS[name]],
+        [sys.executable, "-c", READ, name, *CHECKS[name]],
         input=json.dumps([str(path) for path in (FLAGFILES / name).iterdir()]),
         capture_output=True,
         text=True,

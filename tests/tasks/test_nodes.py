@@ -7,6 +7,7 @@ import numpy.testing as npt
 import optax
 import pytest
 
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks import nodes as tasks
 from fedjax_graph.tasks.nodes import NodeTask
 from tests import nodes
@@ -20,7 +21,8 @@ both_models = pytest.mark.parametrize("model", HOPS)
 
 
 def make_task(model="gcn", num_features=NUM_FEATURES, **changes):
-    settings = {"dropout": 0.0, "inner_steps": 3, "inner_rate": RATE} | changes
+    optimizer = OptimizerConfig("sgd", RATE)
+    settings = {"dropout": 0.0, "inner_steps": 3, "optimizer": optimizer} | changes
     return NodeTask(
         num_features, NUM_CLASSES, model=model, hidden_size=HIDDEN_SIZE, **settings
     ).build()
@@ -172,6 +174,35 @@ def test_an_adjustment_that_does_nothing_changes_nothing(
     )
     assert_trees_close(plain.model, adjusted.model)
     npt.assert_allclose(plain.loss, adjusted.loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"momentum": 0.9, "schedule": "linear"},
+        {"name": "nesterov", "momentum": 0.9},
+        {"weight_decay": 0.1},
+        {"clip_norm": 0.05},
+        {"name": "adam", "epsilon": 0.1},
+    ],
+)
+def test_steps_in_the_products_are_taken_where_they_are_exact(
+    changes, make_models, update_all
+):
+    """An adjustment, which does nothing, asks for steps in the parameters."""
+    models, train = make_models(NUM_CLIENTS), nodes.make_splits()["train"]
+    plain = make_task()
+    task = make_task(optimizer=OptimizerConfig(**{"learning_rate": RATE} | changes))
+    start, own, key = models[0], row(task.client_data(train), 0), jax.random.key(0)
+    ours, other = (
+        update_all(task, models, train, adjust) for adjust in (None, optax.identity())
+    )
+    assert_trees_close(ours.model, other.model)
+    assert not np.allclose(
+        ours.model["params"]["hidden"]["kernel"][0],
+        plain.update(start, own, key, train, None).model["params"]["hidden"]["kernel"],
+        atol=1e-4,
+    )
 
 
 def test_the_state_of_an_adjustment_comes_first(make_models, update_all):

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.supernet import SuperNet
 from fedjax_graph.tasks import subgraphs as tasks
 from fedjax_graph.tasks.subgraphs import SubgraphTask
@@ -25,7 +26,7 @@ fitnesses = pytest.mark.parametrize("fitness", ["loss", "accuracy"])
 
 
 def make_task(**changes):
-    settings = {"local_steps": 3, "learning_rate": RATE} | changes
+    settings = {"local_steps": 3, "optimizer": OptimizerConfig("sgd", RATE)} | changes
     return SubgraphTask(NUM_FEATURES, NUM_CLASSES, **settings).build()
 
 

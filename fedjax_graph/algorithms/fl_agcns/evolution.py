@@ -20,7 +20,7 @@ MUTATION_RATE = 0.125
 
 
 def select(key: jax.Array, population: jax.Array, num: int) -> jax.Array:
-    """`num` codes of a population, without replacement, in a drawn order.
+    """Draws `num` codes of a population, without replacement, in a drawn order.
 
     Raises:
       ValueError: if it has fewer.
@@ -31,7 +31,7 @@ def select(key: jax.Array, population: jax.Array, num: int) -> jax.Array:
 
 
 def crossover(key: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Children [P, L + 2]: the first's genes up to a drawn cut, then the second's.
+    """Makes children [P, L + 2]: the first's genes up to a drawn cut, then the other's.
 
     Each parent [P, L + 2] gives at least one gene. A gene stays in its place, so a
     child of valid codes is valid.
@@ -65,7 +65,7 @@ def offspring(
     mutation_rate: float = MUTATION_RATE,
     stages: Stages = ANY_STAGES,
 ) -> jax.Array:
-    """One child of each of a uniformly random half of a population.
+    """Makes one child of each of a uniformly random half of a population.
 
     Args:
       key: of all draws.
@@ -88,7 +88,7 @@ def offspring(
 
 
 def is_repeated(codes: jax.Array) -> jax.Array:
-    """[P] bool, whether a code [P, L + 2] is the same network as one before it."""
+    """Marks the codes [P, L + 2] that are the same network as one before them."""
     networks = jax.vmap(canonical)(codes)
     is_equal = jnp.all(networks[:, None] == networks, axis=-1)
     return jnp.any(jnp.tril(is_equal, -1), axis=1)
@@ -97,7 +97,7 @@ def is_repeated(codes: jax.Array) -> jax.Array:
 def survivors(
     codes: jax.Array, fitness: jax.Array, num: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The fittest networks, best first.
+    """Picks the fittest networks, best first.
 
     A fitness that is NaN counts as minus infinity, and so does that of a network that
     occurs with a larger one. Among equals the first wins.
@@ -127,13 +127,13 @@ def survivors(
 
 def client_share(
     generation: jax.Array | int, first: float = 0.5, decay: float = 0.99
-) -> jax.Array:
-    """The clients' share of the new population, `first` x `decay`^generation."""
+) -> jax.Array | float:
+    """Computes the clients' share of the population, `first` x `decay`^generation."""
     return first * decay**generation
 
 
 def quotas(num: jax.Array | int, weights: jax.Array) -> jax.Array:
-    """`num` units shared out by weights [K] (largest remainders): [K] int32.
+    """Shares out `num` units by weights [K] (largest remainders): [K] int32.
 
     Their sum is `num`; a client of weight 0 gets none.
     """
@@ -150,7 +150,7 @@ def merge(
     weights: jax.Array,
     share: jax.Array | float,
 ) -> jax.Array:
-    """The new population: the controller's best codes, then the clients'.
+    """Makes the new population: the controller's best codes, then the clients'.
 
     A code of several of them occurs as often.
 

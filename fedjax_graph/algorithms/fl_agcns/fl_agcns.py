@@ -5,8 +5,8 @@ Automatic Graph Convolutional Network Search", arXiv 2104.04141, Algorithms 1 an
 controller keeps a population P of architecture codes and each client one of its own,
 P_i. A round is a generation:
 
-    weights     `num_steps` federated steps on codes drawn from P               (2)
-    controller  P' = the best of P and its children by the federated score      (1)
+    weights     `num_steps` federated steps on codes drawn from P             Eq. 2
+    controller  P' = the best of P and its children by the federated score    Eq. 1
     clients     P_i = the best of P_i and its children by client i's own score
     population  P = the best (1 - d) share of P' and the best of the P_i, d decaying
 
@@ -21,6 +21,7 @@ weights have one.
 """
 
 import dataclasses
+from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     WORST,
     Scorer,
     SearchConfig,
-    SearchState,
+    Weights,
     init_weights,
     make_scorer,
     searched,
@@ -45,6 +46,8 @@ from fedjax_graph.models.architecture import random_codes
 
 @dataclasses.dataclass(frozen=True)
 class FLAGCNSConfig(SearchConfig):
+    """Hyper-parameters of the evolution, by default the paper's and its code's."""
+
     population_size: int = 60
     num_steps: int = 5  # of the weights in a generation
     codes_per_step: int = 20
@@ -57,12 +60,23 @@ class FLAGCNSConfig(SearchConfig):
 
 
 class Populations(NamedTuple):
+    """Holds the populations of architecture codes."""
+
     controller: jax.Array  # P [P, L + 2] int32
     clients: jax.Array  # P_i [K, P, L + 2] int32
 
 
+class EvolutionState(NamedTuple):
+    """Holds the weights, the best code and the populations."""
+
+    weights: Weights
+    code: jax.Array  # [L + 2] int32
+    num_rounds: jax.Array  # [] int32, generations so far
+    populations: Populations
+
+
 class Ranked(NamedTuple):
-    """P', best first."""
+    """Holds P', best first."""
 
     codes: jax.Array  # [P, L + 2] int32
     fitness: jax.Array  # [P] federated scores
@@ -71,24 +85,24 @@ class Ranked(NamedTuple):
 
 
 def fl_agcns(config: FLAGCNSConfig) -> FederatedAlgorithm:
-    """Evolution at the controller and at the clients."""
+    """Factory of FL-AGCNS: evolution at the controller and at the clients."""
     return evolutionary(config)
 
 
 def controller_eo(config: FLAGCNSConfig) -> FederatedAlgorithm:
-    """ControllerEO: the new population is the controller's."""
+    """Factory of ControllerEO: the new population is the controller's."""
     return evolutionary(config, with_clients=False)
 
 
 def client_eo(config: FLAGCNSConfig) -> FederatedAlgorithm:
-    """ClientEO: the new population is the clients', and scored for the best code."""
+    """Factory of ClientEO: the new population is the clients', and then scored."""
     return evolutionary(config, with_controller=False)
 
 
 def evolutionary(
     config: FLAGCNSConfig, with_controller: bool = True, with_clients: bool = True
 ) -> FederatedAlgorithm:
-    """The search with evolution at the controller, at the clients, or at both."""
+    """Factory of the search with evolution at the controller, at clients, or both."""
     train = weights_trainer(config)
 
     def init(key, data):
@@ -102,7 +116,7 @@ def evolutionary(
         everybody = jnp.broadcast_to(codes, (len(data.client_ids), *codes.shape))
         populations = Populations(codes, everybody)
         weights = init_weights(config, weights_key)
-        return SearchState(weights, codes[0], jnp.int32(0), populations)
+        return EvolutionState(weights, codes[0], jnp.int32(0), populations)
 
     def client_share(generation):
         if not with_controller:
@@ -114,7 +128,7 @@ def evolutionary(
     def round_(state, data, key):
         train_key, controller_key, clients_key = jax.random.split(key, 3)
         weights, loss, training_cost = train(
-            state.weights, state.memory.controller, data, train_key
+            state.weights, state.populations.controller, data, train_key
         )
         scorer = make_scorer(config, weights.model, data)
         generation = state.num_rounds
@@ -136,9 +150,9 @@ def evolutionary(
             return Populations(merged, own), ranked
 
         populations, ranked = jax.lax.cond(
-            generation < config.num_warm_up, stay, evolve, state.memory
+            generation < config.num_warm_up, stay, evolve, state.populations
         )
-        state = SearchState(weights, ranked.codes[0], generation + 1, populations)
+        state = EvolutionState(weights, ranked.codes[0], generation + 1, populations)
         is_scored = jnp.any(data.is_scored > 0, axis=1)
         metrics = {
             "train_loss": loss,
@@ -154,7 +168,9 @@ def evolutionary(
 # --- A generation --------------------------------------------------------------------
 
 
-def weights_trainer(config: FLAGCNSConfig):
+def weights_trainer(
+    config: FLAGCNSConfig,
+) -> Callable[..., tuple[Weights, jax.Array, Metrics]]:
     """Factory of the weights' steps of a generation.
 
     Returns:
@@ -180,7 +196,7 @@ def weights_trainer(config: FLAGCNSConfig):
 def with_children(
     config: FLAGCNSConfig, key: jax.Array, codes: jax.Array, crossover_rate: float
 ) -> jax.Array:
-    """A population [P, L + 2] and its children: [P + P // 2, L + 2]."""
+    """Adds children to a population [P, L + 2]: [P + P // 2, L + 2]."""
     children = evolution.offspring(
         key, codes, crossover_rate, config.mutation_rate, config.stages
     )
@@ -188,7 +204,7 @@ def with_children(
 
 
 def rank(config: FLAGCNSConfig, scorer: Scorer, codes: jax.Array) -> Ranked:
-    """The best of codes [C, L + 2] by the federated score (1)."""
+    """Picks the best of codes [C, L + 2] by the federated score (Eq. 1)."""
     fitness, by_client, cost = scorer.federated(codes)
     best = by_client[:, jnp.argmax(fitness)]
     kept = evolution.survivors(codes, fitness, config.population_size)
@@ -198,7 +214,7 @@ def rank(config: FLAGCNSConfig, scorer: Scorer, codes: jax.Array) -> Ranked:
 def evolve_clients(
     config: FLAGCNSConfig, scorer: Scorer, populations: jax.Array, data, key: jax.Array
 ) -> jax.Array:
-    """Each client's population [K, P, L + 2] after a generation, best first."""
+    """Evolves each client's population [K, P, L + 2] by a generation, best first."""
 
     def breed(key, codes):
         return with_children(config, key, codes, config.client_crossover_rate)
@@ -215,7 +231,7 @@ def evolve_clients(
 def merge(
     controller: jax.Array, own: jax.Array, data, client_share: jax.Array | float
 ) -> jax.Array:
-    """The new population, for which the clients send their best codes."""
+    """Makes the new population, for which the clients send their best codes."""
     order = jnp.argsort(data.client_ids)  # whatever the order of their data
     sent = communication.up(trees.take(own, order), Fraction(1, len(order)))
     return evolution.merge(controller, sent, data.client_weights[order], client_share)

@@ -2,18 +2,20 @@
 
 The baseline of FL-AGCNS (Wang et al., arXiv 2104.04141, Section 4.1): DARTS (Liu,
 Simonyan, Yang, "DARTS: Differentiable Architecture Search", ICLR 2019) with federated
-gradients, on the space of codes. With p = softmax(alpha) of each gene's options and
-the network of `relaxation.relaxed`, a round takes `num_steps` times
+gradients, on the space of codes. With p = softmax(alpha) of each gene's options (its
+Eq. 2) and the network of `relaxation.relaxed`, a round takes `num_steps` times
 
     w     <- Adam, sum_i (N_i / N) grad_w L_i(w, p), L_i of the training nodes
     alpha <- Adam, sum_i (V_i / V) grad_alpha L'_i(w, p), L'_i of the scored nodes
 
-N_i and V_i are client i's numbers of those nodes. This is DARTS of first order (xi =
-0). The code is each gene's likeliest option, absence among them, which DARTS rules out;
-it is judged as in other searches, with the shared weights.
+N_i and V_i are client i's numbers of those nodes; the first sum is Eq. 2 of FL-AGCNS
+with all codes at once. This is DARTS of first order (its Eq. 6 with xi = 0). The code
+is each gene's likeliest option, absence among them, which DARTS rules out; it is judged
+as in other searches, with the shared weights.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +24,6 @@ import optax
 
 from fedjax_graph.algorithms.fl_agcns.search import (
     SearchConfig,
-    SearchState,
     Weights,
     gradient_round,
     init_weights,
@@ -31,7 +32,8 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     touched_step,
 )
 from fedjax_graph.core import encryption
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import ANY_STAGES, Stages, is_gene
 from fedjax_graph.models.relaxation import relaxed
 from fedjax_graph.tasks import subgraphs
@@ -41,42 +43,43 @@ FIRST_DEVIATION = 1e-3  # DARTS's, of the first alphas
 
 @dataclasses.dataclass(frozen=True)
 class FLGradientConfig(SearchConfig):
-    """The figures of `architecture_*` are DARTS's."""
+    """Hyper-parameters of the search; those of the alphas' optimizer are DARTS's."""
 
     num_steps: int = 5
-    architecture_rate: float = 3e-4
-    architecture_weight_decay: float = 1e-3
-    architecture_betas: tuple[float, float] = (0.5, 0.999)
-
-    @property
-    def architecture_optimizer(self) -> optax.GradientTransformation:
-        """Of the alphas; the decay is added to the gradient."""
-        first, second = self.architecture_betas
-        return optax.chain(
-            optax.add_decayed_weights(self.architecture_weight_decay),
-            optax.adam(self.architecture_rate, first, second),
-        )
+    architecture_optimizer: OptimizerConfig = OptimizerConfig(
+        "adam", 3e-4, momentum=0.5, second_momentum=0.999, weight_decay=1e-3
+    )
 
 
 class Learnt(NamedTuple):
-    """What is learnt about architectures."""
+    """Holds what is learnt about architectures."""
 
     alphas: jax.Array  # [L + 2, 12 L + 1], 0 where a gene has no such value
     opt_state: Any
 
 
+class RelaxationState(NamedTuple):
+    """Holds the weights, the likeliest code and what is learnt about all."""
+
+    weights: Weights
+    code: jax.Array  # [L + 2] int32
+    num_rounds: jax.Array  # [] int32
+    learnt: Learnt
+
+
 def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
-    """Search by gradients of a relaxation."""
+    """Factory of the search by gradients of a relaxation."""
     train, learn = weights_step(config), alphas_step(config)
 
     def init(key, data):
         del data
         weights_key, alphas_key = jax.random.split(key)
         alphas = first_alphas(alphas_key, config.num_layers, config.stages)
-        learnt = Learnt(alphas, config.architecture_optimizer.init(alphas))
+        optimizer = config.architecture_optimizer.build()
+        learnt = Learnt(alphas, optimizer.init(alphas))
         weights = init_weights(config, weights_key)
         code = derive(alphas, config.stages)
-        return SearchState(weights, code, jnp.int32(0), learnt)
+        return RelaxationState(weights, code, jnp.int32(0), learnt)
 
     def round_(state, data, key):
         def step(carry, key):
@@ -88,7 +91,7 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
 
         (weights, learnt), (losses, costs) = jax.lax.scan(
             step,
-            (state.weights, state.memory),
+            (state.weights, state.learnt),
             jax.random.split(key, config.num_steps),
         )
         code = derive(learnt.alphas, config.stages)
@@ -101,7 +104,7 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
             "mean_score": score,
             "score_spread": jnp.std(by_client[:, 0], where=is_scored),
         }
-        state = SearchState(weights, code, state.num_rounds + 1, learnt)
+        state = RelaxationState(weights, code, state.num_rounds + 1, learnt)
         return state, metrics | encryption.total(costs, scoring_cost)
 
     return searched(config, init, round_)
@@ -113,25 +116,25 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
 def first_alphas(
     key: jax.Array, num_layers: int, stages: Stages = ANY_STAGES
 ) -> jax.Array:
-    """Nearly equal."""
+    """Draws the first alphas [L + 2, 12 L + 1], nearly equal."""
     mask = is_gene(num_layers, stages)
     return jnp.where(mask, FIRST_DEVIATION * jax.random.normal(key, mask.shape), 0)
 
 
 def masked(alphas: jax.Array, stages: Stages) -> jax.Array:
-    """Minus infinity where a gene has no such value."""
+    """Sets alphas to minus infinity where a gene has no such value."""
     return jnp.where(is_gene(len(alphas) - 2, stages), alphas, -jnp.inf)
 
 
 def derive(alphas: jax.Array, stages: Stages = ANY_STAGES) -> jax.Array:
-    """The likeliest code [L + 2] int32."""
+    """Picks the likeliest code [L + 2] int32."""
     return jnp.argmax(masked(alphas, stages), axis=1).astype(jnp.int32)
 
 
 def probabilities(
     alphas: jax.Array, stages: Stages = ANY_STAGES
 ) -> dict[str, jax.Array]:
-    """Softmax over each gene's options, as `relaxed` takes them."""
+    """Computes the softmax over each gene's options, as `relaxed` takes it."""
     rows = jax.nn.softmax(masked(alphas, stages))
     first, last = rows[:, 1:6][jnp.array([0, -1])]
     return {"input": first, "layers": rows[1:-1], "output": last}
@@ -140,17 +143,22 @@ def probabilities(
 # --- Steps ---------------------------------------------------------------------------
 
 
-def weights_step(config: FLGradientConfig):
+def weights_step(
+    config: FLGradientConfig,
+) -> Callable[..., tuple[Weights, jax.Array, Metrics]]:
     """Factory of one federated step of the SuperNet's weights, all of them.
 
     Returns:
       (weights, data, key, alphas) -> (weights, mean loss, metrics of the encryption).
     """
 
-    def loss(params, stats, own, key, alphas):
-        return relaxed_loss(config, params, stats, own, alphas, own.is_trained, key)
+    def loss(params, stats, client_data, key, alphas):
+        return relaxed_loss(
+            config, params, stats, client_data, alphas, client_data.is_trained, key
+        )
 
     run = gradient_round(config, loss)
+    optimizer = config.server_optimizer.build()
 
     def step(weights: Weights, data, key, alphas):
         model = weights.model
@@ -159,7 +167,7 @@ def weights_step(config: FLGradientConfig):
             lambda x: jnp.ones((len(x), *[1] * (x.ndim - 1)), bool), model["params"]
         )
         params, opt_state = touched_step(
-            config.optimizer,
+            optimizer,
             model["params"],
             weights.opt_state,
             merged["params"],
@@ -170,36 +178,45 @@ def weights_step(config: FLGradientConfig):
     return step
 
 
-def alphas_step(config: FLGradientConfig):
+def alphas_step(config: FLGradientConfig) -> Callable[..., tuple[Learnt, Metrics]]:
     """Factory of one federated step of the alphas.
 
     Returns:
       (learnt, data, model) -> (learnt, metrics of the encryption).
     """
 
-    def loss(alphas, unused_stats, own, unused_key, model):
+    def loss(alphas, unused_stats, client_data, unused_key, model):
         value, _ = relaxed_loss(
-            config, model["params"], model["batch_stats"], own, alphas, own.is_scored
+            config,
+            model["params"],
+            model["batch_stats"],
+            client_data,
+            alphas,
+            client_data.is_scored,
         )
         return value, unused_stats
 
     # The ledger counts the alphas here, and the model in the weights' next step.
     run = gradient_round(config, loss)
+    optimizer = config.architecture_optimizer.build()
 
     def step(learnt: Learnt, data, model):
         counts = jnp.sum(data.is_scored, axis=1)
         alphas = {"params": learnt.alphas, "batch_stats": {}}
         data, unused_key = data._replace(client_weights=counts), jax.random.key(0)
         merged, _, metrics = run(alphas, data, unused_key, model)
-        update = config.architecture_optimizer.update
-        updates, opt_state = update(merged["params"], learnt.opt_state, learnt.alphas)
+        updates, opt_state = optimizer.update(
+            merged["params"], learnt.opt_state, learnt.alphas
+        )
         return Learnt(optax.apply_updates(learnt.alphas, updates), opt_state), metrics
 
     return step
 
 
-def relaxed_loss(config: FLGradientConfig, params, stats, own, alphas, mask, key=None):
-    """ONE client's mean loss over the nodes of a mask, and batch_stats.
+def relaxed_loss(
+    config: FLGradientConfig, params, stats, client_data, alphas, mask, key=None
+) -> tuple[jax.Array, Any]:
+    """Computes ONE client's mean loss over the nodes of a mask, and batch_stats.
 
     Both losses normalise by the statistics of all the client's nodes, as in DARTS. The
     key is that of dropout, None without.
@@ -208,9 +225,9 @@ def relaxed_loss(config: FLGradientConfig, params, stats, own, alphas, mask, key
     outputs, stats = relaxed(
         config.supernet,
         model,
-        subgraphs.as_graph(own),
+        subgraphs.as_graph(client_data),
         probabilities(alphas, config.stages),
-        own.is_real,
+        client_data.is_real,
         key,
     )
-    return subgraphs.cross_entropy(outputs, own.labels, mask), stats
+    return subgraphs.cross_entropy(outputs, client_data.labels, mask), stats

@@ -8,7 +8,8 @@ through a fresh SuperNet: each layer has weights of all twelve ops, of which one
 """
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,6 @@ import optax
 from fedjax_graph.algorithms.fl_agcns.search import (
     WORST,
     SearchConfig,
-    SearchState,
     Weights,
     gradient_round,
     make_scorer,
@@ -25,18 +25,21 @@ from fedjax_graph.algorithms.fl_agcns.search import (
 )
 from fedjax_graph.core import encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import random_codes
 from fedjax_graph.tasks import subgraphs
 
 
 @dataclasses.dataclass(frozen=True)
 class TrialConfig(SearchConfig):
+    """Hyper-parameters of the trials."""
+
     codes_per_round: int = 1
     num_epochs: int = 50  # of a code's training
 
 
 class Trial(NamedTuple):
-    """What became of a code."""
+    """Holds what became of a code."""
 
     code: jax.Array  # [L + 2]
     score: jax.Array  # [] federated, after the last epoch
@@ -46,8 +49,17 @@ class Trial(NamedTuple):
     cost: Metrics  # of the encryption
 
 
+class TrialState(NamedTuple):
+    """Holds the best code so far, its weights and its score."""
+
+    weights: Weights
+    code: jax.Array  # [L + 2] int32, the best so far
+    num_rounds: jax.Array  # [] int32
+    best_score: jax.Array  # [] of that code
+
+
 def fl_random(config: TrialConfig) -> FederatedAlgorithm:
-    """Random search."""
+    """Factory of random search."""
 
     def init(key, data):
         del data
@@ -62,30 +74,32 @@ def fl_random(config: TrialConfig) -> FederatedAlgorithm:
     return searched(config, init, round_)
 
 
-def first_state(config: TrialConfig, key: jax.Array, learnt=None) -> SearchState:
-    """Before the first trial; `memory` is the best score and what is learnt besides."""
+def first_state(config: TrialConfig, key: jax.Array) -> TrialState:
+    """Makes the state before the first trial, with a score that any code exceeds."""
     code_key, weights_key = jax.random.split(key)
     code = draw_codes(config, code_key, 1)[0]
-    memory = (jnp.float32(-jnp.finfo(jnp.float32).max), learnt)
-    return SearchState(fresh_weights(config, weights_key), code, jnp.int32(0), memory)
+    worst = jnp.float32(-jnp.finfo(jnp.float32).max)
+    return TrialState(fresh_weights(config, weights_key), code, jnp.int32(0), worst)
 
 
 def draw_codes(config: TrialConfig, key: jax.Array, num: int) -> jax.Array:
-    """Random codes [num, L + 2] of the search space."""
+    """Draws random codes [num, L + 2] of the search space."""
     return random_codes(key, num, config.num_layers, stages=config.stages)
 
 
 def fresh_weights(config: TrialConfig, key: jax.Array) -> Weights:
-    """A SuperNet's; no optimizer outlives a trial."""
+    """Draws a SuperNet's weights; no optimizer's state outlives a trial."""
     return Weights(config.supernet.init(key), None)
 
 
-def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
-    """One round of trials.
+def try_codes(
+    config: TrialConfig, state: Any, data, codes: jax.Array, key: jax.Array
+) -> tuple[Any, jax.Array, Metrics]:
+    """Takes one round of trials.
 
     Args:
       config: of the search.
-      state: before it.
+      state: before it, a NamedTuple with the fields of `TrialState`.
       data: training data.
       codes: [C, L + 2].
       key: of the fresh weights and of dropout.
@@ -106,10 +120,9 @@ def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
         )
         return best, (trial.score, trial.client_scores, trial.loss, trial.cost)
 
-    best_score, learnt = state.memory
     (weights, code, best_score), (scores, by_client, losses, costs) = jax.lax.scan(
         one,
-        (state.weights, state.code, best_score),
+        (state.weights, state.code, state.best_score),
         (codes, jax.random.split(key, len(codes))),
     )
     is_scored = jnp.any(data.is_scored > 0, axis=1)
@@ -119,23 +132,32 @@ def try_codes(config: TrialConfig, state: SearchState, data, codes, key):
         "mean_score": jnp.mean(scores, where=scores > WORST),
         "score_spread": jnp.std(by_client[jnp.argmax(scores)], where=is_scored),
     }
-    state = SearchState(weights, code, state.num_rounds + 1, (best_score, learnt))
+    state = state._replace(
+        weights=weights,
+        code=code,
+        num_rounds=state.num_rounds + 1,
+        best_score=best_score,
+    )
     return state, scores, metrics | encryption.total(costs)
 
 
-def make_trial(config: TrialConfig):
+def make_trial(
+    config: TrialConfig,
+) -> Callable[[SubgraphData, jax.Array, jax.Array], Trial]:
     """Factory of (data, code [L + 2], key) -> Trial."""
-    net, optimizer = config.supernet, config.optimizer
+    net, optimizer = config.supernet, config.server_optimizer.build(config.num_epochs)
 
-    def loss(params, stats, own, key, code):
+    def loss(params, stats, client_data, key, code):
         outputs, stats = net.apply_path(
             {"params": params, "batch_stats": stats},
-            subgraphs.as_graph(own),
+            subgraphs.as_graph(client_data),
             code,
-            own.is_real,
+            client_data.is_real,
             key=key,
         )
-        return subgraphs.cross_entropy(outputs, own.labels, own.is_trained), stats
+        return subgraphs.cross_entropy(
+            outputs, client_data.labels, client_data.is_trained
+        ), stats
 
     gradient = gradient_round(config, loss)
 
@@ -176,7 +198,7 @@ def make_trial(config: TrialConfig):
 
 
 def finite_mean(losses: jax.Array) -> jax.Array:
-    """[...] -> [], 0 where none is finite: a code that diverges ends no search."""
+    """Averages the finite ones of [...] -> [], 0 of none: divergence ends no search."""
     is_finite = jnp.isfinite(losses)
     total = jnp.sum(jnp.where(is_finite, losses, 0))
     return total / jnp.maximum(jnp.sum(is_finite), 1)

@@ -27,9 +27,10 @@ from fedjax_graph.algorithms.fl_agcns.fl_random import (
     first_state,
     try_codes,
 )
-from fedjax_graph.algorithms.fl_agcns.search import WORST, searched
+from fedjax_graph.algorithms.fl_agcns.search import WORST, Weights, searched
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.local import Params
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import ANY_STAGES, NUM_LAYERS, Stages, is_gene
 
 INIT_RANGE = 0.1  # GraphNAS's, of embeddings and decoders
@@ -39,11 +40,11 @@ LARGEST_LOGIT = 2.5
 
 @dataclasses.dataclass(frozen=True)
 class FLRLConfig(TrialConfig):
-    """All defaults but `codes_per_round` are those of GraphNAS's released code."""
+    """Hyper-parameters, but for `codes_per_round` those of GraphNAS's released code."""
 
     codes_per_round: int = 5
     controller_size: int = 100  # of the LSTM's state
-    controller_rate: float = 3.5e-4  # of Adam
+    controller_optimizer: OptimizerConfig = OptimizerConfig("adam", 3.5e-4)
     baseline_decay: float = 0.95
     entropy_weight: float = 1e-4
 
@@ -51,41 +52,46 @@ class FLRLConfig(TrialConfig):
     def controller(self) -> "Controller":
         return Controller(self.num_layers, self.controller_size, self.stages)
 
-    @property
-    def controller_optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self.controller_rate)
-
 
 class Learnt(NamedTuple):
-    """What the controller has learnt."""
+    """Holds what the controller has learnt."""
 
     params: Params
     opt_state: Any
     baseline: jax.Array  # [] moving average of rewards; 0 before the first round
 
 
+class ControllerState(NamedTuple):
+    """Extends `fl_random.TrialState` by what the controller has learnt."""
+
+    weights: Weights
+    code: jax.Array  # [L + 2] int32, the best so far
+    num_rounds: jax.Array  # [] int32
+    best_score: jax.Array  # [] of that code
+    learnt: Learnt
+
+
 def fl_rl(config: FLRLConfig) -> FederatedAlgorithm:
-    """Search by policy gradient."""
+    """Factory of the search by policy gradient."""
     controller = config.controller
 
     def init(key, data):
         del data
         trial_key, controller_key = jax.random.split(key)
         params = controller.init(controller_key)
-        opt_state = config.controller_optimizer.init(params)
-        return first_state(config, trial_key, Learnt(params, opt_state, jnp.float32(0)))
+        opt_state = config.controller_optimizer.build().init(params)
+        learnt = Learnt(params, opt_state, jnp.float32(0))
+        return ControllerState(*first_state(config, trial_key), learnt)
 
     def round_(state, data, key):
         code_key, trial_key = jax.random.split(key)
-        (_, learnt), is_first = state.memory, state.num_rounds == 0
+        learnt, is_first = state.learnt, state.num_rounds == 0
         codes, _, entropies = controller.sample(
             learnt.params, code_key, config.codes_per_round
         )
         state, scores, metrics = try_codes(config, state, data, codes, trial_key)
-        best_score, _ = state.memory
         learnt = learn(config, learnt, codes, scores, entropies, is_first)
-        state = state._replace(memory=(best_score, learnt))
-        return state, metrics | {"entropy": jnp.mean(entropies)}
+        return state._replace(learnt=learnt), metrics | {"entropy": jnp.mean(entropies)}
 
     return searched(config, init, round_)
 
@@ -101,7 +107,7 @@ def learn(
     entropies: jax.Array,
     is_first: jax.Array | bool,
 ) -> Learnt:
-    """A step of REINFORCE with Adam.
+    """Takes a step of REINFORCE with the controller's optimizer.
 
     Args:
       config: of the search.
@@ -121,15 +127,15 @@ def learn(
         return -jnp.mean(gains * config.controller.log_prob(params, codes))
 
     grads = jax.grad(loss)(learnt.params)
-    update = config.controller_optimizer.update
-    updates, opt_state = update(grads, learnt.opt_state, learnt.params)
+    optimizer = config.controller_optimizer.build()
+    updates, opt_state = optimizer.update(grads, learnt.opt_state, learnt.params)
     return Learnt(optax.apply_updates(learnt.params, updates), opt_state, baseline)
 
 
 def move_baseline(
     baseline: jax.Array, rewards: jax.Array, is_score: jax.Array, decay: jax.Array
 ) -> jax.Array:
-    """The moving average [] of the rewards [C] of codes that have a score."""
+    """Moves the average [] by the rewards [C] of those codes that have a score."""
     count = jnp.sum(is_score)
     mean = jnp.sum(jnp.where(is_score, rewards, 0)) / jnp.maximum(count, 1)
     return jnp.where(count > 0, decay * baseline + (1 - decay) * mean, baseline)
@@ -138,7 +144,7 @@ def move_baseline(
 def advantages(
     rewards: jax.Array, is_score: jax.Array, baseline: jax.Array
 ) -> jax.Array:
-    """[C], rewards above the baseline.
+    """Computes by how much rewards [C] are above the baseline.
 
     A code without a score counts as the worst of those with one, and never as a gain.
     """
@@ -165,7 +171,7 @@ class Controller:
         return nn.OptimizedLSTMCell(self.size)
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters, of which nearly uniform genes come."""
+        """Draws fresh parameters, of which nearly uniform genes come."""
         cell_key, embedding_key, decoder_key = jax.random.split(key, 3)
         num_genes, num_values = is_gene(self.num_layers).shape
         x = jnp.zeros((1, self.size))
@@ -197,14 +203,14 @@ class Controller:
         return self._write(params, draw, keys, num)
 
     def log_prob(self, params: Params, codes: jax.Array) -> jax.Array:
-        """Of codes [C, L + 2] -> [C]."""
+        """Computes the log-probabilities [C] of codes [C, L + 2]."""
         _, log_probs, _ = self._write(
             params, lambda log_probs, genes: genes, codes.T, len(codes)
         )
         return log_probs
 
     def _write(self, params, choose, sources, num):
-        """Codes gene by gene; see `sample`.
+        """Writes codes gene by gene; see `sample`.
 
         Args:
           params: of the controller.

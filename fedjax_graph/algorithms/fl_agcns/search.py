@@ -3,27 +3,32 @@
 FL-AGCNS, arXiv 2104.04141, Section 3.2. Codes are those of `architecture`, weights
 those of a `SuperNet`:
 
-    scores    P(c) = sum_i (N_i / N) P_i(c)                      federated score (1)
-    training  g = sum_i (N_i / N) mean_c grad L_i(c)             gradient of codes (2)
+    scores    P(c) = sum_i (N_i / N) P_i(c)              federated performance, Eq. 1
+    training  g = sum_i (N_i / N) mean_c grad L_i(c)     gradient of all codes, Eq. 2
 
-N_i are client i's scored nodes in (1) and its training nodes in (2). Both sums can be
-taken under encryption. The released code's Adam (0.02, weight decay 5e-6) is kept apart
-for each set of weights: one that no code touched is as if the step had not been.
+Eq. 2 is the paper's unnumbered gradient of one code, summed over a population: ours is
+the mean over codes. N_i are client i's scored nodes in Eq. 1 and its training nodes in
+Eq. 2. Both sums can be taken under encryption, the EN and DE of these equations. The
+bilevel problem of Definition 2, also unnumbered, is solved in turn: a step of the
+weights by Eq. 2, then one of the codes by Eq. 1. The released code's Adam (0.02, weight
+decay 5e-6) is kept apart for each set of weights: one that no code touched is as if the
+step had not been.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core import clients, communication, encryption
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.federated import cohort_update
 from fedjax_graph.core.local import Model, Params
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import ANY_STAGES, NUM_LAYERS, Fusion, Stages
 from fedjax_graph.models.supernet import WIDTH, SuperNet
@@ -33,7 +38,7 @@ from fedjax_graph.tasks.subgraphs import Fitness
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """The search space, its weights, and how codes are judged."""
+    """Describes the search space, its weights, and how codes are judged."""
 
     num_features: int
     num_classes: int
@@ -43,8 +48,9 @@ class SearchConfig:
     stages: Stages = ANY_STAGES  # given to all codes; the released code has input 3
     fitness: Fitness = "loss"
     dropout: float = 0.0  # in training, of the shared weights too
-    learning_rate: float = 0.02
-    weight_decay: float = 5e-6
+    server_optimizer: OptimizerConfig = OptimizerConfig(
+        "adam", 0.02, weight_decay=5e-6
+    )  # of one set of weights, clipping too
     encryption: Literal["none", "ckks"] = "none"
     clients_per_chunk: int | None = None
 
@@ -59,37 +65,35 @@ class SearchConfig:
             self.dropout,
         )
 
-    @property
-    def optimizer(self) -> optax.GradientTransformation:
-        """Of one set of weights; the decay is added to the gradient."""
-        return optax.chain(
-            optax.add_decayed_weights(self.weight_decay), optax.adam(self.learning_rate)
-        )
-
 
 class Weights(NamedTuple):
-    """A SuperNet in training. Leaves are stacked, [1 or L (L + 1) / 2, ...]."""
+    """Holds a SuperNet in training, leaves stacked: [1 or L (L + 1) / 2, ...]."""
 
     model: Model
     opt_state: Any
 
 
-class SearchState(NamedTuple):
-    """What all searches have, and `memory` of their own."""
+class SearchState(Protocol):
+    """Names what the states of all searches have, which are NamedTuples."""
 
-    weights: Weights
-    code: jax.Array  # [L + 2] int32, that which the search would end with
-    num_rounds: jax.Array  # [] int32
-    memory: Any = None
+    @property
+    def weights(self) -> Weights: ...
+    @property
+    def code(self) -> jax.Array:
+        """The code [L + 2] int32 that the search would end with."""
+        ...
+
+    @property
+    def num_rounds(self) -> jax.Array: ...  # [] int32
 
 
 # --- Training ------------------------------------------------------------------------
 
 
 def init_weights(config: SearchConfig, key: jax.Array) -> Weights:
-    """Fresh weights, with an optimizer's state for each set of them."""
+    """Draws fresh weights, with an optimizer's state for each set of them."""
     model = config.supernet.init(key)
-    init = jax.vmap(config.optimizer.init)
+    init = jax.vmap(config.server_optimizer.build().init)
     return Weights(model, jax.tree.map(init, model["params"]))
 
 
@@ -100,7 +104,7 @@ def touched_step(
     grads: Params,
     touched: Params,
 ) -> tuple[Params, Any]:
-    """An optimizer step of those sets of weights alone that are touched.
+    """Steps those sets of weights alone that are touched.
 
     Args:
       optimizer: of one set.
@@ -131,26 +135,30 @@ def touched_step(
     return structure.unflatten(params), structure.unflatten(states)
 
 
-def codes_loss(config: SearchConfig):
+def codes_loss(config: SearchConfig) -> Callable[..., tuple[jax.Array, Any]]:
     """Factory of one client's mean training loss over codes.
 
     Returns:
-      (params, batch_stats, own data, key, codes [C, L + 2]) -> ([], batch_stats after
-      the codes, one after another). What is dropped of the features is the same for all
-      of them.
+      (params, batch_stats, client_data, key, codes [C, L + 2]) -> ([], batch_stats
+      after the codes, one after another). What is dropped of the features is the same
+      for all of them.
     """
     net = config.supernet
 
-    def loss(params, stats, own: SubgraphData, key, codes):
-        graph = subgraphs.as_graph(own)
+    def loss(params, stats, client_data: SubgraphData, key, codes):
+        graph = subgraphs.as_graph(client_data)
         input_key, output_key = jax.random.split(key)
-        product = net.input_product(params, own.features, input_key)
+        product = net.input_product(params, client_data.features, input_key)
 
         def one(stats, step):
             code, key = step
             model = {"params": params, "batch_stats": stats}
-            outputs, stats = net.apply(model, graph, code, own.is_real, product, key)
-            value = subgraphs.cross_entropy(outputs, own.labels, own.is_trained)
+            outputs, stats = net.apply(
+                model, graph, code, client_data.is_real, product, key
+            )
+            value = subgraphs.cross_entropy(
+                outputs, client_data.labels, client_data.is_trained
+            )
             return stats, value
 
         keys = jax.random.split(output_key, len(codes))
@@ -160,23 +168,25 @@ def codes_loss(config: SearchConfig):
     return loss
 
 
-def gradient_round(config: SearchConfig, loss: Callable[..., Any]):
-    """Factory of the clients' mean gradient of a loss of the SuperNet's weights (2).
+def gradient_round(
+    config: SearchConfig, loss: Callable[..., Any]
+) -> Callable[..., tuple[Model, jax.Array, Metrics]]:
+    """Factory of the clients' mean gradient of a loss of the SuperNet's weights, Eq. 2.
 
     Args:
       config: of the search.
-      loss: (params, batch_stats, own data, key, *shared) -> (loss, batch_stats) of ONE
-        client.
+      loss: (params, batch_stats, client_data, key, *shared) -> (loss, batch_stats) of
+        ONE client.
 
     Returns:
       (model, data, key, *shared, sent=None) -> (gradient and mean batch_stats, mean
       loss, metrics of the encryption).
     """
 
-    def client_gradient(model, own, key, *shared):
+    def client_gradient(model, client_data, key, *shared):
         take = jax.value_and_grad(loss, has_aux=True)
         (value, stats), grads = take(
-            model["params"], model["batch_stats"], own, key, *shared
+            model["params"], model["batch_stats"], client_data, key, *shared
         )
         return {"params": grads, "batch_stats": stats}, value
 
@@ -193,7 +203,9 @@ def gradient_round(config: SearchConfig, loss: Callable[..., Any]):
     return round_
 
 
-def train_step(config: SearchConfig):
+def train_step(
+    config: SearchConfig,
+) -> Callable[..., tuple[Weights, jax.Array, Metrics]]:
     """Factory of one federated step of the SuperNet's weights on codes.
 
     Returns:
@@ -201,12 +213,13 @@ def train_step(config: SearchConfig):
       encryption).
     """
     run = gradient_round(config, codes_loss(config))
+    optimizer = config.server_optimizer.build()
 
     def step(weights: Weights, data: SubgraphData, key, codes):
         model, touched = weights.model, config.supernet.touched(weights.model, codes)
         merged, value, metrics = run(model, data, key, codes, sent=touched)
         params, opt_state = touched_step(
-            config.optimizer,
+            optimizer,
             model["params"],
             weights.opt_state,
             merged["params"],
@@ -228,43 +241,44 @@ def train_step(config: SearchConfig):
 
 
 class Scorer(NamedTuple):
-    """Scores of codes by ONE set of weights; larger is better.
+    """Scores codes by ONE set of weights; larger is better.
 
     The loss counts negative, the accuracy in percent. What is not finite at some client
     is the worst everywhere.
     """
 
     federated: Callable[[jax.Array], tuple[jax.Array, jax.Array, Any]]
-    """codes [C, L + 2], the same for all clients -> federated scores [C] (1), those of
-    each client [K, C], metrics of the encryption."""
+    """codes [C, L + 2], the same for all clients -> federated scores [C] (Eq. 1), those
+    of each client [K, C], metrics of the encryption."""
     own: Callable[[jax.Array], jax.Array]
-    """codes [K, C, L + 2], of each client its own -> its own scores [K, C]."""
+    """codes [K, C, L + 2], of each client its own -> its own scores [K, C], which Eq. 1
+    would sum up."""
 
 
 def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Scorer:
     """Puts a model and the scored nodes of a split together."""
     net = config.supernet
 
-    def multiply(own, params):
-        return net.input_product(params, own.features)
+    def multiply(client_data, params):
+        return net.input_product(params, client_data.features)
 
     products = clients.map_clients(multiply, config.clients_per_chunk)(
         data, shared=(model["params"],)
     )
 
-    def score(own, product, codes, model):
-        graph = subgraphs.as_graph(own)
+    def score(client_data, product, codes, model):
+        graph = subgraphs.as_graph(client_data)
 
         def one(code):
             outputs, _ = net.apply(model, graph, code, product=product)
-            share_right, entropy = subgraphs.scores(outputs, own)
+            share_right, entropy = subgraphs.scores(outputs, client_data)
             value = -entropy if config.fitness == "loss" else 100 * share_right
             return jnp.where(jnp.isfinite(entropy), value, WORST)
 
         return jax.lax.map(one, codes)
 
-    def score_shared(own, product, model, codes):
-        return score(own, product, codes, model)
+    def score_shared(client_data, product, model, codes):
+        return score(client_data, product, codes, model)
 
     # A model crosses with the gradients; only codes and scores do here.
     def federated(codes):
@@ -294,22 +308,24 @@ ROUNDING = 1e-6  # of a mean that is 0, as encryption leaves it
 
 
 def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
-    """A search as a method: its state's best code is what is scored."""
+    """Factory of a method of a search: its state's best code is what is scored."""
     net = config.supernet
 
     def map_outputs(state: SearchState, data: SubgraphData, reduce):
-        def one(own, model, code):
-            outputs, _ = net.apply(model, subgraphs.as_graph(own), code)
-            return reduce(outputs, own)
+        def one(client_data, model, code):
+            outputs, _ = net.apply(model, subgraphs.as_graph(client_data), code)
+            return reduce(outputs, client_data)
 
         mapped = clients.map_clients(one, clients.auto_clients_per_chunk())
         return mapped(data, shared=(state.weights.model, state.code))
 
     def evaluate(state, data):
-        found = map_outputs(state, data, subgraphs.scores)
-        return subgraphs.federated_scores(*found, data, config.fitness)
+        share_right, entropy = map_outputs(state, data, subgraphs.scores)
+        return subgraphs.federated_scores(share_right, entropy, data, config.fitness)
 
     def predict(state, data):
-        return map_outputs(state, data, lambda outputs, own: jax.nn.softmax(outputs))
+        return map_outputs(
+            state, data, lambda outputs, client_data: jax.nn.softmax(outputs)
+        )
 
     return FederatedAlgorithm(init, round_, evaluate, predict)

@@ -21,8 +21,10 @@ as sent down also where it does not pull: it is the client's model.
 """
 
 import dataclasses
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -30,7 +32,7 @@ from fedjax_graph.algorithms.lg_fed_avg import is_representation
 from fedjax_graph.algorithms.sfl import structure_learning
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import aggregation, communication, graphs, trees
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.clients import cohort_size
 from fedjax_graph.core.federated import (
     FederatedConfig,
@@ -38,6 +40,7 @@ from fedjax_graph.core.federated import (
     federated,
     write_back,
 )
+from fedjax_graph.core.local import Model
 from fedjax_graph.core.proximal import Distance, pull
 from fedjax_graph.core.task import Task
 from fedjax_graph.core.trees import IsPersonal, nothing
@@ -60,18 +63,24 @@ class SFLStarConfig(SFLConfig):
     structure: StructureConfig = StructureConfig()
 
 
+class SFLStarState(NamedTuple):
+    models: Any  # u, leaves [K, ...]
+    num_rounds: jax.Array  # [] int32
+    learnt_adjacency: jax.Array  # A_learnt [K, K], a row as its client last took part
+
+
 def sfl(config: SFLConfig) -> FederatedAlgorithm:
-    """SFL on any task, with the graph of the data."""
+    """Factory of SFL on any task, with the graph of the data."""
     return _sfl(config)
 
 
 def sfl_per(config: SFLConfig) -> FederatedAlgorithm:
-    """SFL + FedPer: a graph convolution of the base, a personal head."""
+    """Factory of SFL + FedPer: a graph convolution of the base, a personal head."""
     return _sfl(config, lambda task: task.is_head)
 
 
 def sfl_lg(config: SFLConfig) -> FederatedAlgorithm:
-    """SFL + LG-FedAvg: personal representation, a graph convolution of the head."""
+    """Factory of SFL + LG-FedAvg: personal base, a graph convolution of the head."""
     return _sfl(config, is_representation)
 
 
@@ -95,10 +104,7 @@ def _sfl(config, is_personal=lambda task: nothing) -> FederatedAlgorithm:
 
 
 def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
-    """SFL*, which learns the graph.
-
-    `memory` is A_learnt [K, K]: each row as learnt when its client last took part.
-    """
+    """Factory of SFL*, which learns the graph."""
 
     def learn_and_convolve(state, data, key):
         def aggregate(stacked, cohort):
@@ -122,8 +128,8 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
             num_clients = len(data.client_ids)
             rows = jnp.zeros((len(cohort.indices), num_clients))
             rows = rows.at[:, cohort.indices].set(learnt)
-            memory = write_back(state.memory, rows, cohort, num_clients)
-            return convolve(stacked, everybody), memory
+            rows = write_back(state.learnt_adjacency, rows, cohort, num_clients)
+            return convolve(stacked, everybody), {"learnt_adjacency": rows}
 
         return aggregate
 
@@ -132,11 +138,15 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
         learn_and_convolve,
         update=pulled_update(config, nothing),
         shared=read_out(config),
-        memory=lambda data: jnp.eye(len(data.client_ids)),
+        first_state=lambda state, data: SFLStarState(
+            state.models, state.num_rounds, jnp.eye(len(data.client_ids))
+        ),
     )
 
 
-def read_out(config: SFLConfig, is_personal: IsPersonal = nothing):
+def read_out(
+    config: SFLConfig, is_personal: IsPersonal = nothing
+) -> Callable[[FederatedState, Data], tuple[Any, jax.Array]]:
     """Factory of (state, data) -> (w, lambda of this round)."""
 
     def read(state: FederatedState, data):
@@ -150,7 +160,9 @@ def read_out(config: SFLConfig, is_personal: IsPersonal = nothing):
     return read
 
 
-def pulled_update(config: SFLConfig, is_personal: IsPersonal):
+def pulled_update(
+    config: SFLConfig, is_personal: IsPersonal
+) -> Callable[..., tuple[Model, jax.Array]]:
     """Factory of the client's half (lines 5 to 9)."""
 
     def update(task: Task, u, client_data, key, data, num_rounds, w, weight):

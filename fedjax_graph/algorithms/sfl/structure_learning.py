@@ -16,18 +16,22 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core import graphs
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.linear import fan_in_uniform
 from fedjax_graph.models.normalization import unit_rows
 
 MOST_CHUNK_BYTES = 256 * 2**20
+TRAINING = {  # of a constructor for each target: optimizer and number of epochs
+    "distance": (OptimizerConfig("sgd", 0.01, weight_decay=1e-4), 10),
+    "similarity": (OptimizerConfig("adam", 0.03, epsilon=1e-4), 300),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class StructureConfig:
-    """Of the graph constructor; defaults: the released code's.
+    """Hyper-parameters of the graph constructor; the defaults are the released code's.
 
-    The optimizer belongs to the target: SGD(0.01) with weight decay 1e-4 for 10 epochs,
-    or, for similarities, Adam(0.03) for 300.
+    The optimizer belongs to the target, see TRAINING.
     """
 
     target: Literal["distance", "similarity"] = "distance"
@@ -198,13 +202,9 @@ def learn(
     is_mutual = config.target == "similarity"
     squares = squared_distances(stacked, is_real)
     pairs = is_real[:, None] & is_real[None] & ~jnp.eye(len(squares), dtype=bool)
-    if is_mutual:
-        target = similarities(squares, pairs)
-        optimizer, num_epochs = optax.adam(0.03, eps=1e-4), 300
-    else:
-        target = jnp.sqrt(squares) * pairs
-        optimizer = optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.01))
-        num_epochs = 10
+    target = similarities(squares, pairs) if is_mutual else jnp.sqrt(squares) * pairs
+    training, num_epochs = TRAINING[config.target]
+    optimizer = training.build(num_epochs)
 
     def adjacency(constructor):
         return construct(constructor, config.saturation, is_mutual) * pairs

@@ -23,7 +23,7 @@ from fedjax_graph.data.graphs.node_dataset import NodeDataset
 
 
 class SubgraphData(NamedTuple):
-    """A split. K clients' subgraphs, padded to N nodes and E edges.
+    """Holds one split: K clients' subgraphs, padded to N nodes and E edges.
 
     A client's own nodes come first, ascending as in the dataset, and then the copies
     of other clients' nodes. A copy has no label: it is neither trained nor scored.
@@ -42,7 +42,7 @@ class SubgraphData(NamedTuple):
 
 
 class NodeSplit(NamedTuple):
-    """Labelled nodes of a whole graph, int32, ascending, each in one set at most."""
+    """Names the labelled nodes of each split: int32, ascending, each in one only."""
 
     train: np.ndarray
     validation: np.ndarray
@@ -98,14 +98,14 @@ def planetoid_split(
 
 
 def has_published_split(dataset: NodeDataset) -> bool:
-    """Whether a dataset says which nodes train, validate and test."""
+    """Tells whether a dataset says which nodes train, validate and test."""
     return all(name in dataset.splits for name in NodeSplit._fields)
 
 
 def make_split(
     dataset: NodeDataset, *, published: bool = True, seed: int = 0, **sizes: int
 ) -> NodeSplit:
-    """The published split of a dataset, or a drawn one.
+    """Takes the published split of a dataset, or draws one.
 
     Args:
       dataset: its split is the published one if it has all three sets.
@@ -133,7 +133,7 @@ def make_splits(
     outside_neighbours: bool = False,
     normalise_features: bool = False,
 ) -> dict[str, SubgraphData]:
-    """Splits `train`, `validation` and `test`, the same arrays but for `is_scored`.
+    """Makes `train`, `validation` and `test`, which differ in `is_scored` alone.
 
     In `train` and `validation` the validation nodes are scored, in `train` because
     they judge architectures during the search; in `test` the test nodes.
@@ -214,7 +214,7 @@ def _check_fit(dataset: NodeDataset, parts: subgraphs.Parts, split: NodeSplit) -
 def _subgraph(
     adjacency: scipy.sparse.csr_array, own: np.ndarray, outside_neighbours: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Nodes [n], own ones first, and senders and receivers [e] among them."""
+    """Finds nodes [n], own ones first, and the senders and receivers [e] among them."""
     nodes = own
     if outside_neighbours:
         nodes = np.append(own, np.setdiff1d(adjacency[own].indices, own))
@@ -226,7 +226,7 @@ def _subgraph(
 
 
 def _padded(rows: Sequence[np.ndarray], fill: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of K lengths as [K, L] int32, and which entries are not padding."""
+    """Stacks rows of K lengths as [K, L] int32, with a mask of what is not padding."""
     sizes = np.array([len(row) for row in rows])
     is_real = np.arange(sizes.max()) < sizes[:, None]
     padded = np.full(is_real.shape, fill, np.int32)
@@ -239,7 +239,7 @@ def _features(
     held: Sequence[np.ndarray],
     normalise: bool,
 ) -> np.ndarray:
-    """Rows of K sets of nodes, dense and padded [K, N, F], client by client."""
+    """Gathers the rows of K sets of nodes, dense and padded [K, N, F], by client."""
     size = max(map(len, held))
     dense = np.zeros((len(held), size, features.shape[1]), np.float32)
     for rows, nodes in zip(dense, held, strict=True):
@@ -260,7 +260,7 @@ def _features(
 def statistics(
     dataset: NodeDataset, parts: subgraphs.Parts, splits: dict[str, SubgraphData]
 ) -> dict:
-    """Sizes of clients, what is lost between them, and what padding wastes.
+    """Counts clients' sizes, what is lost between them, and what padding wastes.
 
     Args:
       dataset: the whole graph.
@@ -301,5 +301,5 @@ def _by_client(mask: jax.Array) -> list[int]:
 
 
 def _padding_share(mask: jax.Array) -> float:
-    """The share of zeros, 0 where there is nothing."""
+    """Returns the share of zeros, 0 where there is nothing."""
     return float(np.mean(np.asarray(mask) == 0)) if mask.size else 0.0

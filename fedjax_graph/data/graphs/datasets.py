@@ -3,7 +3,6 @@
 `load` reads a published graph or a user's own file; see `node_graphs` for what it is.
 """
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from fedjax_graph.data.graphs.node_dataset import NodeDataset, distinct, noted
 
 
 class Published(NamedTuple):
-    """A published dataset: its size, and the names of its files."""
+    """Describes a published dataset: its size, and the names of its files."""
 
     description: str
     num_nodes: int
@@ -81,9 +80,13 @@ PUBLISHED = {
     ),
 }
 ALIASES = {"physics": "coauthor_physics"}
+PATHS = (  # of a user's own dataset
+    "of a .npz file",
+    "of a folder with Planetoid's files ind.NAME.*",
+)
 
 
-def load(name: str, data_dir: str | os.PathLike | None = None) -> NodeDataset:
+def load(name: str, data_dir: files.Folder = None) -> NodeDataset:
     """Loads a dataset by name, or a user's own file or folder.
 
     A published dataset is looked for in `data_dir`, else in $FEDJAX_GRAPH_DATA, and
@@ -123,18 +126,18 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> NodeDataset:
     if path.is_dir():
         own = _only_name(path)
         return _dataset(own, path, citation_formats.read_planetoid(path, own))
-    raise _unknown(name)
+    raise files.unknown("graph", name, PUBLISHED, PATHS)
 
 
-def locate(name: str, data_dir: str | os.PathLike | None = None) -> Path | None:
-    """The file or folder with a published dataset, or None if there is none.
+def locate(name: str, data_dir: files.Folder = None) -> Path | None:
+    """Finds the file or folder with a published dataset; None if there is none.
 
     Raises:
       InputError: if the dataset is not known or the folder does not exist.
     """
     name = ALIASES.get(name, name)
     if name not in PUBLISHED:
-        raise _unknown(name)
+        raise files.unknown("graph", name, PUBLISHED, PATHS)
     published, folders = PUBLISHED[name], files.folders(data_dir)
     found = files.find(published.archives, folders)
     if found is None and published.planetoid:
@@ -152,15 +155,17 @@ def _product_marks(published: Published) -> list[str]:
     return [f"{sub}/{citation_formats.PRODUCTS_MARK}" for sub in published.products]
 
 
-def is_planetoid_folder(path: str | os.PathLike) -> bool:
-    """Whether a folder has files of Planetoid."""
+def reads(path: str) -> bool:
+    """Whether a path is that of a user's own graph, by what is in it."""
+    if path.endswith(".npz"):
+        return citation_formats.is_node_file(path)
     return bool(citation_formats.planetoid_names(path))
 
 
-def _load_published(name: str, data_dir) -> NodeDataset:
+def _load_published(name: str, data_dir: files.Folder) -> NodeDataset:
     path, published = locate(name, data_dir), PUBLISHED[name]
     if path is None:
-        raise InputError(_how_to_get(name, data_dir))
+        raise _not_found(name, data_dir)
     if path.suffix == ".npz":
         raw = citation_formats.read_npz(path)
     elif published.planetoid:
@@ -168,7 +173,8 @@ def _load_published(name: str, data_dir) -> NodeDataset:
     else:
         raw = citation_formats.read_products(path)
     dataset = _dataset(name, path, raw)
-    sizes = (*dataset.features.shape, len(dataset.class_names))
+    num_features, num_classes = dataset.features.shape[1], len(dataset.class_names)
+    sizes = (len(dataset.labels), num_features, num_classes)
     expected = (published.num_nodes, published.num_features, published.num_classes)
     if sizes != expected:
         words = "{} nodes, {} features and {} classes".format
@@ -183,13 +189,6 @@ def _load_published(name: str, data_dir) -> NodeDataset:
     )
 
 
-def _unknown(name: str) -> InputError:
-    return InputError(
-        f"unknown graph dataset {name!r}; known: {', '.join(PUBLISHED)}, or the path "
-        "of a .npz file or of a folder with Planetoid's files ind.NAME.*"
-    )
-
-
 def _only_name(folder: Path) -> str:
     names = citation_formats.planetoid_names(folder)
     if len(names) != 1:
@@ -201,24 +200,20 @@ def _only_name(folder: Path) -> str:
     return names[0]
 
 
-def _how_to_get(name: str, data_dir) -> str:
-    """What to do where a dataset is in no form that can be read."""
+def _not_found(name: str, data_dir: files.Folder) -> InputError:
+    """The error where a dataset is in no form that can be read."""
     published = PUBLISHED[name]
-    searched = " or ".join(map(str, files.folders(data_dir)))
     wanted = list(published.archives)
     if published.planetoid:
         wanted.append(f"ind.{published.planetoid}.graph")
-    wanted += _product_marks(published)
-    message = f"{name}: no {' or '.join(wanted)} in {searched}; "
-    if published.products:
-        return message + (
-            "unpack OGB's ogbn-products there, or name the folder that has its folder "
-            f"{published.products[0]} with --data_dir"
-        )
-    return message + (
-        f"run `python -m experiments.datasets --dataset={name} --download`, put one of "
-        "them there, or name their folder with --data_dir"
+    if not published.products:
+        return files.not_found(name, wanted, data_dir)
+    by_hand = (
+        "unpack OGB's ogbn-products there, or name the folder that has its folder "
+        f"{published.products[0]} with --data_dir"
     )
+    wanted += _product_marks(published)
+    return files.not_found(name, wanted, data_dir, by_hand=by_hand)
 
 
 def _dataset(name: str, path: Path, raw: citation_formats.RawGraph) -> NodeDataset:
@@ -254,7 +249,7 @@ def _dataset(name: str, path: Path, raw: citation_formats.RawGraph) -> NodeDatas
 
 
 def _one_more(labels: np.ndarray) -> int:
-    """How many classes there are, where no names tell."""
+    """Counts the classes where no names tell."""
     most = int(labels.max())
     if most >= len(labels):
         raise InputError(
@@ -264,7 +259,7 @@ def _one_more(labels: np.ndarray) -> int:
 
 
 def _checked_features(features):
-    """As finite float32; sparse ones in canonical form without zeros."""
+    """Returns finite float32 features; sparse ones in canonical form without zeros."""
     if features.shape[1] < 1:
         raise InputError("features has no columns; expected at least one feature")
     with np.errstate(over="ignore"):
@@ -279,7 +274,7 @@ def _checked_features(features):
 
 
 def _split(key: str, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Nodes of a split, sorted, int32; each has a label and stands once."""
+    """Sorts the nodes of a split, int32; each has a label and stands once."""
     check_nodes(nodes, len(labels), f"the {key} split")
     if len(np.unique(nodes)) != len(nodes) or (labels[nodes] < 0).any():
         raise InputError(f"the {key} split has a node twice, or one without a label")
@@ -289,7 +284,7 @@ def _split(key: str, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def _undirected(
     senders: np.ndarray, receivers: np.ndarray, num_nodes: int, is_directed: bool
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Each undirected edge once, without self edges, and notes on what changed.
+    """Lists each undirected edge once, without self edges, with notes on what changed.
 
     Args:
       senders: [R].

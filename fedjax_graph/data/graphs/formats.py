@@ -15,7 +15,7 @@ import numpy as np
 import scipy.sparse
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data import files, safe_pickle
+from fedjax_graph.data import files, safe_pickle, sparse
 
 PLANETOID_PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
 NUM_VALIDATION = 500  # of the split of Planetoid
@@ -25,7 +25,7 @@ _BENCHMARK_MARK = "adj_indptr"
 
 
 class RawGraph(NamedTuple):
-    """A graph as its file has it; that the arrays fit together is left to check."""
+    """Holds a graph as its file has it; that the arrays fit is left to check."""
 
     features: scipy.sparse.csr_array | np.ndarray  # [N, F]
     senders: np.ndarray  # [R]
@@ -38,7 +38,7 @@ class RawGraph(NamedTuple):
 
 
 def is_node_file(path: str | os.PathLike) -> bool:
-    """Whether a .npz file holds a graph of labelled nodes, by its keys.
+    """Tells by its keys whether a .npz file holds a graph of labelled nodes.
 
     False if it cannot be read.
     """
@@ -65,15 +65,16 @@ def read_npz(path: str | os.PathLike) -> RawGraph:
 
 
 class _Arrays:
-    """Arrays of a .npz file, read when asked for; object arrays are left unread."""
+    """Reads arrays of a .npz file when asked for; object arrays are left unread."""
 
-    def __init__(self, archive: np.lib.npyio.NpzFile):
+    def __init__(self, archive: np.lib.npyio.NpzFile) -> None:
         self._archive = archive
 
     def __contains__(self, key: str) -> bool:
         return key in self._archive.files
 
     def get(self, key: str, ndim: int, kinds: str = "fiub") -> np.ndarray:
+        """Reads an array of that many axes, whose type is of the given kinds."""
         if key not in self:
             found = ", ".join(sorted(self._archive.files)) or "none"
             raise InputError(f"no array {key!r}; found {found}")
@@ -87,10 +88,11 @@ class _Arrays:
         return array
 
     def integers(self, key: str, ndim: int = 1) -> np.ndarray:
+        """Reads an array of integers."""
         return self.get(key, ndim, "iu")
 
     def matrix(self, prefix: str) -> scipy.sparse.csr_array:
-        """The CSR matrix stored as four arrays."""
+        """Reads the CSR matrix that is stored as four arrays."""
         shape = tuple(self.integers(f"{prefix}_shape").tolist())
         if len(shape) != 2:
             raise InputError(f"{prefix}_shape is {shape}, expected two sizes")
@@ -98,15 +100,10 @@ class _Arrays:
         indices, indptr = (
             self.integers(f"{prefix}_{part}") for part in ("indices", "indptr")
         )
-        try:
-            matrix = scipy.sparse.csr_array((data, indices, indptr), shape)
-            matrix.check_format(full_check=True)
-        except ValueError as error:
-            raise InputError(f"{prefix}_* is no CSR matrix: {error}") from error
-        return matrix
+        return sparse.csr_array(data, indices, indptr, shape, f"{prefix}_*")
 
     def class_names(self) -> tuple[str, ...] | None:
-        """Names where they are plain text; pickled ones are not read."""
+        """Reads the names where they are plain text; pickled ones are not read."""
         if "class_names" not in self:
             return None
         try:
@@ -137,7 +134,8 @@ def _compact_graph(arrays: _Arrays) -> RawGraph:
         notes = (_absent_note(len(unlabelled)),) if len(unlabelled) else ()
     return RawGraph(
         features,
-        *edges.T,
+        edges[:, 0],
+        edges[:, 1],
         labels,
         arrays.class_names(),
         {
@@ -151,15 +149,17 @@ def _compact_graph(arrays: _Arrays) -> RawGraph:
 
 
 def _benchmark_graph(arrays: _Arrays) -> RawGraph:
-    """The layout of gnn-benchmark and graph2gauss, a directed adjacency matrix."""
+    """Reads the layout of gnn-benchmark and graph2gauss: a directed adjacency."""
     adjacency = arrays.matrix("adj")
     if "attr_matrix" in arrays:
         features = arrays.get("attr_matrix", 2)
     else:
         features = arrays.matrix("attr")
+    senders, receivers = adjacency.nonzero()
     return RawGraph(
         features,
-        *adjacency.nonzero(),
+        senders,
+        receivers,
         arrays.integers("labels"),
         arrays.class_names(),
     )
@@ -170,7 +170,7 @@ def _absent_note(number: int) -> str:
 
 
 def planetoid_names(folder: str | os.PathLike) -> list[str]:
-    """Names of the datasets of which a folder has Planetoid's file of edges."""
+    """Names the datasets of which a folder has Planetoid's file of edges."""
     paths = sorted(Path(folder).glob("ind.*.graph"))
     return [path.name.split(".", 1)[1].removesuffix(".graph") for path in paths]
 
@@ -269,7 +269,7 @@ def _one_hot(path: Path) -> np.ndarray:
 
 
 def _neighbour_lists(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Senders [R] and receivers [R] of a pickled dict of lists."""
+    """Flattens a pickled dict of lists into senders [R] and receivers [R]."""
     content = safe_pickle.load(path)
     with files.reading(path, "dict of lists of neighbours"):
         if not isinstance(content, dict):
@@ -309,7 +309,8 @@ def read_products(folder: str | os.PathLike) -> RawGraph:
     parts = {"train": "train", "validation": "valid", "test": "test"}
     return RawGraph(
         features,
-        *edges.T,
+        edges[:, 0],
+        edges[:, 1],
         labels,
         splits={
             name: _read_table(split / f"{part}.csv.gz", np.int32, 1).ravel()
@@ -325,7 +326,7 @@ def _read_table(path: Path, dtype, num_columns: int | None = None) -> np.ndarray
 
 
 def _read_csv(path: Path, dtype, num_columns: int | None) -> np.ndarray:
-    """[R, C] from a csv file without a header, as it is or as .gz; read as a stream."""
+    """Streams a csv file without a header, as it is or as .gz, into an array [R, C]."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "loadtxt: input contained no data")
         table = np.loadtxt(path, dtype, delimiter=",", ndmin=2)

@@ -17,7 +17,7 @@ from fedjax_graph.core.errors import InputError
 
 
 class NodeSets(NamedTuple):
-    """Labelled nodes of several tasks, a row each, padded by node 0 with label 0."""
+    """Holds labelled nodes of several tasks, a row each, padded by node 0, label 0."""
 
     nodes: np.ndarray  # [T, L] int32
     labels: np.ndarray  # [T, L] int32, as the task encodes them
@@ -25,7 +25,7 @@ class NodeSets(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """What a task learns from, and what it is judged by."""
+    """Holds what a task learns from, and what it is judged by."""
 
     support: NodeSets  # [T, L_s]
     query: NodeSets  # [T, L_q]
@@ -110,7 +110,7 @@ def _training_nodes(
     labels_per_class: int,
     num_train: int | None,
 ) -> np.ndarray:
-    """The first nodes of an order, of each class or of any."""
+    """Takes the first nodes of an order, of each class or of any."""
     if num_train is None:
         _check_least(1, labels_per_class=labels_per_class)
         nodes_of = _by_class(order, labels, range(num_classes))
@@ -153,7 +153,7 @@ def new_labels(
     num_score: int = 20,
     seed: int = 0,
 ) -> Draw:
-    """A task of few classes for each client; those of the test are held out.
+    """Draws a task of few classes for each client; those of the test are held out.
 
     The last K0 classes are held out. A task has K0 classes in a drawn order, encoded 0
     to K0 - 1, and as many nodes of each: to train, of K0 of the other classes; to
@@ -231,7 +231,7 @@ def _tasks(
     seed: int,
     keys: Iterable[tuple[int, ...]],
 ) -> Halves:
-    """A task of `num_classes` of the classes for each key of randomness."""
+    """Draws a task of `num_classes` of the classes for each key of randomness."""
     picked = []
     for key in keys:
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
@@ -243,7 +243,7 @@ def _tasks(
 
 
 def _encoded(nodes: np.ndarray) -> NodeSets:
-    """Sets of nodes [T, classes, L], labelled by their place on the middle axis."""
+    """Labels sets of nodes [T, classes, L] by their index on the middle axis."""
     labels = np.broadcast_to(np.arange(nodes.shape[1])[:, None], nodes.shape)
     return _padded(*(rows.reshape(len(nodes), -1) for rows in (nodes, labels)))
 
@@ -298,7 +298,7 @@ def with_pseudo_labels(
 def _surest(
     candidates: np.ndarray, probabilities: np.ndarray, num_per_class: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Nodes, their predicted classes and their ranks in them, class by class."""
+    """Picks nodes class by class, with their predicted classes and ranks in them."""
     predicted = probabilities[candidates].argmax(axis=1)
     confidence = probabilities[candidates].max(axis=1)
     order = np.lexsort((candidates, -confidence, predicted))
@@ -309,7 +309,7 @@ def _surest(
 
 
 def is_scored(draw: Draw, copies: np.ndarray) -> np.ndarray:
-    """Which rows [N] bool are validated or tested on, or are copies of such nodes.
+    """Marks rows [N] that are validated or tested on, or copies of such nodes.
 
     Args:
       draw: of N rows.
@@ -321,7 +321,7 @@ def is_scored(draw: Draw, copies: np.ndarray) -> np.ndarray:
 
 
 def precision(pseudo: NodeSets, labels: np.ndarray) -> float:
-    """Right pseudo-labels of all clients in percent, nan of none.
+    """Computes the percentage of pseudo-labels that are right, nan where none counts.
 
     Args:
       pseudo: [T, L].
@@ -338,7 +338,7 @@ def precision(pseudo: NodeSets, labels: np.ndarray) -> float:
 
 
 def stack(draws: Sequence[Draw]) -> Draw:
-    """Draws of as many tasks along a leading axis, sets [D, T, L] of a common size."""
+    """Stacks draws of equally many tasks: sets [D, T, L] of a common size."""
 
     def stacked(*arrays: np.ndarray) -> np.ndarray:
         length = max(array.shape[1] for array in arrays)
@@ -348,18 +348,18 @@ def stack(draws: Sequence[Draw]) -> Draw:
 
 
 def _padded(nodes: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> NodeSets:
-    """Sets of rows of unequal sizes."""
+    """Pads rows of unequal sizes to a common one."""
     sizes = np.array([len(row) for row in nodes])
     mask = np.arange(sizes.max()) < sizes[:, None]
     padded = []
     for rows in (nodes, labels):
         padded.append(np.zeros(mask.shape, np.int32))
         padded[-1][mask] = np.concatenate(rows)
-    return NodeSets(*padded, mask.astype(np.float32))
+    return NodeSets(padded[0], padded[1], mask.astype(np.float32))
 
 
 def _rows(sets: NodeSets) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Nodes and labels of each task without the padding."""
+    """Lists nodes and labels of each task without the padding."""
     return [
         (nodes[mask > 0], labels[mask > 0])
         for nodes, labels, mask in zip(*sets, strict=True)
@@ -369,7 +369,7 @@ def _rows(sets: NodeSets) -> list[tuple[np.ndarray, np.ndarray]]:
 def _by_class(
     nodes: np.ndarray, labels: np.ndarray, classes: Iterable[int]
 ) -> dict[int, np.ndarray]:
-    """The nodes of each class, in their order."""
+    """Groups nodes by class, in their order."""
     return {c: nodes[labels[nodes] == c] for c in classes}
 
 
@@ -377,7 +377,7 @@ def _by_class(
 
 
 def _usable(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Nodes with a label, ascending."""
+    """Finds the nodes that have a label, ascending."""
     if labels.max(initial=-1) >= num_classes:
         raise InputError(
             f"labels has the label {labels.max()}, expected 0 to {num_classes - 1} for "

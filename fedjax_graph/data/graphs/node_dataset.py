@@ -15,7 +15,7 @@ from fedjax_graph.data.graphs.formats import check_nodes
 
 
 class NodeDataset(NamedTuple):
-    """A graph whose nodes have features and one label each, on the host."""
+    """Holds a graph whose nodes have features and one label each, on the host."""
 
     name: str
     features: scipy.sparse.csr_array | np.ndarray  # [N, F] float32; sparse: word bags
@@ -27,12 +27,12 @@ class NodeDataset(NamedTuple):
 
 
 def noted(dataset: NodeDataset, *notes: str) -> NodeDataset:
-    """A dataset with further notes."""
+    """Adds notes to a dataset."""
     return dataset._replace(notes=(*dataset.notes, *notes))
 
 
 def distinct(keys: np.ndarray) -> np.ndarray:
-    """Sorts integers [R] in place; returns each once."""
+    """Sorts integers [R] in place and returns each once."""
     keys.sort()
     is_first = np.ones(len(keys), bool)
     np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
@@ -40,7 +40,7 @@ def distinct(keys: np.ndarray) -> np.ndarray:
 
 
 def adjacency(dataset: NodeDataset) -> scipy.sparse.csr_array:
-    """The adjacency matrix [N, N] float32: symmetric, 0 or 1, without a diagonal."""
+    """Makes the adjacency matrix [N, N] float32: symmetric, 0 or 1, empty diagonal."""
     num_nodes = len(dataset.labels)
     rows, columns = np.concatenate([dataset.edges, dataset.edges[:, ::-1]]).T
     ones = np.ones(len(rows), np.float32)
@@ -50,7 +50,7 @@ def adjacency(dataset: NodeDataset) -> scipy.sparse.csr_array:
 
 
 def subset(dataset: NodeDataset, nodes: np.ndarray) -> NodeDataset:
-    """The subgraph of some nodes and the edges between them.
+    """Takes the subgraph of some nodes and the edges between them.
 
     Args:
       dataset: N nodes.
@@ -77,7 +77,7 @@ def subset(dataset: NodeDataset, nodes: np.ndarray) -> NodeDataset:
 
 
 def _components(dataset: NodeDataset) -> tuple[np.ndarray, np.ndarray]:
-    """The component of each node [N], and the number of nodes of each component.
+    """Finds the component of each node [N], and the number of nodes of each component.
 
     Nodes that are absent from the source, without a label or a feature, do not count
     and link nothing.
@@ -93,7 +93,7 @@ def _components(dataset: NodeDataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest_component(dataset: NodeDataset) -> NodeDataset:
-    """The largest connected component, the first of equals; nodes stay in order.
+    """Takes the largest connected component, the first of equals; nodes stay in order.
 
     Nodes without a label or a feature are left out first: so the 2110 nodes and 3668
     edges that are published of CiteSeer come about.
@@ -110,7 +110,7 @@ def largest_component(dataset: NodeDataset) -> NodeDataset:
 
 
 def without_small_classes(dataset: NodeDataset, least: int) -> NodeDataset:
-    """The same graph without the labels of classes of fewer than `least` nodes."""
+    """Takes away the labels of classes that have fewer than `least` nodes."""
     sizes = np.bincount(
         dataset.labels[dataset.labels >= 0], minlength=len(dataset.class_names)
     )
@@ -134,14 +134,14 @@ def without_small_classes(dataset: NodeDataset, least: int) -> NodeDataset:
 
 
 def binarised(dataset: NodeDataset) -> NodeDataset:
-    """Features that are 1 where they were positive, else 0."""
+    """Sets features to 1 where they were positive, else to 0."""
     features = (dataset.features > 0).astype(np.float32)
     note = "features binarised: 1 where positive"
     return noted(dataset._replace(features=features), note)
 
 
 def statistics(dataset: NodeDataset) -> dict:
-    """Counts of nodes, edges, features, classes and components.
+    """Counts nodes, edges, features, classes and components.
 
     Components are those of which `largest_component` takes one.
     """

@@ -18,7 +18,7 @@ from fedjax_graph.data.graphs.label_splits import Draw, Halves, NodeSets
 
 
 class Field(NamedTuple):
-    """Some labelled nodes and all nodes that a model reads to classify them.
+    """Holds some labelled nodes and all nodes that a model reads to classify them.
 
     H nodes, of which the first L are the labelled ones. T tasks stand along leading
     axes, padded to the same sizes.
@@ -34,7 +34,7 @@ class Field(NamedTuple):
 
 
 class NodeData(NamedTuple):
-    """A split. T is K, a task for each client, or 1, one that all models solve.
+    """Holds one split of T tasks: T is K, one for each client, or 1, the same for all.
 
     Of D draws, the fields and weights have a further leading axis [D, ...].
     """
@@ -50,7 +50,7 @@ MOST_GRAM_BYTES = 2**28  # kept for all draws and tasks of a split
 
 
 def is_drawn(path: tuple[Any, ...]) -> bool:
-    """Whether a leaf of a `NodeData` has an axis of draws."""
+    """Tells whether a leaf of a `NodeData` has an axis of draws."""
     return path[0].name in ("support", "query", "client_weights")
 
 
@@ -62,7 +62,7 @@ def make_splits(
     num_propagations: int = 1,
     num_hops: int = 1,
 ) -> dict[str, NodeData]:
-    """Splits of some draws, which share the features.
+    """Makes the splits of some draws, which share the features.
 
     Args:
       propagation: S [N, N].
@@ -103,7 +103,7 @@ def make_splits(
 
 
 def with_gram(field: Field, features: jax.Array) -> Field:
-    """The field with inner products, unless they are many or longer than features."""
+    """Adds inner products to a field, unless they are many or longer than features."""
     *lead, size = field.rows.shape
     if size > features.shape[1] or 4 * field.rows.size * size > MOST_GRAM_BYTES:
         return field
@@ -120,7 +120,7 @@ def with_gram(field: Field, features: jax.Array) -> Field:
 def _fields(
     propagation: scipy.sparse.csr_array, sets: NodeSets, num_hops: int
 ) -> Field:
-    """Fields of label sets [..., L], padded to common sizes."""
+    """Makes the fields of label sets [..., L], padded to common sizes."""
     *lead, size = sets.nodes.shape
     flat = (math.prod(lead), size)
     nodes, labels, mask = (np.reshape(part, flat) for part in sets)
@@ -150,7 +150,7 @@ def _fields(
 def _field(
     propagation: scipy.sparse.csr_array, nodes: np.ndarray, num_hops: int, size: int
 ) -> Sequence[np.ndarray]:
-    """Rows [H], senders, receivers and weights [E] of nodes [n] in `size` slots."""
+    """Finds rows [H], senders, receivers, weights [E] of nodes [n] in `size` slots."""
     none = np.zeros(0, np.int32)
     if num_hops == 0 or not len(nodes):
         return _padded(nodes, size, 0), none, none, none.astype(np.float32)

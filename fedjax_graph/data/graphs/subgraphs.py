@@ -20,14 +20,14 @@ PARTITION_STREAM = (1,)  # apart from the draws of labels and classes by the sam
 
 
 class Parts(NamedTuple):
-    """Who owns a node, and who holds it."""
+    """Says who owns a node, and who holds it."""
 
     owners: np.ndarray  # [N] int32, the one client that owns each node
     nodes: tuple[np.ndarray, ...]  # K arrays, ascending: all that a client holds
 
 
 class Union(NamedTuple):
-    """All clients' subgraphs as one graph of M copies of nodes, client by client."""
+    """Holds all clients' subgraphs as one graph of M copies of nodes, by client."""
 
     adjacency: scipy.sparse.csr_array  # [M, M], without edges between clients
     copies: np.ndarray  # [M] int32, the node that each row is a copy of
@@ -94,7 +94,7 @@ def _ceil(number: float) -> int:
 def _metis(
     adjacency: scipy.sparse.csr_array, num_clients: int, order: np.ndarray
 ) -> list[np.ndarray]:
-    """The nodes of each part of a k-way partition by METIS, in the given order."""
+    """Cuts a graph into k parts by METIS; lists the nodes of each in a given order."""
     try:
         import pymetis
     except ImportError as error:
@@ -117,12 +117,12 @@ def _metis(
 def induced(
     adjacency: scipy.sparse.csr_array, nodes: np.ndarray
 ) -> scipy.sparse.csr_array:
-    """The subgraph between some nodes, in their order."""
+    """Takes the subgraph between some nodes, in their order."""
     return adjacency[nodes][:, nodes]
 
 
 def disjoint_union(adjacency: scipy.sparse.csr_array, parts: Parts) -> Union:
-    """All clients' subgraphs of a graph [N, N] side by side."""
+    """Puts all clients' subgraphs of a graph [N, N] side by side."""
     subgraphs = [induced(adjacency, nodes) for nodes in parts.nodes]
     sizes = [len(nodes) for nodes in parts.nodes]
     return Union(
@@ -133,7 +133,7 @@ def disjoint_union(adjacency: scipy.sparse.csr_array, parts: Parts) -> Union:
 
 
 def statistics(adjacency: scipy.sparse.csr_array, parts: Parts) -> dict:
-    """Sizes of parts, and shares of what is kept and of what is shared.
+    """Measures the sizes of parts, and the shares of what is kept and what is shared.
 
     `edges_kept` is the share of edges that some client sees; `overlap` the copies of
     nodes beyond the first one over nodes: the mean share of the next client's own
@@ -145,7 +145,7 @@ def statistics(adjacency: scipy.sparse.csr_array, parts: Parts) -> dict:
         (entries, adjacency.indices, adjacency.indptr), shape=adjacency.shape
     )
     for nodes in parts.nodes:
-        is_kept[induced(numbered, nodes).data] = True
+        is_kept[np.asarray(induced(numbered, nodes).data, np.int64)] = True
     sizes = [len(nodes) for nodes in parts.nodes]
     return {
         "num_clients": len(sizes),
@@ -159,7 +159,7 @@ def statistics(adjacency: scipy.sparse.csr_array, parts: Parts) -> dict:
 def normalise(
     adjacency: scipy.sparse.csr_array, kind: str = "symmetric"
 ) -> scipy.sparse.csr_array:
-    """S, the normalised adjacency with self edges.
+    """Computes S, the normalised adjacency with self edges.
 
     Args:
       adjacency: A [N, N], symmetric, without self edges.

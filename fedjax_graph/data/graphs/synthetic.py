@@ -28,14 +28,14 @@ _CHUNK = 1 << 22  # edges or nodes drawn at a time
 
 
 class _Blocks(NamedTuple):
-    """Classes of nodes: class c has the indices starts[c] to starts[c + 1] - 1."""
+    """Describes classes: nodes starts[c] to starts[c + 1] - 1 are of class c."""
 
     starts: np.ndarray  # [C + 1]
     nodes: np.ndarray  # [N] the node at each place
 
     @property
     def labels(self) -> np.ndarray:
-        """The class of each node [N] int32."""
+        """Returns the class of each node [N] int32."""
         labels = np.empty(len(self.nodes), np.int32)
         labels[self.nodes] = np.repeat(
             np.arange(len(self.starts) - 1), np.diff(self.starts)
@@ -137,7 +137,7 @@ def _blocks(rng: np.random.Generator, num_nodes: int, num_classes: int) -> _Bloc
 def _edges(
     rng: np.random.Generator, blocks: _Blocks, num_edges: int, homophily: float
 ) -> np.ndarray:
-    """Distinct edges [E, 2] int32, a share of `homophily` of them within a class."""
+    """Draws distinct edges [E, 2] int32, a share `homophily` of them within a class."""
     if not 0 <= homophily <= 1:
         raise InputError(f"homophily = {homophily}: expected 0 to 1")
     if num_edges < 1:
@@ -174,7 +174,7 @@ def _edges(
 def _distinct_keys(
     rng: np.random.Generator, blocks: _Blocks, number: int, is_within: bool
 ) -> np.ndarray:
-    """That many different edges, as first node x N + second node."""
+    """Draws that many different edges, as first node x N + second node."""
     keys = np.zeros(0, np.int64)
     while len(keys) < number:
         drawn = [keys]
@@ -204,7 +204,7 @@ def _draw_keys(
 def _draw_nodes(
     rng: np.random.Generator, blocks: _Blocks, classes: np.ndarray
 ) -> np.ndarray:
-    """A node of each class, by its expected degree."""
+    """Draws a node of each class, by its expected degree."""
     offsets = rng.random(len(classes)) ** 2
     offsets *= np.diff(blocks.starts)[classes]
     return blocks.nodes[blocks.starts[classes] + offsets.astype(np.int64)]
@@ -213,7 +213,7 @@ def _draw_nodes(
 def _bags_of_words(
     rng: np.random.Generator, labels: np.ndarray, num_words: int, draws: int
 ) -> scipy.sparse.csr_array:
-    """Binary features [N, F]: words by Zipf's law, more or less likely by class.
+    """Draws binary features [N, F]: words by Zipf's law, likelier in their class.
 
     A class shares some of its taste for words with the one before it.
     """
@@ -237,7 +237,7 @@ def _bags_of_words(
 def _noisy_means(
     rng: np.random.Generator, labels: np.ndarray, num_features: int
 ) -> np.ndarray:
-    """Features [N, F] float32: the mean of the class, and noise of variance 1."""
+    """Draws features [N, F] float32: the mean of the class, and noise of variance 1."""
     means = MEAN_SPREAD * rng.standard_normal((labels.max() + 1, num_features))
     means = means.astype(np.float32)
     features = rng.standard_normal((len(labels), num_features), np.float32)

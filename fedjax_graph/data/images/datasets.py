@@ -6,12 +6,12 @@ to clients.
 """
 
 import dataclasses
-import os
 import tarfile
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,10 @@ CIFAR10_CLASSES = (
     "truck",
 )
 CIFAR10_SIZES = (50000, 10000)
+PATHS = (  # of a user's own dataset
+    "of a .npz file",
+    "of a folder or archive with the batches of CIFAR-10",
+)
 _ARCHIVE = "cifar-10-python.tar.gz"
 _FOLDER = "cifar-10-batches-py"
 _FORMS = ("cifar10.npz", _FOLDER, _ARCHIVE)  # the first to be found is read
@@ -39,6 +43,17 @@ _TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 _TEST_BATCH, _META = "test_batch", "batches.meta"
 _ENCODED, _UNPACK = "cifar10_jpeg.npz", "unpack_cifar10.py"
 _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+class Published(NamedTuple):
+    """A published dataset."""
+
+    description: str
+
+
+PUBLISHED = {
+    CIFAR10: Published("CIFAR-10: 60000 photographs of 32 x 32 pixels, 10 classes")
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +69,7 @@ class ImageDataset:
     notes: tuple[str, ...] = ()  # what was done to the data since it was published
 
 
-def load(name: str, data_dir: str | os.PathLike | None = None) -> ImageDataset:
+def load(name: str, data_dir: files.Folder = None) -> ImageDataset:
     """Loads CIFAR-10 by name, or a user's own file.
 
     CIFAR-10 is looked for in `data_dir`, else in $FEDJAX_GRAPH_DATA, and then in the
@@ -78,30 +93,35 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> ImageDataset:
     if name == CIFAR10:
         path = locate(name, data_dir)
         if path is None:
-            raise InputError(_how_to_get(data_dir))
+            raise _not_found(data_dir)
         return _noted(_read_cifar10(path))
     path = Path(name)
     if path.suffix == ".npz":
         return _read_npz(path, path.stem)
     if path.is_dir() or path.suffixes[-2:] == [".tar", ".gz"]:
         return _noted(_read_cifar10(path))
-    raise _unknown(name)
+    raise files.unknown("image", name, PUBLISHED, PATHS)
 
 
-def locate(name: str, data_dir: str | os.PathLike | None = None) -> Path | None:
+def locate(name: str, data_dir: files.Folder = None) -> Path | None:
     """The file or folder with CIFAR-10, or None if there is none.
 
     Raises:
       InputError: if the dataset is not known or the folder does not exist.
     """
     if name != CIFAR10:
-        raise _unknown(name)
+        raise files.unknown("image", name, PUBLISHED, PATHS)
     paths = (folder / form for folder in files.folders(data_dir) for form in _FORMS)
     return next((path for path in paths if path.exists()), None)
 
 
-def is_image_file(path: str | os.PathLike) -> bool:
-    """Whether a .npz file holds images, by its keys; False if it cannot be read."""
+def reads(path: str) -> bool:
+    """Whether a path is that of a user's own images.
+
+    A .npz file is told by its keys, and is none if it cannot be read.
+    """
+    if not path.endswith(".npz"):
+        return True
     try:
         with zipfile.ZipFile(path) as archive:
             return f"{_KEYS[0]}.npy" in archive.namelist()
@@ -109,30 +129,15 @@ def is_image_file(path: str | os.PathLike) -> bool:
         return False
 
 
-def _unknown(name: str) -> InputError:
-    return InputError(
-        f"unknown image dataset {name!r}; known: {CIFAR10}, or the path of a .npz file "
-        f"or of a folder {_FOLDER}"
-    )
-
-
-def _how_to_get(data_dir) -> str:
-    """What to do where CIFAR-10 is in no form that can be read."""
-    folders = files.folders(data_dir)
-    message = (
-        f"{CIFAR10}: no {', '.join(_FORMS[:-1])} or {_FORMS[-1]} in "
-        f"{' or '.join(map(str, folders))}; "
-    )
-    encoded = files.find((_ENCODED,), folders)
+def _not_found(data_dir: files.Folder) -> InputError:
+    """The error where CIFAR-10 is in no form that can be read."""
+    encoded, first = files.find((_ENCODED,), files.folders(data_dir)), ""
     if encoded is not None:
-        message += (
+        first = (
             f"{encoded} has to be unpacked first: run `python "
             f"{encoded.with_name(_UNPACK)} FOLDER` and pass --data_dir=FOLDER, or "
         )
-    return message + (
-        f"run `python -m experiments.datasets --dataset={CIFAR10} --download`, put one "
-        "of them there, or name their folder with --data_dir"
-    )
+    return files.not_found(CIFAR10, _FORMS, data_dir, first=first)
 
 
 def _noted(dataset: ImageDataset) -> ImageDataset:

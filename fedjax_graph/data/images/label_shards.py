@@ -170,7 +170,9 @@ def make_splits(
     )
     numbers = shard_partition(labels[0], num_clients, shards, seed)
     own, test = (shard_indices(part, numbers) for part in labels)
-    is_validation = _validation_draw(*own.shape, validation_fraction, seed)
+    is_validation = _validation_draw(
+        own.shape[0], own.shape[1], validation_fraction, seed
+    )
     indices = (
         own[~is_validation].reshape(num_clients, -1),
         own[is_validation].reshape(num_clients, -1),

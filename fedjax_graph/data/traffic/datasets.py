@@ -6,14 +6,13 @@ counts what is in it.
 """
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data import download, files
+from fedjax_graph.data import files
 from fedjax_graph.data.traffic import formats as traffic_formats
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.formats import gaussian_kernel_adjacency, id_texts
@@ -99,12 +98,14 @@ PUBLISHED = {
     ),
 }
 
+PATHS = ("of a .npz file",)  # of a user's own dataset
+
 # Name of the road distances of PEMSD4 and of PEMSD8: only found beside the readings.
 _BESIDE = "distance.csv"
 
 
 def load(
-    name: str, data_dir: str | os.PathLike | None = None, needs_graph: bool = True
+    name: str, data_dir: files.Folder = None, needs_graph: bool = True
 ) -> TrafficDataset:
     """Loads a dataset by name, or a user's own file.
 
@@ -153,7 +154,7 @@ def load(
     path = locate(name, data_dir)
     published = PUBLISHED[name]
     if path is None:
-        raise InputError(_how_to_get(name, published.readings, data_dir))
+        raise _not_found(name, published.readings, data_dir)
     if path.name == f"{name}.npz":
         dataset = _read_npz(path, name, needs_graph, published.unit)
     else:
@@ -170,17 +171,19 @@ def load(
     return dataclasses.replace(dataset, notes=notes)
 
 
-def locate(name: str, data_dir: str | os.PathLike | None = None) -> Path | None:
+def reads(path: str) -> bool:
+    """Whether a path may be that of a user's own dataset."""
+    return path.endswith(".npz")
+
+
+def locate(name: str, data_dir: files.Folder = None) -> Path | None:
     """The file with the readings of a published dataset, or None if there is none.
 
     Raises:
       InputError: if the dataset is not known or the folder does not exist.
     """
     if name not in PUBLISHED:
-        raise InputError(
-            f"unknown traffic dataset {name!r}; known: {', '.join(PUBLISHED)}, or the "
-            "path of a .npz file"
-        )
+        raise files.unknown("traffic", name, PUBLISHED, PATHS)
     return _find(PUBLISHED[name].readings, name, data_dir)
 
 
@@ -188,15 +191,14 @@ def _find(names, dataset, data_dir) -> Path | None:
     return files.find(names, files.folders(data_dir), PUBLISHED[dataset].subfolders)
 
 
-def _how_to_get(name: str, wanted: tuple[str, ...], data_dir) -> str:
-    """What to do where none of the files `wanted` is there."""
+def _not_found(
+    name: str, wanted: tuple[str, ...], data_dir: files.Folder
+) -> InputError:
+    """The error where none of the files `wanted` is there."""
     published = PUBLISHED[name]
-    searched = " or ".join(str(folder) for folder in files.folders(data_dir))
     by_hand = " and ".join((published.readings[:2][-1], *published.graphs[:1]))
-    message = f"{name}: no {' or '.join(wanted)} in {searched}; "
-    if name in download.REGISTRY:
-        message += f"run `python -m experiments.datasets --dataset={name} --download`, "
-    return message + f"put {by_hand} there, or name their folder with --data_dir"
+    by_hand = f"put {by_hand} there, or name their folder with --data_dir"
+    return files.not_found(name, wanted, data_dir, by_hand=by_hand)
 
 
 def _read_npz(
@@ -225,7 +227,7 @@ def _read_canonical(
     if graph_path is None and published.start:
         graph_path = files.find([_BESIDE], [path.parent])
     if graph_path is None and needs_graph:
-        raise InputError(_how_to_get(name, published.graphs, data_dir))
+        raise _not_found(name, published.graphs, data_dir)
     adjacency = np.eye(len(readings.sensor_ids))
     if graph_path is not None:
         with files.reading(graph_path, "sensor graph"):

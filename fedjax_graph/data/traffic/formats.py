@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import h5py
 import numpy as np
@@ -108,7 +108,7 @@ def _npz_adjacency(
     if "adjacency" in arrays or len(ends) < 2:
         return _numbers(arrays, "adjacency", ndim=2)
     cost = _numbers(arrays, "distance_cost", ndim=1)
-    return gaussian_kernel_adjacency(*ends, cost, sensor_ids)
+    return gaussian_kernel_adjacency(ends[0], ends[1], cost, sensor_ids)
 
 
 def read_hdf(path: str | os.PathLike) -> Readings:
@@ -124,13 +124,13 @@ def read_hdf(path: str | os.PathLike) -> Readings:
                 "expected one table in pandas' fixed format (key 'df' or 'speed'), "
                 f"found {len(tables)} under the keys {sorted(file)}"
             )
-        table = file[tables[0]]
+        table = cast(h5py.Group, file[tables[0]])
         sensor_ids = id_texts(table["axis0"][()])
         timestamps = _hdf_timestamps(table["axis1"])
         speed = np.full((len(timestamps), len(sensor_ids)), np.nan, np.float32)
         column = {sensor: index for index, sensor in enumerate(sensor_ids)}
-        for key in (key for key in table if re.fullmatch(r"block\d+_values", key)):
-            values = table[key]
+        for key in (key for key in table if re.fullmatch(r"block\d+_values", str(key))):
+            values = cast(h5py.Dataset, table[key])
             items = id_texts(table[key.replace("values", "items")][()])
             if values.shape != (len(timestamps), len(items)):
                 raise InputError(
@@ -287,13 +287,13 @@ def gaussian_kernel_adjacency(
     """
     senders = node_indices(distances_from, sensor_ids)
     receivers = node_indices(to, sensor_ids)
-    cost = np.asarray(cost, np.float64)
-    if not len(senders) == len(receivers) == len(cost):
+    costs = np.asarray(cost, np.float64)
+    if not len(senders) == len(receivers) == len(costs):
         raise InputError("distances need as many senders as receivers and costs")
-    if not (np.isfinite(cost) & (cost >= 0)).all():
+    if not (np.isfinite(costs) & (costs >= 0)).all():
         raise InputError("distances have to be finite and not negative")
     distances = np.full((len(sensor_ids), len(sensor_ids)), np.inf)
-    distances[senders, receivers] = cost
+    distances[senders, receivers] = costs
     if both_ways:
         distances = np.minimum(distances, distances.T)
     listed = distances[np.isfinite(distances)]
@@ -308,8 +308,9 @@ def gaussian_kernel_adjacency(
 def graph_from_distances(triples: Triples, sensor_ids: Sequence[str]) -> Graph:
     """The graph of some sensors; the public lists name others too, which are left."""
     inside = np.isin(triples.first, sensor_ids) & np.isin(triples.second, sensor_ids)
-    chosen = (column[inside] for column in triples)
-    return Graph(gaussian_kernel_adjacency(*chosen, sensor_ids), tuple(sensor_ids))
+    first, second, third = (column[inside] for column in triples)
+    adjacency = gaussian_kernel_adjacency(first, second, third, sensor_ids)
+    return Graph(adjacency, tuple(sensor_ids))
 
 
 def graph_from_roads(roads: Triples, num_sensors: int) -> Graph:

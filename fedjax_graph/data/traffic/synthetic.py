@@ -71,7 +71,7 @@ class RoadNetwork(NamedTuple):
     position: np.ndarray  # [N, 2] km east and north of the south-western corner
 
     @property
-    def jam_vehicles(self):
+    def jam_vehicles(self) -> np.ndarray:
         """[N] vehicles in a cell at jam density, K L."""
         return self.capacity * (1 / self.free_speed + 1 / WAVE_SPEED) * self.length
 

@@ -25,6 +25,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     train_step,
 )
 from fedjax_graph.core import clients, communication
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import rounds
 from fedjax_graph.driver.rounds import RunConfig
 from fedjax_graph.models.architecture import canonical, check, random_codes
@@ -157,7 +158,7 @@ def slow_generation(name, config, step, score, state, data, key):
         each client's own).
     """
     train_key, controller_key, clients_key = jax.random.split(key, 3)
-    weights, population, losses = state.weights, state.memory.controller, []
+    weights, population, losses = state.weights, state.populations.controller, []
     for step_key in jax.random.split(train_key, config.num_steps):
         select_key, step_key = jax.random.split(step_key)
         codes = select(select_key, population, config.codes_per_step)
@@ -176,14 +177,14 @@ def slow_generation(name, config, step, score, state, data, key):
         breed(key, codes, config.client_crossover_rate)
         for key, codes in zip(
             client_keys(clients_key, data.client_ids),
-            state.memory.clients,
+            state.populations.clients,
             strict=True,
         )
     ]
     federated, by_client, own_scores = score(weights, everybody, np.stack(own))
     size = config.population_size
     ranked = slow_survivors(everybody, federated, size)
-    controller, everyones = rows(population), state.memory.clients
+    controller, everyones = rows(population), state.populations.clients
     if evolves:
         controller = [code for code, _ in ranked]
     if evolves and name != "controller_eo":
@@ -212,8 +213,8 @@ def slow_generation(name, config, step, score, state, data, key):
 
 def assert_generation(found, expected, rtol):
     (state, metrics), (_, populations, code, expected_metrics) = found, expected
-    npt.assert_array_equal(state.memory.controller, populations.controller)
-    npt.assert_array_equal(state.memory.clients, populations.clients)
+    npt.assert_array_equal(state.populations.controller, populations.controller)
+    npt.assert_array_equal(state.populations.clients, populations.clients)
     npt.assert_array_equal(state.code, code)
     assert metrics.keys() == expected_metrics.keys()
     for key, value in expected_metrics.items():
@@ -251,15 +252,17 @@ def test_a_generation_of_the_supernet(train, quick_jit):
     """After the warm-up, with the fitness of the network's losses."""
     config = dataclasses.replace(
         CONFIG, num_layers=2, population_size=6, codes_per_step=2, num_steps=2,
-        weight_decay=0.01,
+        server_optimizer=OptimizerConfig("adam", 0.02, weight_decay=0.01),
     )  # fmt: skip
     algorithm = module.fl_agcns(config)
     state = quick_jit(algorithm.init)(jax.random.key(1), train)
     key = jax.random.key(2)
     draw = jax.vmap(lambda key: random_codes(key, 6, 2))
     own = draw(jax.random.split(key, NUM_CLIENTS))
-    memory = state.memory._replace(clients=own)
-    state = state._replace(num_rounds=jnp.int32(config.num_warm_up), memory=memory)
+    populations = state.populations._replace(clients=own)
+    state = state._replace(
+        num_rounds=jnp.int32(config.num_warm_up), populations=populations
+    )
     train_codes = quick_jit(train_step(config))
 
     @quick_jit
@@ -287,24 +290,26 @@ def test_the_population_stays_in_the_warm_up(whole_numbers, train, quick_jit):
     best = []
     for number in range(CONFIG.num_warm_up):
         state, metrics = round_(state, train, jax.random.key(number))
-        jax.tree.map(npt.assert_array_equal, state.memory, first.memory)
+        jax.tree.map(npt.assert_array_equal, state.populations, first.populations)
         scores, _, _ = whole_scores(CONFIG, state.weights.model, train).federated(
-            first.memory.controller
+            first.populations.controller
         )
-        npt.assert_array_equal(state.code, first.memory.controller[jnp.argmax(scores)])
+        npt.assert_array_equal(
+            state.code, first.populations.controller[jnp.argmax(scores)]
+        )
         assert metrics["best_score"] == scores.max()
         best.append(float(scores.max()))
     assert len(set(best)) > 1  # the weights have moved
     state, _ = round_(state, train, jax.random.key(9))
-    assert rows(state.memory.controller) != rows(first.memory.controller)
+    assert rows(state.populations.controller) != rows(first.populations.controller)
 
 
 def test_first_populations_are_one(whole_numbers, train):
     state = module.fl_agcns(CONFIG).init(jax.random.key(0), train)
-    for own in state.memory.clients:
-        npt.assert_array_equal(own, state.memory.controller)
-    assert len(set(rows(state.memory.controller))) > CONFIG.population_size / 2
-    for code in rows(state.memory.controller):
+    for own in state.populations.clients:
+        npt.assert_array_equal(own, state.populations.controller)
+    assert len(set(rows(state.populations.controller))) > CONFIG.population_size / 2
+    for code in rows(state.populations.controller):
         check(code, CONFIG.num_layers)
 
 
@@ -316,8 +321,12 @@ def evolving(algorithm, train, seed=0):
         NUM_CLIENTS * CONFIG.population_size,
         CONFIG.num_layers,
     )
-    memory = state.memory._replace(clients=drawn.reshape(state.memory.clients.shape))
-    return state._replace(num_rounds=jnp.int32(CONFIG.num_warm_up), memory=memory)
+    populations = state.populations._replace(
+        clients=drawn.reshape(state.populations.clients.shape)
+    )
+    return state._replace(
+        num_rounds=jnp.int32(CONFIG.num_warm_up), populations=populations
+    )
 
 
 def test_the_controller_alone_does_without_clients_codes(
@@ -326,16 +335,18 @@ def test_the_controller_alone_does_without_clients_codes(
     algorithm = module.controller_eo(CONFIG)
     round_, key = quick_jit(algorithm.round), jax.random.key(3)
     states = [evolving(algorithm, train)]
-    memory = states[0].memory
+    populations = states[0].populations
     states.append(
-        states[0]._replace(memory=memory._replace(clients=0 * memory.clients))
+        states[0]._replace(
+            populations=populations._replace(clients=0 * populations.clients)
+        )
     )
     (one, metrics), (other, same) = (round_(state, train, key) for state in states)
-    npt.assert_array_equal(one.memory.controller, other.memory.controller)
+    npt.assert_array_equal(one.populations.controller, other.populations.controller)
     assert metrics == same
-    npt.assert_array_equal(one.memory.clients, memory.clients)
+    npt.assert_array_equal(one.populations.clients, populations.clients)
     scorer = whole_scores(CONFIG, one.weights.model, train)
-    scores, _, _ = scorer.federated(one.memory.controller)
+    scores, _, _ = scorer.federated(one.populations.controller)
     assert (np.diff(scores) <= 0).all()
     assert scores[0] == metrics["best_score"]
 
@@ -347,12 +358,14 @@ def test_the_clients_alone_fill_the_population_with_their_best(
     state, key = evolving(algorithm, train), jax.random.key(4)
     before, (state, _) = state, quick_jit(algorithm.round)(state, train, key)
     counts = slow_quotas(CONFIG.population_size, client_graphs.NUM_TRAINED)
-    tops = [rows(own[:n]) for own, n in zip(state.memory.clients, counts, strict=True)]
-    assert rows(state.memory.controller) == sum(tops, [])
+    tops = [
+        rows(own[:n]) for own, n in zip(state.populations.clients, counts, strict=True)
+    ]
+    assert rows(state.populations.controller) == sum(tops, [])
     scorer = whole_scores(CONFIG, state.weights.model, train)
-    own_scores = np.asarray(scorer.own(state.memory.clients))
+    own_scores = np.asarray(scorer.own(state.populations.clients))
     assert (np.diff(own_scores, axis=1)[:, :3] <= 0).all()
-    old_scores = np.asarray(scorer.own(before.memory.clients))
+    old_scores = np.asarray(scorer.own(before.populations.clients))
     assert (own_scores[:, 0] >= old_scores.max(axis=1)).all()
 
 
@@ -361,10 +374,10 @@ def test_the_clients_share_decays(whole_numbers, train, quick_jit):
     algorithm, key = module.fl_agcns(CONFIG), jax.random.key(5)
     round_, start = quick_jit(algorithm.round), evolving(algorithm, train)
     alone, _ = quick_jit(module.controller_eo(CONFIG).round)(start, train, key)
-    theirs = rows(alone.memory.controller)
+    theirs = rows(alone.populations.controller)
     for generation, num_sent in ((2, 3), (5, 2), (9, 1), (20, 0)):  # of 5 x 0.8^g
         state = start._replace(num_rounds=jnp.int32(generation))
-        populations = round_(state, train, key)[0].memory
+        populations = round_(state, train, key)[0].populations
         counts = slow_quotas(num_sent, client_graphs.NUM_TRAINED)
         tops = [
             rows(own[:n]) for own, n in zip(populations.clients, counts, strict=True)
@@ -386,8 +399,8 @@ def test_codes_are_valid_and_the_best_survive(name, frozen, train, quick_jit):
         def body(state, key):
             state, metrics = algorithm.round(state, train, key)
             scorer = whole_scores(CONFIG, state.weights.model, train)
-            best = jnp.max(scorer.own(state.memory.clients), axis=1)
-            return state, (state.memory, state.code, metrics["best_score"], best)
+            best = jnp.max(scorer.own(state.populations.clients), axis=1)
+            return state, (state.populations, state.code, metrics["best_score"], best)
 
         key = jax.random.key(seed)
         state = algorithm.init(key, train)

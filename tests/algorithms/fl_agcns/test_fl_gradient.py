@@ -12,6 +12,7 @@ import pytest
 from fedjax_graph.algorithms.fl_agcns import fl_gradient
 from fedjax_graph.algorithms.fl_agcns.fl_gradient import FLGradientConfig, Learnt
 from fedjax_graph.algorithms.fl_agcns.search import init_weights
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.trees import take
 from fedjax_graph.models.architecture import OPS, check
 from fedjax_graph.models.relaxation import relaxed
@@ -34,7 +35,7 @@ def data():
 
 
 def first_learnt(config, alphas):
-    return Learnt(alphas, config.architecture_optimizer.init(alphas))
+    return Learnt(alphas, config.architecture_optimizer.build().init(alphas))
 
 
 # --- Architectures -------------------------------------------------------------------
@@ -165,7 +166,14 @@ def test_the_alphas_step_by_hand(data, problem, learn):
 
 def test_alphas_find_the_op_that_labels_come_from(data, quick_jit):
     """Other ops give zeros, or with no layer the sign is wrong."""
-    config = FLGradientConfig(*SIZES, num_layers=1, width=4, architecture_rate=0.1)
+    config = FLGradientConfig(
+        *SIZES,
+        num_layers=1,
+        width=4,
+        architecture_optimizer=OptimizerConfig(
+            "adam", 0.1, momentum=0.5, second_momentum=0.999, weight_decay=1e-3
+        ),
+    )
     net, chosen = config.supernet, OPS.index("SGConv") + 1
 
     @quick_jit
@@ -214,16 +222,16 @@ def test_a_round_takes_turns(data, train, learn, quick_jit):
     algorithm = fl_gradient.fl_gradient(config)
     first = quick_jit(algorithm.init)(jax.random.key(0), data)
     state, metrics = quick_jit(algorithm.round)(first, data, jax.random.key(1))
-    weights, learnt, losses = first.weights, first.memory, []
+    weights, learnt, losses = first.weights, first.learnt, []
     for _ in range(2):
         weights, value, _ = train(weights, data, KEY, learnt.alphas)
         learnt, _ = learn(learnt, data, weights.model)
         losses.append(value)
     npt.assert_allclose(metrics["train_loss"], np.mean(losses), rtol=1e-4)
-    npt.assert_allclose(state.memory.alphas, learnt.alphas, atol=1e-5)
-    assert np.abs(state.memory.alphas - first.memory.alphas).max() > 5e-4
+    npt.assert_allclose(state.learnt.alphas, learnt.alphas, atol=1e-5)
+    assert np.abs(state.learnt.alphas - first.learnt.alphas).max() > 5e-4
     assert state.num_rounds == 1
-    assert state.code.tolist() == fl_gradient.derive(state.memory.alphas).tolist()
+    assert state.code.tolist() == fl_gradient.derive(state.learnt.alphas).tolist()
     check(state.code, 2)
     scores = quick_jit(algorithm.evaluate)(state, data)
     npt.assert_allclose(metrics["best_score"], -scores["loss"], rtol=1e-5)

@@ -18,6 +18,7 @@ from fedjax_graph.algorithms.fl_agcns.fl_random import (
     make_trial,
 )
 from fedjax_graph.algorithms.fl_agcns.search import WORST, Weights
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import check, random_codes
 from fedjax_graph.tasks.subgraphs import as_graph
 from tests import client_graphs
@@ -36,7 +37,7 @@ CONFIG = TrialConfig(
     NUM_CLASSES,
     num_layers=2,
     width=4,
-    weight_decay=0.01,
+    server_optimizer=OptimizerConfig("adam", 0.02, weight_decay=0.01),
     num_epochs=4,
     codes_per_round=3,
 )
@@ -121,7 +122,7 @@ def test_a_trial_starts_from_its_own_key_and_compiles_once(train, run_trial):
 
 
 def test_a_trial_that_diverges_is_the_worst_and_ends_nothing(train, quick_jit):
-    config = dataclasses.replace(CONFIG, learning_rate=1e30)
+    config = dataclasses.replace(CONFIG, server_optimizer=OptimizerConfig("adam", 1e30))
     trial = quick_jit(make_trial(config))(train, jnp.array(CODES[0]), jax.random.key(0))
     assert trial.score == WORST
     assert jnp.isfinite(trial.loss)
@@ -189,7 +190,7 @@ def test_the_best_of_all_trials_is_kept(numbers, train, quick_jit):
         assert metrics.keys() == expected.keys()
         for name, value in expected.items():
             npt.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
-        npt.assert_array_equal(state.memory[0], metrics["best_score"])
+        npt.assert_array_equal(state.best_score, metrics["best_score"])
         kept.append(best[1])
     assert 1 < len(set(kept)) < 8
     for code in kept:

@@ -14,6 +14,7 @@ import pytest
 from fedjax_graph.algorithms.fl_agcns import fl_rl
 from fedjax_graph.algorithms.fl_agcns.fl_rl import Controller, FLRLConfig, Learnt
 from fedjax_graph.algorithms.fl_agcns.search import WORST
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import check, space_size
 from tests import client_graphs
 
@@ -156,7 +157,7 @@ def test_advantages_by_hand():
 
 
 def first_learnt(config, params):
-    opt_state = config.controller_optimizer.init(params)
+    opt_state = config.controller_optimizer.build().init(params)
     return Learnt(params, opt_state, jnp.float32(-1.5))
 
 
@@ -202,7 +203,8 @@ def test_a_rewarded_gene_becomes_likely():
 
     A logit is 2.5 at most, so no gene of layer 1 can have more than 0.92.
     """
-    config = FLRLConfig(6, 3, 1, controller_size=8, controller_rate=0.02)
+    optimizer = OptimizerConfig("adam", 0.02)
+    config = FLRLConfig(6, 3, 1, controller_size=8, controller_optimizer=optimizer)
     controller, chosen = config.controller, SPACE[:, 1] == 4
     log_prob = jax.jit(controller.log_prob)
 
@@ -243,13 +245,13 @@ def test_rounds_of_the_search(quick_jit):
         states.append(state)
         metrics.append(measured)
     rewards = [float(m["mean_score"] + 0.5 * m["entropy"]) for m in metrics]
-    best = [float(state.memory[0]) for state in states]
-    baselines = [float(state.memory[1].baseline) for state in states]
+    best = [float(state.best_score) for state in states]
+    baselines = [float(state.learnt.baseline) for state in states]
     expected = [0, rewards[0], 0.95 * rewards[0] + 0.05 * rewards[1]]
     npt.assert_allclose(baselines, expected, rtol=1e-5)
     assert best[0] < best[1] <= best[2] == float(metrics[1]["best_score"])
     for before, after in itertools.pairwise(states):
-        params = before.memory[1].params, after.memory[1].params
+        params = before.learnt.params, after.learnt.params
         moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), *params)
         assert all(0 < x < 1e-3 for x in jax.tree.leaves(moved))
     check(states[-1].code, 1)

@@ -24,6 +24,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     train_step,
 )
 from fedjax_graph.core import communication
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks import subgraphs
 from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES, alone
@@ -31,9 +32,13 @@ from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES, alone
 pytestmark = pytest.mark.usefixtures("quick_compiles", "few_convolutions")
 
 CONFIG = SearchConfig(
-    NUM_FEATURES, NUM_CLASSES, num_layers=2, width=4, weight_decay=0.01
+    NUM_FEATURES,
+    NUM_CLASSES,
+    num_layers=2,
+    width=4,
+    server_optimizer=OptimizerConfig("adam", 0.02, weight_decay=0.01),
 )
-NET = CONFIG.supernet
+NET, OPTIMIZER = CONFIG.supernet, CONFIG.server_optimizer
 CODES = np.array([[1, 2, 5, 5], [3, 2, 3, 4], [3, 0, 4, 5]])  # GIN thrice, APPNP, GAT
 OTHERS = np.array([[2, 0, 2, 5], [4, 3, 6, 1], [1, 0, 0, 2]])  # GIN, APPNP twice, none
 KEY = jax.random.key(0)  # of dropout; there is none but where a test says so
@@ -200,19 +205,22 @@ class Adam:
         self.first = self.second = np.zeros_like(self.x)
 
     def step(self, gradient):
-        gradient, self.count = gradient + CONFIG.weight_decay * self.x, self.count + 1
+        gradient, self.count = (
+            gradient + OPTIMIZER.weight_decay * self.x,
+            self.count + 1,
+        )
         self.first = 0.9 * self.first + 0.1 * gradient
         self.second = 0.999 * self.second + 0.001 * gradient**2
         mean = self.first / (1 - 0.9**self.count)
         scale = np.sqrt(self.second / (1 - 0.999**self.count))
-        self.x = self.x - CONFIG.learning_rate * mean / (scale + 1e-8)
+        self.x = self.x - OPTIMIZER.learning_rate * mean / (scale + 1e-8)
 
 
 def test_steps_move_the_weights_and_statistics_of_their_codes(
     model, train, slow_gradient, quick_jit
 ):
     step = quick_jit(train_step(CONFIG))
-    init = jax.vmap(CONFIG.optimizer.init)
+    init = jax.vmap(OPTIMIZER.build().init)
     weights = Weights(model, jax.tree.map(init, model["params"]))
     sets = by_set(model["params"])
     twins = {name: [Adam(x) for x in leaf] for name, leaf in sets.items()}
@@ -253,7 +261,7 @@ def test_first_weights_have_an_optimizer_for_each_set(quick_jit):
 
 def test_a_set_that_is_not_touched_is_as_if_no_step_had_been(quick_jit):
     """Three sets of two leaves; the optimizer alone on each, whenever it is touched."""
-    optimizer, rng = CONFIG.optimizer, np.random.default_rng(0)
+    optimizer, rng = OPTIMIZER.build(), np.random.default_rng(0)
 
     def draw():
         shapes = {"kernel": (3, 2, 4), "scale": (3,)}

@@ -205,7 +205,7 @@ def test_the_graph_is_a_blend_of_what_is_given_and_learnt(
     for key, (state, _) in zip(KEYS, later, strict=True):
         trained, _ = twin.train(np.tile(u.mean(axis=0), (NUM_CLIENTS, 1)), key)
         indices, V = list(trained), np.stack(list(trained.values()))
-        learnt = np.asarray(state.memory, float)[np.ix_(indices, indices)]
+        learnt = np.asarray(state.learnt_adjacency, float)[np.ix_(indices, indices)]
         npt.assert_allclose(learnt.sum(axis=1), 1, rtol=1e-5)
         assert np.all(learnt >= 0) and np.all((learnt > 0).sum(axis=1) <= 2)
         A = learnt
@@ -230,7 +230,9 @@ def test_the_learnt_graph_is_that_of_the_trained_models(data, quick_jit):
         jnp.ones(len(indices), bool),
         jax.random.split(KEYS[0])[1],
     )
-    npt.assert_allclose(state.memory[np.ix_(indices, indices)], learnt, atol=1e-4)
+    npt.assert_allclose(
+        state.learnt_adjacency[np.ix_(indices, indices)], learnt, atol=1e-4
+    )
 
 
 MANY_KEYS = tuple(jax.random.key(seed) for seed in range(20, 26))
@@ -243,9 +245,11 @@ def test_a_row_of_the_learnt_graph_is_that_of_one_round(data, quick_jit):
     twin = Twin(data, TASK, 0.6)
     for key, before, after in zip(MANY_KEYS, states, states[1:], strict=False):
         cohort = np.isin(np.arange(NUM_CLIENTS), list(twin.cohort(key)))
-        npt.assert_array_equal(after.memory[~cohort], before.memory[~cohort])
-        npt.assert_array_equal(after.memory[cohort][:, ~cohort], 0)
-        npt.assert_allclose(np.sum(after.memory, axis=1), 1, rtol=1e-5)
+        npt.assert_array_equal(
+            after.learnt_adjacency[~cohort], before.learnt_adjacency[~cohort]
+        )
+        npt.assert_array_equal(after.learnt_adjacency[cohort][:, ~cohort], 0)
+        npt.assert_allclose(np.sum(after.learnt_adjacency, axis=1), 1, rtol=1e-5)
 
 
 def test_padding_does_not_change_the_learnt_graph(data, quick_jit):
@@ -260,5 +264,5 @@ def test_padding_does_not_change_the_learnt_graph(data, quick_jit):
         quadratic.pad_state(history[0][0]),
     )
     for (state, _), (with_padding, _) in zip(history, padded, strict=True):
-        real = with_padding.memory[:NUM_CLIENTS, :NUM_CLIENTS]
-        npt.assert_allclose(real, state.memory, atol=1e-4)
+        real = with_padding.learnt_adjacency[:NUM_CLIENTS, :NUM_CLIENTS]
+        npt.assert_allclose(real, state.learnt_adjacency, atol=1e-4)

@@ -266,10 +266,10 @@ def test_broken_planetoid_files(tmp_path, changes, words):
 
 
 def test_a_folder_of_no_or_of_two_datasets(tmp_path):
-    assert not citation.is_planetoid_folder(tmp_path)
+    assert not citation.reads(str(tmp_path))
     assert_fails(["no ind.*.graph"], str(tmp_path))
     write_planetoid(tmp_path, "a.b")
-    assert citation.is_planetoid_folder(tmp_path)
+    assert citation.reads(str(tmp_path))
     assert citation.load(str(tmp_path)).name == "a.b"
     write_planetoid(tmp_path, "other")
     assert_fails(["a.b, other", "--data_dir"], str(tmp_path))
@@ -304,7 +304,15 @@ def assert_fails(words, name, data_dir=None):
         ({"class_names": np.zeros(3)}, ["class_names", "list of text"]),
         ({"features_data": None}, ["no array 'features_data'"]),
         ({"features_shape": np.array([7])}, ["features_shape", "two sizes"]),
-        ({"features_shape": np.array([7, 2])}, ["features_*", "no CSR matrix"]),
+        ({"features_shape": np.array([7, 2])}, ["features_*", "expected 0 to 1"]),
+        (
+            {"features_indptr": np.zeros(8, np.int64)},
+            ["features_*", "indptr runs from 0 to 0"],
+        ),
+        (
+            {"features_indices": np.array([10**6] * 8)},
+            ["features_*", "the indices hold 1000000"],
+        ),
         ({"features_data": np.full(8, np.nan)}, ["features", "not finite"]),
         ({"features": np.full((7, 2), 1e300)}, ["features", "not finite"]),
         ({"train_idx": np.array([0, 7])}, ["train split has the node 7"]),

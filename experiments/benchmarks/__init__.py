@@ -1,0 +1,1 @@
+"""The hot loops of each system, measured by `python -m experiments.benchmark`."""

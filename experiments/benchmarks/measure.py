@@ -1,0 +1,88 @@
+"""Honest timing: compiled programs, measured in turn, medians of several."""
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import flags
+
+from experiments.benchmarks import sizes
+
+REPEATS = flags.DEFINE_integer("repeats", 3, "Measurements of each.", lower_bound=1)
+Measure = Callable[[], dict[str, float]]
+NUM_ROUNDS = 5  # over which compilations are counted
+COMPILED = "/jax/core/compile/backend_compile_duration"  # event of a compilation
+
+
+def seconds(fn: Callable[..., Any], *args: Any) -> float:
+    """Seconds that a call takes until its results are there."""
+    start = time.perf_counter()
+    jax.block_until_ready(fn(*args))
+    return time.perf_counter() - start
+
+
+def compiled(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], float]:
+    """A program compiled and run once, and the seconds that compiling took."""
+    start = time.perf_counter()  # a new function, as JAX keeps programs of known ones
+    program = jax.jit(lambda *args: fn(*args)).lower(*args).compile()
+    elapsed = time.perf_counter() - start
+    jax.block_until_ready(program(*args))
+    return program, elapsed
+
+
+def num_compilations(
+    round_: Callable[..., Any], state: Any, data: Any, key: jax.Array
+) -> int:
+    """Programs compiled for some rounds that follow each other."""
+    keys = [jax.random.fold_in(key, i) for i in range(NUM_ROUNDS)]
+    program, events = jax.jit(round_), []
+
+    def listen(event, *args, **settings):
+        events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    for key in keys:
+        state, metrics = program(state, data, key)
+    jax.block_until_ready((state, metrics))
+    jax.monitoring.unregister_event_duration_listener(listen)
+    return events.count(COMPILED)
+
+
+def matmul_rate() -> float:
+    """Measured rate of a large matrix product at --precision, FLOP/s."""
+    size = 4096 if jax.default_backend() == "cpu" else 16384
+    size = 64 if sizes.is_tiny() else size
+    x = jnp.ones((size, size))
+    program, _ = compiled(jnp.matmul, x, x)
+    rate = 2 * size**3 / min(seconds(program, x, x) for _ in range(3))
+    is_cpu = jax.default_backend() == "cpu"  # whose product runs on all cores
+    return rate if is_cpu else rate * jax.device_count()
+
+
+def copy_rate() -> float:
+    """Measured rate of copying a large array, bytes read and written per second."""
+    x = jnp.ones(2**10 if sizes.is_tiny() else 2**27)  # 512 MiB
+    program, _ = compiled(lambda x: x + 1, x)
+    return 2 * x.nbytes / min(seconds(program, x) for _ in range(3))
+
+
+def in_turn(measures: dict[str, Measure]) -> dict[str, float]:
+    """Medians over --repeats rounds, in each of which everything is measured once."""
+    samples: dict[str, list[float]] = {}
+    for _ in range(REPEATS.value):
+        for measure in measures.values():
+            for key, value in measure().items():
+                samples.setdefault(key, []).append(value)
+    return {key: statistics.median(values) for key, values in samples.items()}
+
+
+def peak_memory_bytes() -> int:
+    """The most bytes in use so far, of the accelerator if there is one, else of this
+    process."""
+    stats = jax.devices()[0].memory_stats() or {}
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(stats.get("peak_bytes_in_use", kib * 1024))

@@ -1,0 +1,181 @@
+"""The hot loops of SFL: aggregation of large models, and a round of ResNet9."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from experiments.benchmarks.measure import (
+    Measure,
+    compiled,
+    copy_rate,
+    in_turn,
+    matmul_rate,
+    peak_memory_bytes,
+    seconds,
+)
+from fedjax_graph import algorithms
+from fedjax_graph.algorithms.sfl import structure_learning
+from fedjax_graph.core import aggregation, clients, graphs
+from fedjax_graph.data.images.label_shards import ImageData
+from fedjax_graph.tasks.images import ImageTask
+
+ALL_PARTS = ["graph_convolution", "weighted_mean", "distances", "images"]
+PARTS = flags.DEFINE_list("parts", ALL_PARTS, "What to measure of SFL.")
+flags.register_validator(
+    PARTS,
+    lambda parts: parts and set(parts) <= set(ALL_PARTS),
+    message=f"expected some of {', '.join(ALL_PARTS)}",
+)
+MODELS = flags.DEFINE_integer(
+    "models", 325, "Clients whose models are aggregated.", lower_bound=2
+)
+PARAMETERS = flags.DEFINE_integer(
+    "parameters", 1_000_000, "Of each of those models.", lower_bound=1
+)
+IMAGE_CLIENTS = flags.DEFINE_integer(
+    "image_clients", 100, "Clients in the round of ResNet9.", lower_bound=2
+)
+IMAGE_BATCH = flags.DEFINE_integer(
+    "image_batch", None, "Images of a client's one step; by default 128, on CPU 16.", 1
+)
+IMAGE_WIDTH = flags.DEFINE_integer(
+    "image_width", None, "Of ResNet9; by default the paper's 64, on CPU 8.", 1
+)
+
+
+def random_models() -> dict[str, jax.Array]:
+    """One leaf [C, P], drawn a row at a time: it may fill most of the memory."""
+    keys = jax.random.split(jax.random.key(0), MODELS.value)
+
+    def row(key):
+        return jax.random.normal(key, (PARAMETERS.value,))
+
+    return {"w": jax.jit(lambda keys: jax.lax.map(row, keys))(keys)}
+
+
+def aggregation_measures(parts: list[str]) -> dict[str, Measure]:
+    """Seconds of A^m V, of the mean and of the distances, of all models."""
+    num_models, stacked = MODELS.value, random_models()
+    adjacency = jax.random.uniform(jax.random.key(1), (num_models, num_models))
+    everybody = clients.Cohort(jnp.arange(num_models), jnp.ones(num_models))
+
+    def convolve(stacked, adjacency):
+        return aggregation.graph_convolution(adjacency)(stacked, everybody)
+
+    def mean(stacked):
+        return aggregation.weighted_mean(stacked, everybody)
+
+    programs = {
+        "graph_convolution": (convolve, (stacked, adjacency)),
+        "weighted_mean": (mean, (stacked,)),
+        "distances": (structure_learning.squared_distances, (stacked,)),
+    }
+
+    def measure(name, fn, args):
+        program, _ = compiled(fn, *args)
+        return lambda: {f"{name}_s": seconds(program, *args)}
+
+    return {name: measure(name, *programs[name]) for name in programs if name in parts}
+
+
+def bounds() -> dict[str, float]:
+    """The least seconds that copying and multiplying allow, at their measured rates."""
+    num_models, size = MODELS.value, PARAMETERS.value
+    with jax.default_matmul_precision("float32"):  # as the aggregators have it
+        rate = matmul_rate()
+    return {
+        "copy_bound_s": 2 * 4 * num_models * size / copy_rate(),
+        "product_bound_s": 2 * num_models**2 * size / rate,
+    }
+
+
+def random_images(num_clients: int, images_per_client: int) -> ImageData:
+    """Random images, each client with its own; one edge in ten."""
+    rng = np.random.default_rng(0)
+    total = num_clients * images_per_client
+    adjacency = (rng.random((num_clients, num_clients)) < 0.1).astype(np.float32)
+    return ImageData(
+        images=jnp.asarray(rng.integers(0, 256, (total, 32, 32, 3)), jnp.uint8),
+        labels=jnp.asarray(rng.integers(0, 10, total), jnp.int32),
+        indices=jnp.arange(total, dtype=jnp.int32).reshape(num_clients, -1),
+        mask=jnp.ones((num_clients, images_per_client)),
+        mean=jnp.full(3, 0.5),
+        std=jnp.full(3, 0.25),
+        graph=graphs.from_adjacency(adjacency),
+        client_ids=jnp.arange(num_clients, dtype=jnp.int32),
+        client_weights=jnp.full(num_clients, float(images_per_client)),
+    )
+
+
+def image_measures() -> dict[str, Measure]:
+    """Images/s of a round of FedAvg with ResNet9, and of a Python loop over clients.
+
+    Where there are several devices, each of them computes the loop's one client.
+    """
+    is_cpu = jax.default_backend() == "cpu"
+    batch = IMAGE_BATCH.value or (16 if is_cpu else 128)
+    width = IMAGE_WIDTH.value or (8 if is_cpu else 64)
+    num_clients = IMAGE_CLIENTS.value
+    data = random_images(num_clients, batch)
+    task = ImageTask(width=width, batch_size=batch, local_epochs=1)
+    values = {"task": task, "clients_per_chunk": clients.auto_clients_per_chunk()}
+
+    def build(method):
+        config = algorithms.make_config(method, values)
+        return algorithms.get_method(method).factory(config)
+
+    key = jax.random.key(0)
+    method, alone = build("fed_avg"), build("local")
+    state = jax.jit(method.init)(key, data)
+    program, compile_s = compiled(method.round, state, data, key)
+
+    def one(i):
+        index = jnp.array([i])
+        return data._replace(
+            indices=data.indices[index],
+            mask=data.mask[index],
+            graph=graphs.from_adjacency(np.ones((1, 1), np.float32)),
+            client_ids=data.client_ids[index],
+            client_weights=data.client_weights[index],
+        )
+
+    each = [one(i) for i in range(num_clients)]
+    start = jax.jit(alone.init)(key, each[0])
+    one_program, _ = compiled(alone.round, start, each[0], key)
+
+    def loop():
+        models = [one_program(start, own, key)[0].models for own in each]
+        stacked = jax.tree.map(lambda *rows: jnp.concatenate(rows), *models)
+        everybody = clients.Cohort(jnp.arange(num_clients), data.client_weights)
+        return aggregation.weighted_mean(stacked, everybody)
+
+    def rate(name, fn, *args):
+        return lambda: {
+            f"{name}_images_per_s": num_clients * batch / seconds(fn, *args)
+        }
+
+    return {
+        "compile": lambda: {"round_compile_s": compile_s},
+        "round": rate("round", program, state, data, key),
+        "loop": rate("loop", loop),
+    }
+
+
+def benchmark_sfl() -> dict[str, Any]:
+    """The figures of SFL that --parts names."""
+    parts, figures = PARTS.value, {}
+    if set(parts) - {"images"}:
+        figures |= in_turn(aggregation_measures(parts))
+        figures["aggregation_peak_memory_bytes"] = peak_memory_bytes()
+        figures |= bounds()
+    if "graph_convolution" in parts:
+        bound = max(figures["copy_bound_s"], figures["product_bound_s"])
+        figures["aggregation_share_of_bound"] = bound / figures["graph_convolution_s"]
+    if "images" in parts:
+        figures |= in_turn(image_measures())
+        rate, loop_rate = figures["round_images_per_s"], figures["loop_images_per_s"]
+        figures["speed_over_loop"] = rate / loop_rate
+    return figures

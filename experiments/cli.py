@@ -1,0 +1,87 @@
+"""What every binary does with its command line and with errors of its main function."""
+
+import logging as python_logging
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+from absl import app, flags, logging
+
+from experiments.studies import options
+from fedjax_graph.core.errors import InputError
+
+
+def run_study(study_type: type) -> None:
+    """Runs the study that the command line says; ends the process."""
+    options.define_flags(study_type)
+    run(lambda: options.from_flags(study_type).run())
+
+
+def run(main: Callable[[], Any]) -> None:
+    """Runs a binary; a bad flag or an `InputError` becomes one line and status 2.
+
+    So does running out of memory.
+    """
+
+    def parse(argv: list[str]) -> list[str]:
+        try:
+            return flags.FLAGS(argv)
+        except flags.Error as error:
+            _fail(error)
+
+    def guarded(argv: list[str]) -> None:
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # libraries report every save
+        try:
+            if len(argv) > 1:
+                raise InputError(
+                    f"unexpected argument {argv[1]!r}; flags start with --"
+                )
+            main()
+        except InputError as error:
+            _fail(error)
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0].rstrip(".") or "of the host"
+            _fail(
+                f"out of memory: {reason}; take fewer clients at a time with "
+                "--clients_per_chunk, or smaller sizes"
+            )
+
+    _hush_event_loops()
+    _show_in_help()
+    app.run(guarded, flags_parser=parse)
+
+
+def _show_in_help() -> None:
+    """Makes --help show what the binary's modules define, as well as its own flags."""
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith("experiments."):
+            for flag in defined:
+                flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+
+
+def _hush_event_loops() -> None:
+    """Keeps to itself what reads in flight say when a broken checkpoint ends orbax's.
+
+    They report through asyncio's logger and, from threads, `sys.unraisablehook`.
+    """
+    python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
+
+    def hook(unraisable):
+        if str(unraisable.exc_value) != "Event loop is closed":
+            sys.__unraisablehook__(unraisable)
+
+    sys.unraisablehook = hook
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error is that of a host or a device without memory left."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+
+def _fail(error: Exception | str) -> NoReturn:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,1 @@
+"""A frozen dataclass for each binary: `run()` from Python does all that it does."""

@@ -1,0 +1,264 @@
+"""What every study has: which data and methods, how long, where to, on what.
+
+A study is a frozen record of one run of a binary. `run()` does all that the binary
+does; `dataclasses.replace` makes another one of it, and a sweep is a list of those.
+"""
+
+import abc
+import dataclasses
+import datetime
+import os
+import pathlib
+from typing import Any, ClassVar
+
+import jax
+
+from experiments.studies import options
+from experiments.studies.options import option
+from fedjax_graph import algorithms
+from fedjax_graph.core import clients, mesh, optimizers, plugins
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+
+MOST_COPIED_BYTES = 1.3 * 2**30  # METR-LA in full has 1.2 GiB, PEMS-BAY 2.8 GiB
+_JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study(abc.ABC):
+    """Settings that all systems share; each field is a flag of the same name."""
+
+    system: ClassVar[str]  # name of the binary, and of new folders under runs/
+
+    dataset: str | None = option(
+        None, "Name of a dataset, or the path of a user's own .npz file."
+    )
+    data_dir: str | None = option(
+        os.environ.get("FEDJAX_GRAPH_DATA"),
+        "Folder with the dataset files; by default $FEDJAX_GRAPH_DATA, then the cache "
+        "that `python -m experiments.datasets --download` fills.",
+    )
+    plugin: tuple[str, ...] | None = option(
+        None, "Files or modules that register methods, models or datasets of one's own."
+    )
+    methods: tuple[str, ...] | None = option(None, "Methods, comma-separated.")
+    workdir: str | None = option(
+        None, "Folder for all output; by default a new one under runs/."
+    )
+    num_rounds: int | None = option(None, "Most communication rounds.", lower=1)
+    eval_every: int = option(1, "Rounds between evaluations and checkpoints.", lower=1)
+    patience: int | None = option(
+        None, "Rounds without a better validation loss; by default 20.", lower=1
+    )
+    seed: int = option(0, "Seed of all randomness.", lower=0, upper=2**31)
+    num_seeds: int = option(1, "Seeds run in one program, from --seed on.", lower=1)
+    participation: float = option(
+        1.0, "Share of the clients in a round.", lower=1e-9, upper=1.0
+    )
+    clients_per_chunk: str = option(
+        "auto", "Clients side by side: auto, all or a number."
+    )
+    client_optimizer: str | None = option(
+        None,
+        "What clients step with, and fields that differ from the defaults, such as "
+        "sgd,momentum=0.9; the rate has a flag of its own.",
+    )
+    server_optimizer: str | None = option(
+        None, "What the server steps with, such as adam,second_momentum=0.99."
+    )
+    precision: str = option(
+        "tf32",
+        "Precision of matrix products on accelerators; a CPU always computes float32.",
+        choices=list(_JAX_PRECISION),
+    )
+    num_cpu_devices: int | None = option(
+        None,
+        "Without an accelerator: CPU cores that share the work; by default all, but "
+        "one for data so large that copies of it would fill the memory.",
+        lower=1,
+    )
+    resume: bool = option(False, "Go on from --workdir's checkpoint.")
+    eval_only: bool = option(False, "Score --workdir's checkpoint.")
+    split: str = option(
+        "test", "What --eval_only scores.", choices=["train", "validation", "test"]
+    )
+    given: frozenset[str] = frozenset()
+    """Names of the flags that stood on the command line."""
+
+    def __post_init__(self) -> None:
+        """Checks every option.
+
+        Raises:
+          InputError: naming the flag.
+        """
+        options.check(self)
+
+    @abc.abstractmethod
+    def run(self) -> Any:
+        """Does all that the binary does.
+
+        Returns:
+          The entries of `results.json` by method, or of a sweep its rows.
+
+        Raises:
+          InputError: one line, where a setting or a file does not fit.
+        """
+
+    def is_given(self, name: str) -> bool:
+        """Whether an option was given, or is not what it is by default."""
+        default = options.options_of(type(self))[name].default
+        return name in self.given or getattr(self, name) != default
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of the run."""
+        return tuple(range(self.seed, self.seed + self.num_seeds))
+
+    def record(self) -> dict[str, Any]:
+        """The options by name, JSON-able, for `results.json`."""
+        names = options.options_of(type(self))
+        return {name: options.recorded(getattr(self, name)) for name in names}
+
+    def load_plugins(self) -> None:
+        """Imports the plugins of installed packages and those that `plugin` names.
+
+        Raises:
+          InputError: if one cannot be imported.
+        """
+        plugins.load_all(self.plugin or ())
+
+    # --- The machine -----------------------------------------------------------------
+
+    def set_up_jax(self, copied_bytes: int = 0) -> None:
+        """Applies the precision, and makes the CPU's cores devices.
+
+        In a process that has used JAX before, the devices stay as they are.
+
+        Args:
+          copied_bytes: what each device will hold a copy of. Where that is much, and
+            `num_cpu_devices` is not given, the CPU stays one device.
+
+        Raises:
+          InputError: if `num_cpu_devices` is given and comes too late.
+        """
+        precision = _JAX_PRECISION[self.precision]
+        jax.config.update("jax_default_matmul_precision", precision)
+        is_large = copied_bytes > MOST_COPIED_BYTES
+        chosen = self.num_cpu_devices
+        try:
+            mesh.use_cpu_cores(chosen or (1 if is_large else None))
+        except RuntimeError as error:  # JAX has been used
+            found = len(jax.devices("cpu"))
+            if chosen not in (None, found):
+                raise InputError(
+                    f"--num_cpu_devices={chosen}: JAX is already in use with {found}; "
+                    "run the study first in its process"
+                ) from error
+
+    # --- The folder ------------------------------------------------------------------
+
+    def make_workdir(self, dataset: str) -> pathlib.Path:
+        """Makes the folder for output if needed; nothing in it is written over.
+
+        Raises:
+          InputError: if it holds a run and neither --resume nor --eval_only is given,
+            or the other way round, or it cannot be made.
+        """
+        continues = self.resume or self.eval_only
+        if self.workdir is None:
+            if continues:
+                raise InputError("--resume and --eval_only need --workdir")
+            stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+            name = f"{self.system}-{pathlib.Path(dataset).stem}-{stamp}"
+            workdir = pathlib.Path("runs", name)
+        else:
+            workdir = pathlib.Path(self.workdir)
+        if workdir.exists() and not workdir.is_dir():
+            raise InputError(f"--workdir={workdir} is a file; name a folder")
+        traces = ("metrics.jsonl", "results.json", "*/checkpoints/*", "*/metrics.jsonl")
+        holds_run = any(any(workdir.glob(trace)) for trace in traces)
+        if self.eval_only and not holds_run:
+            raise InputError(f"--workdir={workdir} holds no run to score")
+        if holds_run and not continues:
+            raise InputError(
+                f"--workdir={workdir} already holds a run; give --resume to continue "
+                "it or name another folder"
+            )
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"--workdir={workdir} cannot be made ({error.strerror}); name another"
+            ) from error
+        if not os.access(workdir, os.W_OK):
+            raise InputError(
+                f"--workdir={workdir} is not writable; name another folder"
+            )
+        return workdir
+
+    def choose_methods(
+        self, known: dict[str, str], default: tuple[str, ...]
+    ) -> list[str]:
+        """The methods that `methods` names; `all` stands for those that are known.
+
+        A plugin's method of any task is known by its own name.
+
+        Args:
+          known: titles of the methods of this study.
+          default: what runs where none is named.
+
+        Raises:
+          InputError: if one is not known.
+        """
+        named = self.methods or default
+        if named == ("all",):
+            return list(known)
+        if "all" in named:
+            raise InputError("--methods: all stands alone")
+        for method in named:
+            if method not in known and not is_plugged_in(method):
+                raise InputError(
+                    f"--methods: unknown method {method!r}; known: all, "
+                    + ", ".join(known)
+                )
+        return list(named)
+
+    def client_steps(self, default: OptimizerConfig) -> OptimizerConfig:
+        """The clients' optimizer: the default, with what `client_optimizer` changes.
+
+        Raises:
+          InputError: if it cannot be read.
+        """
+        return self._steps("client_optimizer", default)
+
+    def server_steps(self, default: OptimizerConfig) -> OptimizerConfig:
+        """The server's optimizer: the default, with what `server_optimizer` changes.
+
+        Raises:
+          InputError: if it cannot be read.
+        """
+        return self._steps("server_optimizer", default)
+
+    def _steps(self, name: str, default: OptimizerConfig) -> OptimizerConfig:
+        chosen = getattr(self, name)
+        try:
+            return optimizers.parse(chosen, default) if chosen else default
+        except InputError as error:
+            raise InputError(f"--{name}={chosen}: {error}") from error
+
+    def chunk(self) -> int | None:
+        """Clients side by side, as `clients.map_clients` takes it.
+
+        Raises:
+          InputError: if the option cannot be read.
+        """
+        return clients.parse_clients_per_chunk(self.clients_per_chunk)
+
+
+def is_plugged_in(method: str) -> bool:
+    """Whether a method of any task was registered from outside the library."""
+    if method not in algorithms.method_names():
+        return False
+    registered = algorithms.get_method(method)
+    is_ours = registered.factory.__module__.startswith("fedjax_graph.")
+    return registered.takes_task and not is_ours

@@ -1,0 +1,237 @@
+"""A run of CNFGNN, its strategies and its baselines on a traffic network."""
+
+import dataclasses
+import itertools
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from experiments.studies import cnfgnn_configs as configs
+from experiments.studies import cnfgnn_defaults as paper
+from experiments.studies import cnfgnn_output as output
+from experiments.studies import running
+from experiments.studies.cnfgnn_options import CNFGNNOptions
+from experiments.studies.running import Entry, Run
+from fedjax_graph.core import clients, mesh
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.traffic import inductive, windows
+from fedjax_graph.data.traffic.network import TrafficDataset
+from fedjax_graph.data.traffic.windows import TrafficData
+from fedjax_graph.driver import plots, results, rounds
+from fedjax_graph.driver.serving import save_network
+
+SCORES = ("rmse", "mae")  # of `forecasting.error_metrics`, mph
+TEST_KEYS = (*SCORES, "masked", "all", "seen", "unseen")
+ENTRY_KEYS = ("rmse_by_horizon",)
+Splits = dict[str, TrafficData]  # train, validation and test
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CNFGNNStudy(CNFGNNOptions):
+    """Trains CNFGNN, its strategies and baselines, and reports what the paper does.
+
+    CNFGNNStudy(dataset="metr_la", methods=("cnfgnn",), workdir="runs/mine").run()
+    """
+
+    def run(self) -> dict[str, Entry] | list[dict[str, Any]]:
+        """Does all that the binary does.
+
+        Returns:
+          The entries of `results.json` by method, or the rows of `sweep.json`.
+
+        Raises:
+          InputError: one line, where an option or a file does not fit.
+        """
+        self.load_plugins()
+        self.set_up_jax(copied_bytes=configs.hidden_bytes(self))
+        methods = self.chosen_methods()
+        configs.check_optimizers(self, methods)
+        dataset = self.load_network()
+        is_seen = None
+        if self.train_fraction is not None:
+            is_seen = inductive.first_by_longitude(dataset, self.train_fraction)
+        workdir = self.make_workdir(dataset.name)
+        running.check_kind(workdir, is_sweep=self.sweep is not None)
+        if self.sweep:
+            rows = sweep(self, dataset, is_seen, methods, workdir)
+            print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
+            return rows
+        entries = run_methods(self, dataset, is_seen, methods, workdir)
+        if not self.eval_only:
+            print(f"results.json, metrics.jsonl and pictures are in {workdir}")
+        return entries
+
+
+def run_methods(
+    study: CNFGNNStudy,
+    dataset: TrafficDataset,
+    is_seen: np.ndarray | None,
+    methods: list[str],
+    workdir: pathlib.Path,
+) -> dict[str, Entry]:
+    """Runs or scores methods and writes what came out.
+
+    Args:
+      study: the options.
+      dataset: N sensors.
+      is_seen: [N] bool, those to train on; None for all, without a report by sensors.
+      methods: names.
+      workdir: receives the output.
+
+    Returns:
+      The entries of `results.json`.
+    """
+    splits, whole, notes = split(dataset, is_seen)
+    if study.masked_loss:
+        check_readings(dataset.name, splits)
+    num_steps, num_sensors = dataset.speed.shape
+    size = f"{dataset.name}: {num_sensors} sensors, {num_steps} steps"
+    running.announce(study, size, notes, workdir)
+    before = results.read_methods(workdir)
+    save_network(workdir / "network.npz", dataset, splits["train"])
+    arrays = [dataset.speed, dataset.adjacency, is_seen]
+    checksum = running.fingerprint(*(x for x in arrays if x is not None))
+    runs = {m: run_method(study, m, splits, workdir, checksum) for m in methods}
+    if is_seen is not None:
+        scored = whole[study.split if study.eval_only else "test"]
+        runs = {m: score_views(run, scored, is_seen) for m, run in runs.items()}
+    entries = running.entries_of(runs, TEST_KEYS, ENTRY_KEYS)
+    print(output.table(study, entries))
+    if study.eval_only:
+        return entries
+    for method, run in runs.items():
+        entries[method] |= output.device_cost(method, run.config)
+    std = float(splits["train"].std)
+    exchanges = output.exchanges_of(workdir, entries, std)
+    if study.target_rmse is not None:
+        for method, exchange in exchanges.items():
+            entries[method] |= output.bytes_to_target(exchange, study.target_rmse)
+    settings = {
+        "flags": study.record(),
+        "notes": notes,
+        "num_sensors": num_sensors,
+        "num_steps": num_steps,
+    }
+    results.write_results(workdir, dataset.name, settings, {**before, **entries})
+    output.draw(study, workdir, dataset, whole["test"], runs, entries, exchanges)
+    if is_seen is not None:
+        coordinates = (dataset.longitude, dataset.latitude)
+        plots.sensor_map(workdir / "sensors.png", *coordinates, is_seen)
+    return entries
+
+
+def split(
+    dataset: TrafficDataset, is_seen: np.ndarray | None
+) -> tuple[Splits, Splits, tuple[str, ...]]:
+    """The parts to run on, those of the whole network, and notes on the data."""
+    if is_seen is None:
+        splits = windows.make_splits(dataset)
+        return splits, splits, dataset.notes
+    chosen = f"the first {is_seen.sum()} of {len(is_seen)} sensors from west to east"
+    notes = (*dataset.notes, f"trained on {chosen}")
+    return *inductive.make_splits(dataset, is_seen), notes
+
+
+def check_readings(name: str, splits: Splits) -> None:
+    """Checks that a loss without missing readings has something to count.
+
+    Raises:
+      InputError: if all targets of the training or of the validation part are missing.
+    """
+    for part in ("train", "validation"):
+        first, last = (int(splits[part].starts[i]) for i in (0, -1))
+        targets = splits[part].speed[:, first + windows.INPUT_STEPS :]
+        if not np.any(targets[:, : last - first + windows.TARGET_STEPS]):
+            raise InputError(
+                f"{name}: no reading to forecast in the {part} part, of which "
+                "--masked_loss leaves nothing"
+            )
+
+
+def run_method(
+    study: CNFGNNStudy,
+    method: str,
+    splits: Splits,
+    workdir: pathlib.Path,
+    checksum: int,
+) -> Run:
+    """Runs or scores one method."""
+    num_clients, num_train = len(splits["train"].speed), len(splits["train"].starts)
+    values = configs.config_values(study, method, num_train, workdir)
+    name = paper.registered(method)
+    config = running.config_of(name, values)
+    cohort = clients.cohort_size(num_clients, getattr(config, "participation", 1.0))
+    task = getattr(config, "task", None)
+    passes = task.local_epochs if task else getattr(config, "client_rounds", 1)
+    return running.run_method(
+        study,
+        method,
+        values,
+        splits,
+        workdir,
+        checksum=checksum,
+        examples_per_round=cohort * num_train * passes,
+        registered_name=name,
+        num_rounds=configs.most_rounds(study, method),
+        patience=configs.patience(study, method),
+    )
+
+
+def score_views(run: Run, whole: TrafficData, is_seen: np.ndarray) -> Run:
+    """Scores a run of the seen sensors on the whole graph, which makes its test."""
+    scores = {
+        name: rounds.evaluate_seeds(run.algorithm, run.result.best_state, view)
+        for name, view in mesh.put_replicated(inductive.views(whole, is_seen)).items()
+    }
+    errors = {
+        name: {key: score[key] for key in SCORES} for name, score in scores.items()
+    }
+    result = run.result._replace(test={**scores["all"], **errors})
+    return run._replace(result=result)
+
+
+def sweep(
+    study: CNFGNNStudy,
+    dataset: TrafficDataset,
+    is_seen: np.ndarray | None,
+    methods: list[str],
+    workdir: pathlib.Path,
+) -> list[dict[str, Any]]:
+    """Runs all pairs of R_c and R_s; writes `sweep.json` and `sweep.png` (Figure 4).
+
+    Each run's folder, R_c-R_s, is that of a run with these two options, and one
+    `sampling_decay` for all: that of R_c and R_s as the study has them.
+
+    Returns:
+      The rows of `sweep.json`.
+    """
+    num_train, _, _ = windows.split_sizes(len(dataset.speed))
+    decay = configs.sampling_decay(study, num_train)
+    folders = {
+        f"{client}-{server}": dataclasses.replace(
+            study, client_rounds=client, server_rounds=server, sampling_decay=decay
+        )
+        for client, server in itertools.product(study.swept_values, repeat=2)
+    }
+
+    def run_one(study: CNFGNNStudy, folder: pathlib.Path) -> list[dict[str, Any]]:
+        entries = run_methods(study, dataset, is_seen, methods, folder)
+        return [sweep_row(study, *item) for item in entries.items()]
+
+    rows = running.sweep(folders, run_one, workdir)
+    output.draw_sweep(workdir, rows, methods, study.swept_values)
+    return rows
+
+
+def sweep_row(study: CNFGNNStudy, method: str, entry: Entry) -> dict[str, Any]:
+    """A row of `sweep.json`."""
+    return {
+        "method": method,
+        "client_rounds": study.client_rounds,
+        "server_rounds": study.server_rounds,
+        "rmse": entry["test"]["rmse"],
+        "std": (entry["test_std"] or {}).get("rmse"),
+        "best_round": entry["best_round"],
+        "communication_bytes": entry["communication_bytes"],
+    }

@@ -1,0 +1,208 @@
+"""What the options of CNFGNN's study make of its methods' configs."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.studies import cnfgnn_defaults as paper
+from experiments.studies import running
+from experiments.studies.cnfgnn_options import CNFGNNOptions
+from fedjax_graph import algorithms
+from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig
+from fedjax_graph.core import batching
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
+
+TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # FedAvg's server, if it were asked for
+
+
+def config_values(
+    study: CNFGNNOptions, method: str, num_train: int, workdir: pathlib.Path
+) -> dict[str, Any]:
+    """Options and defaults under the names of a method's config fields.
+
+    Args:
+      study: the options.
+      method: its name in the output.
+      num_train: windows to train on.
+      workdir: of the run, whose checkpoint may say how clients are mapped.
+    """
+    chunk = running.clients_per_chunk(study, workdir, method)
+    values = {"clients_per_chunk": chunk, "participation": study.participation}
+    fields = fields_of(method)
+    if "task" not in fields:
+        return _known(values | _half_values(study, method, num_train))
+    values["task"] = gru_task(study, method, num_train, chunk)
+    if study.server_optimizer and "server_optimizer" in fields:
+        default = fields["server_optimizer"].default or TAKES_THE_MEAN
+        values["server_optimizer"] = study.server_steps(
+            _at_rate(default, study.server_learning_rate)
+        )
+    if method == "gru_fmtl":
+        values["regulariser"] = study.fmtl_regulariser
+        values["weight"] = _fmtl_setting(study, "weight")
+    return _known(values)
+
+
+def fields_of(method: str) -> dict[str, dataclasses.Field]:
+    """The fields of a method's config, by name."""
+    config_type = algorithms.get_method(paper.registered(method)).config_type
+    return {field.name: field for field in dataclasses.fields(config_type)}
+
+
+def gru_task(
+    study: CNFGNNOptions, method: str, num_train: int, chunk: int | None
+) -> TrafficSeq2SeqTask:
+    """The task of a GRU baseline.
+
+    Args:
+      study: the options.
+      method: its name in the output.
+      num_train: windows to train on.
+      chunk: clients side by side in forecasts.
+    """
+    num_layers = study.setting("gru_layers")
+    released = paper.GRU_BATCH_SIZES.get(study.network_name, {})
+    small, large = released.get(method, (None, None))
+    epochs = study.setting("client_rounds")
+    if method == "gru_fmtl":
+        epochs = _fmtl_setting(study, "sync_every")
+    elif method == "gru_centralized":
+        epochs = None  # its rounds are passes
+    decay = sampling_decay(study, num_train)
+    values = {
+        "hidden_size": study.setting("gru_hidden_size"),
+        "num_layers": num_layers,
+        "optimizer": optimizer(study, "client", TrafficSeq2SeqTask.optimizer),
+        "batch_size": study.setting(
+            "client_batch_size", large if num_layers and num_layers > 1 else small
+        ),
+        "local_epochs": epochs,
+        "sampling_decay": paper.GRU_FEDAVG_DECAY if method == "gru_fedavg" else decay,
+        "masked_loss": study.masked_loss,
+        "clients_per_chunk": chunk,
+    }
+    return TrafficSeq2SeqTask(**_known(values))
+
+
+def _fmtl_setting(study: CNFGNNOptions, name: str) -> Any:
+    """A setting of GRU + FMTL, whose default depends on the regulariser."""
+    default = paper.FMTL_DEFAULTS[study.fmtl_regulariser][name]
+    return study.setting(f"fmtl_{name}", default)
+
+
+def _half_values(study: CNFGNNOptions, method: str, num_train: int) -> dict[str, Any]:
+    """Those of a method with clients' models and a graph network."""
+    return _half_sizes(study, method) | {
+        "client_optimizer": optimizer(study, "client", CNFGNNConfig.client_optimizer),
+        "server_optimizer": optimizer(study, "server", CNFGNNConfig.server_optimizer),
+        "average_every_step": study.average_every_step,
+        "sampling_decay": sampling_decay(study, num_train),
+        "masked_loss": study.masked_loss,
+        "server_dtype": study.server_dtype,
+        "exchange_bits": int(study.exchange_bits),
+    }
+
+
+def _half_sizes(study: CNFGNNOptions, method: str) -> dict[str, Any]:
+    """How large the two halves and their minibatches are, and how many passes."""
+    names = ("client_rounds", "server_rounds", "client_batch_size")
+    names += ("hidden_size", "gn_layers", "gn_mlp_sizes")
+    released = paper.JOINT_BATCH_SIZES.get(study.network_name, {})
+    batch_size = study.setting("server_batch_size", released.get(method))
+    sizes = {name: study.setting(name) for name in names}
+    return sizes | {"server_batch_size": batch_size}
+
+
+# --- Optimizers ----------------------------------------------------------------------
+
+
+def optimizer(
+    study: CNFGNNOptions, side: str, default: OptimizerConfig
+) -> OptimizerConfig:
+    """The optimizer of clients or of the server, as the options change the default.
+
+    Args:
+      study: the options.
+      side: client or server.
+      default: of the method's config.
+
+    Raises:
+      InputError: if `client_optimizer` or `server_optimizer` cannot be read.
+    """
+    default = _at_rate(default, study.setting(f"{side}_learning_rate"))
+    steps = study.client_steps if side == "client" else study.server_steps
+    return steps(default)
+
+
+def _at_rate(config: OptimizerConfig, rate: float | None) -> OptimizerConfig:
+    """An optimizer with another learning rate; None keeps its own."""
+    own = config.learning_rate if rate is None else rate
+    return dataclasses.replace(config, learning_rate=own)
+
+
+def check_optimizers(study: CNFGNNOptions, methods: Sequence[str]) -> None:
+    """Checks that chosen optimizers can be read and concern one of the methods.
+
+    Raises:
+      InputError: naming the flag.
+    """
+    registered = [algorithms.get_method(paper.registered(name)) for name in methods]
+    concerned = {
+        "client": any(method.is_trained for method in registered),
+        "server": any("server_optimizer" in fields_of(name) for name in methods),
+    }
+    for side, found in concerned.items():
+        optimizer(study, side, TAKES_THE_MEAN)
+        if getattr(study, f"{side}_optimizer") and not found:
+            raise InputError(
+                f"--{side}_optimizer: none of {', '.join(methods)} has an optimizer on "
+                f"the {side}{'s' if side == 'client' else ''}"
+            )
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+# --- What follows from them ----------------------------------------------------------
+
+
+def sampling_decay(study: CNFGNNOptions, num_train: int) -> float:
+    """Computes k of scheduled sampling, the same for all methods of a dataset."""
+    chosen = study.setting("sampling_decay")
+    if chosen is not None:
+        return chosen
+    sizes = _known(_half_sizes(study, "cnfgnn"))
+    steps = steps_per_round(running.config_of("cnfgnn", sizes), num_train)
+    return 1000.0 * min(1.0, steps / paper.STEPS_PER_ROUND_METR_LA)
+
+
+def steps_per_round(config: CNFGNNConfig, num_train: int) -> int:
+    """Counts the optimization steps of a global round, on clients and server."""
+    client = batching.steps_per_epoch(num_train, config.client_batch_size)
+    server = batching.steps_per_epoch(num_train, config.server_batch_size)
+    return config.client_rounds * client + config.server_rounds * server
+
+
+def most_rounds(study: CNFGNNOptions, method: str) -> int:
+    """Most rounds of a method."""
+    is_published = study.network_name in paper.GRU_BATCH_SIZES
+    if method == "at_without_fedavg" and is_published and study.num_rounds is None:
+        return paper.MOST_ROUNDS_WITHOUT_FEDAVG
+    return study.setting("num_rounds", paper.NUM_ROUNDS)
+
+
+def patience(study: CNFGNNOptions, method: str) -> int:
+    """Rounds without a better validation loss after which a method stops."""
+    is_alternating = method in paper.ALTERNATING
+    default = running.PATIENCE if is_alternating else paper.OTHERS_PATIENCE
+    return study.patience or default
+
+
+def hidden_bytes(study: CNFGNNOptions) -> int:
+    """Bytes of h_c of all training windows, 70 % of the readings or so."""
+    size = study.setting("hidden_size", CNFGNNConfig.hidden_size)
+    return int(0.7 * 4 * size * study.num_readings())

@@ -1,0 +1,215 @@
+"""What CNFGNN's study shows of finished runs: costs, the table and the pictures."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.studies import cnfgnn_defaults as paper
+from experiments.studies import running
+from experiments.studies.cnfgnn_options import CNFGNNOptions, known
+from experiments.studies.running import Entry, Run
+from fedjax_graph import algorithms
+from fedjax_graph.algorithms.cnfgnn import flops
+from fedjax_graph.algorithms.cnfgnn.cnfgnn import HalvesConfig, make_models
+from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic.network import TrafficDataset
+from fedjax_graph.data.traffic.windows import TrafficData
+from fedjax_graph.driver import plots, writers
+from fedjax_graph.models.seq2seq import Seq2Seq
+
+GIB = 2**30
+
+
+def table(study: CNFGNNOptions, entries: Mapping[str, Entry]) -> str:
+    """RMSE and MAE in the paper's convention, and the masked ones at 60 minutes.
+
+    With `train_fraction` also the RMSE of seen and of unseen sensors.
+    """
+    columns: dict[str, running.Cell] = {"RMSE": "rmse", "MAE": "mae"}
+    if study.is_inductive:
+        columns["RMSE, seen"] = ("seen", "rmse")
+        columns["RMSE, unseen"] = ("unseen", "rmse")
+    columns["masked MAE 60'"] = ("masked", "60", "mae")
+    columns["masked RMSE 60'"] = ("masked", "60", "rmse")
+    columns["best round"] = running.best_round
+    return running.table("mph", columns, entries, known())
+
+
+# --- Costs ---------------------------------------------------------------------------
+
+
+def client_model(config: Any) -> Seq2Seq | None:
+    """The model that runs on a client, or None where nothing is trained."""
+    if isinstance(config, HalvesConfig):
+        return make_models(config).client
+    return config.task.model() if hasattr(config, "task") else None
+
+
+def device_cost(method: str, config: Mapping[str, Any]) -> dict[str, float]:
+    """GFLOP of a client's forward pass for one window; see `flops`."""
+    name = paper.registered(method)
+    model = client_model(algorithms.make_config(name, dict(config)))
+    if model is None:
+        return {}
+    return {
+        "device_gflops": flops.forward(model) / 1e9,
+        "device_gflops_as_printed": flops.printed(model) / 1e9,
+    }
+
+
+class Exchange(NamedTuple):
+    """What a method had exchanged, and how good it was by then, in R rounds."""
+
+    sizes: np.ndarray  # [R] bytes so far
+    rmse: np.ndarray  # [R, seeds] lowest validation RMSE so far, mph
+
+    def bytes_to(self, target: float) -> list[int | None]:
+        """Bytes until each seed's RMSE is at most `target`; None where it never is."""
+        return [
+            next((int(size) for size in self.sizes[lowest <= target]), None)
+            for lowest in self.rmse.T
+        ]
+
+
+def exchanges_of(
+    workdir: pathlib.Path, entries: Mapping[str, Entry], std: float
+) -> dict[str, Exchange]:
+    """Exchanges by `metrics.jsonl`, of those methods that exchange anything.
+
+    The RMSE is that of the validation loss: under `masked_loss` of what was read.
+
+    Args:
+      workdir: of the run.
+      entries: of `results.json`, by method.
+      std: of the readings, mph.
+    """
+    found, written = {}, writers.read_records(workdir / "metrics.jsonl")
+    for method, entry in entries.items():
+        records = [
+            record
+            for record in written
+            if record["method"] == method and "validation_loss" in record
+        ]
+        per_round = sum(entry["communication_bytes_per_round"].values())
+        if not records or not per_round:
+            continue
+        key = "validation_loss"
+        losses = [r.get(f"{key}_by_seed", [r[key]]) for r in records]
+        found[method] = Exchange(
+            np.array([record["round"] * per_round for record in records]),
+            std * np.sqrt(np.fmin.accumulate(np.array(losses, float))),
+        )
+    return found
+
+
+def bytes_to_target(exchange: Exchange, target: float) -> dict[str, Any]:
+    """For `results.json`, mean and by seed; the mean is None where a seed fails."""
+    by_seed = exchange.bytes_to(target)
+    reached = [size for size in by_seed if size is not None]
+    mean = sum(reached) / len(by_seed) if len(reached) == len(by_seed) else None
+    return {"bytes_to_target": mean, "bytes_to_target_by_seed": by_seed}
+
+
+# --- Pictures ------------------------------------------------------------------------
+
+
+def draw(
+    study: CNFGNNOptions,
+    workdir: pathlib.Path,
+    dataset: TrafficDataset,
+    test_data: TrafficData,
+    runs: Mapping[str, Run],
+    entries: Mapping[str, Entry],
+    exchanges: Mapping[str, Exchange],
+) -> None:
+    """Draws forecast against truth, training curves, RMSE by horizon and traffic."""
+    draw_forecasts(workdir, dataset, test_data, runs)
+    draw_curves(study, workdir)
+    by_horizon = {
+        known()[method]: entry["rmse_by_horizon"] for method, entry in entries.items()
+    }
+    plots.rmse_by_horizon(workdir / "rmse_by_horizon.png", by_horizon)
+    draw_exchanges(workdir, exchanges)
+
+
+def draw_forecasts(
+    workdir: pathlib.Path,
+    dataset: TrafficDataset,
+    test_data: TrafficData,
+    runs: Mapping[str, Run],
+) -> None:
+    """Draws `forecasts.png`: a day of the three sensors whose speed varies most."""
+    one_day = test_data._replace(starts=test_data.starts[:288])
+    steps = np.asarray(one_day.starts)[:, None] + windows.INPUT_STEPS + np.arange(12)
+    liveliest = np.argsort(dataset.speed[steps[:, 0]].std(axis=0))[-3:]
+    sensors = np.sort(liveliest)
+    trained = [
+        method
+        for method in runs
+        if algorithms.get_method(paper.registered(method)).is_trained
+    ]
+    forecasts = {}
+    for method in trained or runs:
+        algorithm, result, _ = runs[method]
+        state = jax.tree.map(lambda x: x[0], result.best_state)
+        forecast = np.asarray(jax.jit(algorithm.predict)(state, one_day))
+        forecasts[known()[method]] = {60: forecast[:, sensors, -1]}
+    plots.forecasts(
+        workdir / "forecasts.png",
+        times=dataset.timestamps[steps[:, -1]],
+        truth=dataset.speed[steps[:, -1]][:, sensors],
+        forecasts=forecasts,
+        sensors=[f"sensor {dataset.sensor_ids[i]}, an hour ahead" for i in sensors],
+    )
+
+
+def draw_curves(study: CNFGNNOptions, workdir: pathlib.Path) -> None:
+    """Draws `training_curves.png`, and of chosen strategies `strategies.png`."""
+    if records := running.records_of(workdir, known()):
+        plots.training_curves(workdir / "training_curves.png", records)
+    if records and study.strategy:
+        titles = dict(paper.STRATEGIES[name] for name in study.strategy)
+        records = running.records_of(workdir, titles)
+        records = [r for r in records if r["method"] in titles.values()]
+        plots.training_curves(workdir / "strategies.png", records)
+
+
+def draw_exchanges(workdir: pathlib.Path, exchanges: Mapping[str, Exchange]) -> None:
+    """Draws `communication.png`, where anything was exchanged."""
+    lines = {
+        known()[method]: plots.Line(
+            exchange.sizes / GIB, exchange.rmse.mean(1), exchange.rmse.std(1)
+        )
+        for method, exchange in exchanges.items()
+    }
+    if lines:
+        labels = ("GiB exchanged", "lowest validation RMSE so far (mph)")
+        plots.curves(workdir / "communication.png", lines, *labels, log_x=True)
+
+
+def draw_sweep(
+    workdir: pathlib.Path,
+    rows: Sequence[Mapping[str, Any]],
+    methods: Sequence[str],
+    values: Sequence[int],
+) -> None:
+    """Draws `sweep.png` (Figure 4): errors and traffic by R_c and R_s.
+
+    Args:
+      workdir: of the sweep.
+      rows: of `sweep.json`, a method's in the order of R_c and then R_s.
+      methods: whose maps to draw.
+      values: of both.
+    """
+    maps, shape = {}, (len(values), len(values))
+    for method in methods:
+        own, title = [r for r in rows if r["method"] == method], known()[method]
+        rmse = [row["rmse"] for row in own]
+        gib = [sum(row["communication_bytes"].values()) / GIB for row in own]
+        maps[f"{title}: RMSE (mph)"] = np.reshape(rmse, shape)
+        maps[f"{title}: GiB to the best round"] = np.reshape(gib, shape)
+    labels = ("server rounds, R_s", "client rounds, R_c")
+    plots.heat_maps(workdir / "sweep.png", maps, *labels, ticks=(values, values))

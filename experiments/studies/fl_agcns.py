@@ -1,0 +1,75 @@
+"""FL-AGCNS: searches and fixed networks on a graph that is cut into clients' parts."""
+
+import dataclasses
+
+from experiments.studies import fl_agcns_output, fl_agcns_runs, running
+from experiments.studies.fl_agcns_problem import Problem, load_dataset, make_problem
+from experiments.studies.fl_agcns_settings import FLAGCNSSettings
+from experiments.studies.running import Entry
+from fedjax_graph.driver import results
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FLAGCNSStudy(FLAGCNSSettings):
+    """Searches, and trainings of what they found and of fixed networks.
+
+    A search ends with one architecture code. It, like each fixed network, is trained
+    `num_retrain` times from other initial weights and tested at its best validation
+    round.
+    """
+
+    def run(self) -> dict[str, Entry]:
+        """Runs or scores all methods, and writes what came out after each.
+
+        Returns:
+          The entries of `results.json` of these methods.
+
+        Raises:
+          InputError: one line, where a setting or a file does not fit.
+        """
+        study = self.resolved()
+        methods = study.check_methods()
+        study.set_up_jax()
+        problem = make_problem(study, load_dataset(study))
+        return _run_methods(study, methods, problem)
+
+
+def _run_methods(
+    study: FLAGCNSSettings, methods: list[str], problem: Problem
+) -> dict[str, Entry]:
+    dataset, facts = problem.dataset, problem.statistics
+    if not study.eval_only:
+        fl_agcns_runs.note_of_no_evolution(study, methods)
+    workdir = study.make_workdir(dataset.name)
+    running.announce(
+        study,
+        f"{dataset.name}: {len(dataset.labels)} nodes, {len(dataset.edges)} edges, of "
+        f"which {facts['edges_cut_share']:.1%} lie between the {facts['num_clients']} "
+        f"clients; padding is {facts['padded_nodes_share']:.1%} of nodes and "
+        f"{facts['padded_edges_share']:.1%} of edges",
+        dataset.notes,
+        workdir,
+    )
+    entries = results.read_methods(workdir, problem.checksum)
+    settings = {
+        "flags": study.record(),
+        "notes": dataset.notes,
+        "data": problem.checksum,
+        "num_nodes": len(dataset.labels),
+        "num_edges": len(dataset.edges),
+        "subgraphs": facts,
+    }
+    scored = {}
+    for method in methods:
+        outcome = fl_agcns_runs.run_method(study, method, problem, workdir)
+        scored[method] = fl_agcns_output.entry_of(
+            study, method, outcome, problem, workdir
+        )
+        entries[method] = scored[method]
+        if not study.eval_only:
+            results.write_results(workdir, dataset.name, settings, entries)
+            fl_agcns_output.draw(study, entries, workdir, dataset.name)
+    print(fl_agcns_output.table(scored))
+    if not study.eval_only:
+        print(f"results.json, metrics.jsonl and pictures are in {workdir}")
+    return scored

@@ -1,0 +1,154 @@
+"""Runs of FL-AGCNS's study: searches, their networks, trainings from scratch."""
+
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+
+from experiments.studies import fl_agcns_choice, running
+from experiments.studies.fl_agcns_choice import search_name
+from experiments.studies.fl_agcns_problem import Problem
+from experiments.studies.fl_agcns_settings import EVOLUTIONARY, FIXED, FLAGCNSSettings
+from fedjax_graph.algorithms.fl_agcns.fl_rl import FLRLConfig
+from fedjax_graph.models import architecture
+from fedjax_graph.models.supernet import WIDTH
+from fedjax_graph.tasks.subgraphs import SubgraphTask
+
+
+class Outcome(NamedTuple):
+    """A trained network and, of a method that searches, how it was found."""
+
+    training: running.Run
+    search: running.Run | None
+    code: tuple[int, ...]  # () for a fixed network
+    finalists: fl_agcns_choice.Finalists | None = None
+
+
+def run_method(
+    study: FLAGCNSSettings, method: str, problem: Problem, workdir: pathlib.Path
+) -> Outcome:
+    """Searches if the method does, and trains the network."""
+    if method in FIXED:
+        return Outcome(train(study, method, problem, workdir), None, ())
+    if method == "code":
+        code = tuple(architecture.parse(study.code or "").tolist())
+        return Outcome(train(study, method, problem, workdir, code), None, code)
+    values = search_values(study, method, problem, workdir)
+    found = search(study, method, values, problem, workdir)
+    state = jax.device_get(jax.tree.map(lambda x: x[0], found.result.best_state))
+    choice = fl_agcns_choice.choose(
+        study, method, state, values, problem.splits["train"], workdir
+    )
+    print(f"{method}: {architecture.to_text(choice.code)}", flush=True)
+    code = tuple(choice.code)
+    training = train(study, method, problem, workdir, code)
+    return Outcome(training, found, code, choice.finalists)
+
+
+def search(
+    study: FLAGCNSSettings,
+    method: str,
+    values: dict[str, Any],
+    problem: Problem,
+    workdir: pathlib.Path,
+) -> running.Run:
+    """Runs or scores a search; its state has the best code."""
+    config = running.config_of(method, values)
+    return running.run_method(
+        study,
+        search_name(method),
+        values,
+        problem.splits,
+        workdir,
+        checksum=problem.checksum,
+        num_rounds=search_rounds(study, method, config),
+        examples_per_round=0,
+        registered_name=method,
+        seeds=(study.seed,),
+        seeds_per_chunk=1,  # a `vmap` over codes of seeds would run every op for each
+        keep_last=True,
+    )
+
+
+def search_values(
+    study: FLAGCNSSettings, method: str, problem: Problem, workdir: pathlib.Path
+) -> dict[str, Any]:
+    """Settings under the names of a search's config fields."""
+    values = problem.sizes | {
+        "num_layers": study.num_layers,
+        "fusion": study.fusion,
+        "stages": study.given_stages(),
+        "fitness": study.fitness,
+        "dropout": study.dropout,
+        "server_optimizer": study.adam(),
+        "encryption": study.encryption,
+        "clients_per_chunk": running.clients_per_chunk(
+            study, workdir, search_name(method)
+        ),
+        "population_size": study.population_size,
+        "num_steps": study.supernet_steps,
+        "codes_per_step": study.codes_per_step,
+        "num_warm_up": study.num_warm_up,
+        "num_epochs": study.num_epochs,
+    }
+    if method == "fl_rl":
+        values["codes_per_round"] = min(FLRLConfig.codes_per_round, study.num_trials)
+    return values
+
+
+def search_rounds(study: FLAGCNSSettings, method: str, config: Any) -> int:
+    """Number of rounds of a search that make up what the settings allow it."""
+    if method == "fl_gradient":
+        return study.num_relaxed_rounds
+    if method in ("fl_random", "fl_rl"):
+        return study.num_trials // config.codes_per_round
+    return study.num_generations
+
+
+def note_of_no_evolution(study: FLAGCNSSettings, methods: list[str]) -> None:
+    """Prints a note where a search ends before populations change."""
+    evolves = any(method in EVOLUTIONARY for method in methods)
+    if evolves and study.num_warm_up >= study.num_generations:
+        print(
+            f"note: nothing evolves in {study.num_generations} generations: the first "
+            f"--num_warm_up={study.num_warm_up} only train weights"
+        )
+
+
+def train(
+    study: FLAGCNSSettings,
+    method: str,
+    problem: Problem,
+    workdir: pathlib.Path,
+    code: tuple[int, ...] = (),
+) -> running.Run:
+    """Trains or scores a network `num_retrain` times: a fixed one, or of a code."""
+    task = SubgraphTask(
+        **problem.sizes,
+        model="code" if code else method,
+        code=code,
+        fusion=study.fusion,
+        width=WIDTH,
+        dropout=study.dropout,
+        fitness=study.fitness,
+    )
+    values = {
+        "task": task,
+        "server_optimizer": study.adam(),
+        "encryption": study.encryption,
+        "clients_per_chunk": running.clients_per_chunk(study, workdir, method),
+    }
+    return running.run_method(
+        study,
+        method,
+        values,
+        problem.splits,
+        workdir,
+        checksum=problem.checksum,
+        num_rounds=study.num_epochs,
+        examples_per_round=len(problem.splits["train"].client_ids),
+        rate_name="client_steps_per_s",
+        registered_name="fed_sgd",
+        seeds=tuple(range(study.seed, study.seed + study.num_retrain)),
+        patience=study.num_epochs + 1,  # the best of all rounds is tested
+    )

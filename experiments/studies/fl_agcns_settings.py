@@ -1,0 +1,232 @@
+"""Settings of FL-AGCNS's study: which searches and networks, on which clients."""
+
+import dataclasses
+from typing import ClassVar, Self
+
+from experiments.studies.base import Study
+from experiments.studies.options import option
+from fedjax_graph.algorithms.fl_agcns.fl_rl import FLRLConfig
+from fedjax_graph.algorithms.fl_agcns.search import SearchConfig
+from fedjax_graph.core import encryption
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.models import architecture
+
+SEARCHES = {
+    "fl_agcns": "FL-AGCNS",
+    "controller_eo": "ControllerEO",
+    "client_eo": "ClientEO",
+    "fl_random": "FL-Random",
+    "fl_rl": "FL-RL",
+    "fl_gradient": "FL-Gradient",
+}
+EVOLUTIONARY = ("fl_agcns", "controller_eo", "client_eo")
+FIXED = {
+    "gat": "GAT",
+    "sage": "SAGE",
+    "gcn": "GCN",
+    "sgc": "SGC",
+    "appnp": "APPNP",
+    "agnn": "AGNN",
+    "arma": "ARMA",
+    "gated_graph": "GatedGraph",
+}
+TITLES = SEARCHES | FIXED | {"code": "given code"}
+SHORT_RUN = {  # without a dataset
+    "num_generations": 20,
+    "population_size": 20,
+    "num_warm_up": 4,
+    "supernet_steps": 2,
+    "codes_per_step": 8,
+    "num_trials": 5,
+    "num_relaxed_rounds": 2,
+    "num_finalists": 8,
+    "num_retrain": 3,
+}
+SHORT_RUN_METHODS = ("fl_agcns", "gcn", "appnp")
+EXAMPLE_CODE = "3,6,0,0,6,54,55,5"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FLAGCNSSettings(Study):
+    """Searches, and trainings of what they found and of fixed networks.
+
+    A search ends with one architecture code. It, like each fixed network, is trained
+    `num_retrain` times from other initial weights and tested at its best validation
+    round.
+    """
+
+    system: ClassVar[str] = "fl_agcns"
+
+    # Clients are few and their products large enough for one device's threads: two CPU
+    # devices took twice as long for a generation on Cora.
+    num_cpu_devices: int | None = option(
+        1, "Without an accelerator: CPU cores that share the work.", lower=1
+    )
+    num_clients: int | None = option(None, "Clients that share the data.", lower=1)
+    partition: str = option(
+        "metis", "How a graph is cut into subgraphs.", choices=["random", "metis"]
+    )
+    fusion: str = option(
+        "leaves",
+        "Whose outputs an architecture averages: of layers that no other reads, or "
+        "all.",
+        choices=["leaves", "all"],
+    )
+    stages: str = option(
+        "0,0",
+        "Activations of the input and output stage of all codes that are searched, "
+        "such as 3,5 for ReLU and Identity; 0: any.",
+    )
+    fitness: str = option(
+        "loss",
+        "By which validation score architectures, and rounds of a training, are "
+        "chosen.",
+        choices=["loss", "accuracy"],
+    )
+    num_generations: int = option(250, "Rounds of an evolutionary search.", lower=1)
+    population_size: int = option(60, "Architectures in a population.", lower=2)
+    num_warm_up: int = option(50, "First generations, without evolution.", lower=0)
+    supernet_steps: int = option(5, "Steps of the shared weights in a round.", lower=1)
+    codes_per_step: int = option(20, "Architectures that such a step trains.", lower=1)
+    num_trials: int = option(
+        50, "Architectures that FL-Random and FL-RL train.", lower=1
+    )
+    num_relaxed_rounds: int = option(50, "Rounds of FL-Gradient.", lower=1)
+    num_layers: int = option(
+        architecture.NUM_LAYERS, "Of an architecture, at most.", lower=1
+    )
+    num_epochs: int = option(
+        50, "Rounds of a network's training from scratch.", lower=1
+    )
+    num_retrain: int = option(10, "Trainings of each network, from --seed on.", lower=1)
+    num_finalists: int = option(
+        1,
+        "Of the last population, those that an evolutionary search trains once from "
+        "scratch, to take the best by validation; 1, as in the paper: the best by "
+        "shared weights.",
+        lower=1,
+    )
+    dropout: float = option(
+        0.0,
+        "Of both stages' inputs, in trainings and of a search's shared weights; the "
+        "paper names none.",
+        lower=0.0,
+        upper=0.99,
+    )
+    learning_rate: float = option(0.02, "Of Adam at the server.", lower=0.0)
+    code: str | None = option(
+        None, f"An architecture to train, as {EXAMPLE_CODE}; method `code`."
+    )
+    encryption: str = option(
+        "none", "Of what leaves a client.", choices=["none", "ckks"]
+    )
+    outside_neighbours: bool = option(
+        False, "Clients keep copies of their nodes' neighbours."
+    )
+    normalise_features: bool = option(
+        False, "Divide each node's features by their sum."
+    )
+    labels: str = option(
+        "published",
+        "Training, validation and test nodes: those published with the dataset, if "
+        "there are any, or 20 of a class, 500 and 1000 drawn by --seed.",
+        choices=["published", "drawn"],
+    )
+
+    def resolved(self) -> Self:
+        """This study; without a dataset, its short form where nothing is given."""
+        if self.dataset is not None:
+            return self
+        short = {
+            name: value for name, value in SHORT_RUN.items() if not self.is_given(name)
+        }
+        return dataclasses.replace(self, **short)
+
+    def check_methods(self) -> list[str]:
+        """Checks that the settings go together.
+
+        Returns:
+          The methods.
+
+        Raises:
+          InputError: if they do not.
+        """
+        for name, reason in (
+            (
+                "num_rounds",
+                "a search has --num_generations, --num_trials or "
+                "--num_relaxed_rounds, a training --num_epochs",
+            ),
+            ("patience", "a training runs --num_epochs, a search all rounds"),
+            (
+                "client_optimizer",
+                "clients send gradients; --server_optimizer says what steps with them",
+            ),
+        ):
+            if self.is_given(name):
+                raise InputError(f"--{name}: {reason}")
+        if self.num_seeds > 1:
+            raise InputError(
+                "--num_seeds: a search has one seed, --seed; --num_retrain says how "
+                "often what it found is trained"
+            )
+        if self.participation < 1:
+            raise InputError("--participation: every client takes part in FL-AGCNS")
+        if self.codes_per_step > self.population_size:
+            raise InputError(
+                f"--codes_per_step={self.codes_per_step}: expected at most "
+                f"--population_size={self.population_size}, from which they are drawn"
+            )
+        methods = self.chosen_methods()
+        if self.code:
+            architecture.parse(self.code)
+        self.given_stages()
+        encryption.check(self.encryption)
+        return methods
+
+    def chosen_methods(self) -> list[str]:
+        """The methods that the settings name.
+
+        Raises:
+          InputError: if one is not known here, or lacks what it needs.
+        """
+        default = SHORT_RUN_METHODS if self.dataset is None else ("fl_agcns",)
+        if self.methods is None and self.code:
+            default = ("code",)
+        named = self.methods or default
+        if "all" in named:
+            others = [method for method in named if method != "all"]
+            named = tuple(dict.fromkeys([*SEARCHES, *FIXED, *others]))
+        methods = dataclasses.replace(self, methods=named).choose_methods(TITLES, named)
+        size = FLRLConfig.codes_per_round
+        if "fl_rl" in methods and self.num_trials > size and self.num_trials % size:
+            raise InputError(
+                f"--num_trials={self.num_trials}: FL-RL trains {size} architectures a "
+                f"round; expected a multiple of {size}"
+            )
+        if "code" in methods and not self.code:
+            raise InputError(f"--methods=code needs --code={EXAMPLE_CODE}")
+        if self.code and "code" not in methods:
+            methods.append("code")
+        return methods
+
+    def given_stages(self) -> architecture.Stages:
+        """The stages that all codes have.
+
+        Raises:
+          InputError: if `stages` is no pair of activations.
+        """
+        genes = self.stages.split(",")
+        if not all(gene.strip().isdecimal() for gene in genes):
+            raise InputError(
+                f"--stages={self.stages}: expected two numbers, such as 3,5"
+            )
+        return architecture.check_stages(tuple(map(int, genes)))
+
+    def adam(self) -> OptimizerConfig:
+        """The server's optimizer, of the shared weights and of each training."""
+        default = SearchConfig.server_optimizer
+        return self.server_steps(
+            dataclasses.replace(default, learning_rate=self.learning_rate)
+        )

@@ -1,0 +1,224 @@
+"""GraphFL against individual and federated learning of node labels."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.studies import graphfl_methods, graphfl_sweeps, running
+from experiments.studies.graphfl_methods import TITLES
+from experiments.studies.graphfl_settings import GraphFLSettings
+from experiments.studies.node_problem import (
+    Problem,
+    fingerprint,
+    load_dataset,
+    make_problem,
+)
+from experiments.studies.running import Entry, Run
+from experiments.studies.self_training import self_train, teach
+from fedjax_graph.core import clients
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.graphs import receptive_fields as nodes
+from fedjax_graph.data.graphs.node_dataset import NodeDataset
+from fedjax_graph.driver import plots, results
+from fedjax_graph.tasks.nodes import TEST_METRICS
+
+Teachers = dict[GraphFLSettings, np.ndarray]  # what `teach` returned, at most one
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphFLStudy(GraphFLSettings):
+    """Methods on one graph that the clients share or hold in parts.
+
+    A seed is a draw of labels. A sweep runs all methods over several values of one
+    option, on one dataset, and draws the curves.
+    """
+
+    def chosen_methods(self) -> list[str]:
+        """The methods to run; see `graphfl_methods.chosen_methods`."""
+        return graphfl_methods.chosen_methods(self)
+
+    def run(self) -> dict[str, Entry] | list[dict[str, Any]]:
+        """Runs or scores all methods, and writes what came out.
+
+        Returns:
+          The entries of `results.json` of these methods, or of a sweep its rows.
+
+        Raises:
+          InputError: one line, where a setting or a file does not fit.
+        """
+        self.load_plugins()
+        study = self.resolved()
+        study.check()
+        methods = study.chosen_methods()
+        parts = graphfl_sweeps.parts(study, study.sweep) if study.sweep else {}
+        dataset = load_dataset(study)
+        features_bytes = 4 * math.prod(dataset.features.shape)
+        study.set_up_jax(copied_bytes=2 * features_bytes)  # the host has them as well
+        if study.sweep:
+            return _sweep(study, study.sweep, parts, methods, dataset)
+        problem = make_problem(study, dataset)
+        workdir = study.make_workdir(dataset.name)
+        running.check_kind(workdir, is_sweep=False)
+        entries = _run_problem(problem, methods, workdir, {}).entries
+        if not study.eval_only:
+            print(f"results.json, metrics.jsonl and a picture are in {workdir}")
+        return entries
+
+
+def _sweep(
+    study: GraphFLSettings,
+    field: str,
+    parts: Mapping[str, GraphFLSettings],
+    methods: list[str],
+    dataset: NodeDataset,
+) -> list[dict[str, Any]]:
+    """Runs the parts of a sweep; `sweep.json`, `sweep.png` and a folder of each."""
+    workdir = study.make_workdir(dataset.name)
+    running.check_kind(workdir, is_sweep=True)
+    teachers: Teachers = {}
+
+    def run_part(part: GraphFLSettings, folder: pathlib.Path) -> list[dict[str, Any]]:
+        problem = make_problem(part, dataset)
+        outcome = _run_problem(problem, methods, folder, teachers)
+        return graphfl_sweeps.rows(field, part, outcome.entries, outcome.facts)
+
+    rows = running.sweep(parts, run_part, workdir)
+    series = graphfl_sweeps.series(study, field, rows)
+    titles = graphfl_sweeps.AXIS_TITLES[field], "test accuracy (%)"
+    plots.curves(workdir / "sweep.png", series, *titles, dataset.name)
+    print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
+    return rows
+
+
+# --- One study -----------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """What came out of a study without a sweep."""
+
+    entries: dict[str, Entry]  # of `results.json`, by method
+    facts: dict[str, Any]  # what else is known
+
+
+def _run_problem(
+    problem: Problem, methods: list[str], workdir: pathlib.Path, teachers: Teachers
+) -> Outcome:
+    """Runs all methods on one problem and writes what came out.
+
+    Args:
+      problem: the graph and draws of labels.
+      methods: names.
+      workdir: receives the output.
+      teachers: predictions of a study that may be another one but for its number of
+        pseudo-labels; replaced where they are of none such.
+    """
+    study, dataset = problem.study, problem.dataset
+    notes, facts = dataset.notes, {}
+    if problem.world.statistics:
+        facts["subgraphs"] = problem.world.statistics
+    if study.num_pseudo_labels:
+        taught = _taught(problem, workdir / "teacher", teachers)
+        pseudo = self_train(problem, taught, study.num_pseudo_labels)
+        problem = problem._replace(draws=pseudo.draws)
+        facts["self_training"] = pseudo.facts(study.num_pseudo_labels)
+        notes += (pseudo.note(),)
+    splits = problem.splits()
+    checksum = fingerprint(splits)
+    if study.is_code and not study.eval_only:
+        splits["validation"] = splits["test"]
+    size = f"{len(dataset.labels)} nodes, {len(dataset.edges)} edges"
+    text = f"{dataset.name}: {size}, {study.num_clients} clients, {study.model_name}"
+    running.announce(study, text, notes, workdir)
+    before = results.read_methods(workdir, checksum)
+    runs = {
+        method: _run_method(
+            method, problem, splits, workdir, checksum, keep_last=not study.is_code
+        )
+        for method in methods
+    }
+    entries = running.entries_of(runs, TEST_METRICS)
+    print(running.table("method", COLUMNS, entries, TITLES))
+    if not study.eval_only:
+        settings = {
+            "flags": study.record(),
+            "setting": study.setting(),
+            "notes": notes,
+            "data": checksum,
+            "num_nodes": len(dataset.labels),
+            "num_edges": len(dataset.edges),
+            **facts,
+        }
+        results.write_results(workdir, dataset.name, settings, {**before, **entries})
+        records = running.records_of(workdir, TITLES)
+        plots.training_curves(workdir / "training_curves.png", records)
+    return Outcome(entries, facts)
+
+
+COLUMNS = {
+    "accuracy %": "accuracy",
+    "round": running.best_round,
+    "seconds": lambda entry: f"{entry['seconds']:.1f}",
+}
+
+
+def _taught(problem: Problem, workdir: pathlib.Path, teachers: Teachers) -> np.ndarray:
+    """The teachers' predictions, of which those of the last study are kept."""
+    key = dataclasses.replace(problem.study, pseudo_labels=None)
+    if key not in teachers:
+
+        def train(splits: dict[str, nodes.NodeData]) -> Run:
+            checksum = fingerprint(splits)
+            return _run_method("il", problem, splits, workdir, checksum, keep_last=True)
+
+        teachers.clear()
+        teachers[key] = teach(problem, train)
+    return teachers[key]
+
+
+# --- One method ----------------------------------------------------------------------
+
+
+def _run_method(
+    method: str,
+    problem: Problem,
+    splits: dict[str, nodes.NodeData],
+    workdir: pathlib.Path,
+    checksum: int,
+    *,
+    keep_last: bool,
+) -> Run:
+    """Runs or scores one method over all draws.
+
+    Raises:
+      InputError: if its model has diverged.
+    """
+    study, figures = problem.study, problem.study.figures()
+    values = graphfl_methods.config_values(
+        study, method, problem.dataset.features.shape[1], problem.num_classes
+    )
+    values["clients_per_chunk"] = running.clients_per_chunk(study, workdir, method)
+    cohort = clients.cohort_size(study.num_clients, values["participation"])
+    run = running.run_method(
+        study,
+        method,
+        values,
+        splits,
+        workdir,
+        checksum=checksum,
+        num_rounds=figures.num_rounds,
+        examples_per_round=cohort * figures.inner_steps,
+        rate_name="client_steps_per_s",
+        registered_name=graphfl_methods.registered_name(method),
+        is_drawn=nodes.is_drawn,
+        keep_last=keep_last,
+    )
+    if not np.all(np.isfinite(run.result.test["cross_entropy"])):
+        raise InputError(
+            f"{method}: the model is not finite after {run.result.num_rounds} rounds; "
+            "try smaller rates"
+        )
+    return run

@@ -1,0 +1,118 @@
+"""The methods of a GraphFL study, and their configs."""
+
+from typing import Any
+
+from experiments.studies.graphfl_settings import GraphFLSettings
+from fedjax_graph import algorithms
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.tasks.nodes import NodeTask
+
+TITLES = {
+    "il": "IL",
+    "fl": "FL",
+    "graphfl": "GraphFL",
+    "fed_prox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "ditto": "Ditto",
+    "fed_per": "FedPer",
+    "lg_fed_avg": "LG-FedAvg",
+    "fed_att": "FedAtt",
+    "fed_avg_m": "FedAvgM",
+    "fed_adam": "FedAdam",
+    "fed_yogi": "FedYogi",
+}
+REGISTERED = {"il": "local", "fl": "fed_avg"}  # names where they are other ones
+THREE = ("il", "fl", "graphfl")  # are what the paper compares
+ROOTED = ("adam", "adamw")  # divide by the root of moments that start at 0
+TAKE_OVER = OptimizerConfig("sgd", 1.0)  # a server that only takes the mean over
+
+
+def registered_name(method: str) -> str:
+    """The name under which `algorithms` has a method of the study."""
+    return REGISTERED.get(method, method)
+
+
+def chosen_methods(study: GraphFLSettings) -> list[str]:
+    """The methods of a study, whose optimizers can be read.
+
+    Raises:
+      InputError: if one is not known here, an optimizer cannot be read, or the server's
+        concerns none of the methods.
+    """
+    methods = study.choose_methods(TITLES, THREE)
+    for method in methods:
+        client_optimizer(study, method)
+    servers = [server_optimizer(study, method) for method in methods]
+    if study.server_optimizer and not any(servers):
+        raise InputError(
+            f"--server_optimizer concerns none of the methods {', '.join(methods)}"
+        )
+    return methods
+
+
+def client_optimizer(study: GraphFLSettings, method: str) -> OptimizerConfig:
+    """What the clients of a method step with.
+
+    Raises:
+      InputError: if the option cannot be read, or GraphFL has no gradient through it.
+    """
+    figures, is_meta = study.figures(), method == "graphfl"
+    rate = figures.inner_rate if is_meta else figures.local_rate
+    steps = study.client_steps(OptimizerConfig("sgd", rate))
+    if is_meta and not study.is_first_order and steps.name in ROOTED:
+        raise InputError(
+            f"--client_optimizer={steps.name}: its root has no derivative where a "
+            "gradient is 0, which GraphFL needs; give --first_order, or another such "
+            "as sgd"
+        )
+    return steps
+
+
+def server_optimizer(study: GraphFLSettings, method: str) -> OptimizerConfig | None:
+    """What the server of a method steps with; None where it only takes means.
+
+    Raises:
+      InputError: if the option cannot be read.
+    """
+    config_type = algorithms.get_method(registered_name(method)).config_type
+    if not hasattr(config_type, "server_optimizer"):
+        return None
+    if method == "graphfl":
+        return study.server_steps(study.figures().outer_optimizer)
+    default = config_type.server_optimizer
+    if study.server_optimizer is None:
+        return default
+    return study.server_steps(default or TAKE_OVER)
+
+
+def config_values(
+    study: GraphFLSettings, method: str, num_features: int, num_classes: int
+) -> dict[str, Any]:
+    """Values of a method's config fields, by name, and of other methods' fields.
+
+    Args:
+      study: the options.
+      method: its name in the study.
+      num_features: of a node.
+      num_classes: of the head.
+    """
+    figures = study.figures()
+    task = NodeTask(
+        num_features=num_features,
+        num_classes=num_classes,
+        model=study.model_name,
+        hidden_size=study.hidden_size,
+        dropout=study.dropout,
+        inner_steps=figures.inner_steps,
+        optimizer=client_optimizer(study, method),
+        adapt_steps=figures.inner_steps if study.is_new_labels else 0,
+        checkpoint_inner=study.checkpoint_inner,
+    )
+    return {
+        "task": task,
+        "participation": 1.0 if method == "il" else study.participation,
+        "server_optimizer": server_optimizer(study, method),
+        "first_order": study.is_first_order,
+        "fine_tune": not study.is_new_labels,
+    }

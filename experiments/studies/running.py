@@ -1,0 +1,258 @@
+"""What every study does with a method: run it, and put its results on record."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from experiments.studies.base import Study
+from fedjax_graph import algorithms
+from fedjax_graph.core import configs
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import results, rounds, writers
+from fedjax_graph.driver.checkpoint import Checkpoints
+from fedjax_graph.driver.rounds import RunResult
+
+PATIENCE = 20  # rounds without a better validation loss, where none is given
+Entry = dict[str, Any]  # of a method in `results.json`
+StudyType = TypeVar("StudyType", bound=Study)
+
+
+class Run(NamedTuple):
+    """A method that was run or scored."""
+
+    algorithm: FederatedAlgorithm
+    result: RunResult
+    config: dict[str, Any]  # JSON-able
+
+
+def fingerprint(*arrays: np.ndarray) -> int:
+    """A checksum of the data: a resumed run must see the same."""
+    checksum = 0
+    for array in arrays:
+        checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
+    return checksum
+
+
+def config_of(method: str, values: Mapping[str, Any]) -> Any:
+    """A registered method's config from those settings of a study that concern it.
+
+    Args:
+      method: as registered.
+      values: by name; what is no field of the config concerns other methods.
+    """
+    config_type = algorithms.get_method(method).config_type
+    return algorithms.make_config(method, configs.known_fields(config_type, values))
+
+
+def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | None:
+    """The study's value; `auto` on a resumed run is what its checkpoint was made with.
+
+    Raises:
+      InputError: if the option cannot be read.
+    """
+    chosen, folder = study.chunk(), workdir / name / "checkpoints"
+    if study.clients_per_chunk != "auto" or not folder.is_dir():
+        return chosen
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        if checkpoints.latest_round() is None:
+            return chosen
+        config = checkpoints.settings()["config"]
+        return (config.get("task", {}) | config).get("clients_per_chunk", chosen)
+
+
+def run_method(
+    study: Study,
+    name: str,
+    values: Mapping[str, Any],
+    splits: dict[str, Data],
+    workdir: pathlib.Path,
+    *,
+    checksum: int,
+    num_rounds: int,
+    examples_per_round: int,
+    rate_name: str = "windows_per_s",
+    registered_name: str | None = None,
+    **run_settings: Any,
+) -> Run:
+    """Runs a method as a study says, or scores it under `eval_only`.
+
+    Args:
+      study: seeds, patience, what is resumed or scored.
+      name: of the method in the output.
+      values: settings, of which the method's config takes its fields.
+      splits: train, validation and test data.
+      workdir: see `rounds.run`.
+      checksum: of the data; a resumed run must have the same.
+      num_rounds: most rounds, of a method that is trained.
+      examples_per_round: of all clients, for the rate shown.
+      rate_name: of that rate.
+      registered_name: of the method, where it is another one.
+      run_settings: fields of `rounds.RunConfig`, in place of what the study says.
+    """
+    registered_name = registered_name or name
+    registered = algorithms.get_method(registered_name)
+    config = config_of(registered_name, values)
+    algorithm = registered.factory(config)
+    run_config = rounds.RunConfig(
+        num_rounds=num_rounds if registered.is_trained else 0,
+        eval_every=study.eval_every,
+        patience=study.patience or PATIENCE,
+        seeds=study.seeds if registered.is_trained else study.seeds[:1],
+        seeds_per_chunk=1 if jax.default_backend() == "cpu" else None,
+        examples_per_round=examples_per_round,
+        rate_name=rate_name,
+    )
+    run_config = dataclasses.replace(run_config, **run_settings)
+    settings = writers.to_jsonable(
+        {
+            "method": registered_name,
+            "config": dataclasses.asdict(config),
+            "seeds": run_config.seeds,
+            "data": checksum,
+            "num_devices": jax.device_count(),
+            "precision": study.precision,
+            "eval_every": study.eval_every,
+        }
+    )
+    if study.eval_only:
+        splits = {**splits, "test": splits[study.split]}
+    result = rounds.run(
+        name,
+        algorithm,
+        splits,
+        run_config,
+        workdir,
+        settings,
+        resume=study.resume,
+        eval_only=study.eval_only,
+        defaults={"config": config_defaults(registered.config_type)},
+    )
+    return Run(algorithm, result, settings["config"])
+
+
+def config_defaults(config_type: type) -> dict[str, Any]:
+    """Values of a config's fields where none is given, of those that have one."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config_type)}
+    return {
+        name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+        for name, value in defaults.items()
+        if value is not dataclasses.MISSING
+    }
+
+
+# --- Output --------------------------------------------------------------------------
+
+
+def announce(
+    study: Study, text: str, notes: Sequence[str], workdir: pathlib.Path
+) -> None:
+    """Prints what runs on what, and what was done to the data."""
+    for note in notes:
+        print(f"note: {note}")
+    print(text)
+    verb = "scoring" if study.eval_only else "writing to"
+    print(f"on {jax.devices()[0].device_kind}; {verb} {workdir}", flush=True)
+
+
+def entries_of(
+    runs: Mapping[str, Run], test_keys: Sequence[str], entry_keys: Sequence[str] = ()
+) -> dict[str, Entry]:
+    """The entries of `results.json`; see `results.method_entry`."""
+    return {
+        name: results.method_entry(run.result, test_keys, run.config, entry_keys)
+        for name, run in runs.items()
+    }
+
+
+def records_of(workdir: pathlib.Path, titles: Mapping[str, str]) -> list[Entry]:
+    """The run's `metrics.jsonl`, methods under their titles."""
+    records = writers.read_records(workdir / "metrics.jsonl")
+    return [{**r, "method": titles.get(r["method"], r["method"])} for r in records]
+
+
+Cell = str | tuple[str, ...] | Callable[[Entry], str]
+
+
+def table(
+    first: str,
+    columns: Mapping[str, Cell],
+    entries: Mapping[str, Entry],
+    titles: Mapping[str, str],
+) -> str:
+    """The table of a study on the terminal: a row for each method.
+
+    Args:
+      first: header of the column of titles.
+      columns: header -> key or path in an entry's `test`, shown with the deviation over
+        seeds, or a function of the entry.
+      entries: of `results.json`, by method.
+      titles: of the methods.
+    """
+    rows = [
+        [titles.get(name, name), *(_cell(entry, cell) for cell in columns.values())]
+        for name, entry in entries.items()
+    ]
+    return results.format_table([first, *columns], rows)
+
+
+def _cell(entry: Entry, cell: Cell) -> str:
+    if callable(cell):
+        return cell(entry)
+    path = (cell,) if isinstance(cell, str) else cell
+    mean, std = entry["test"], entry["test_std"]
+    for key in path:
+        mean, std = mean[key], std and std[key]
+    return results.with_std(mean, std)
+
+
+def best_round(entry: Entry) -> str:
+    """The round whose state was tested, for a column of `table`."""
+    return str(entry["best_round"])
+
+
+# --- Sweeps --------------------------------------------------------------------------
+
+
+def sweep(
+    folders: Mapping[str, StudyType],
+    run_one: Callable[[StudyType, pathlib.Path], list[dict[str, Any]]],
+    workdir: pathlib.Path,
+) -> list[dict[str, Any]]:
+    """Runs studies one after another, and writes `sweep.json` after each.
+
+    Args:
+      folders: name of a folder in `workdir` -> the study that is run there.
+      run_one: (study, its folder) -> rows for `sweep.json`.
+      workdir: of the sweep.
+
+    Returns:
+      All rows.
+    """
+    rows = []
+    for name, study in folders.items():
+        folder = workdir / name
+        folder.mkdir(exist_ok=True)
+        rows += run_one(study, folder)
+        text = json.dumps(writers.to_jsonable(rows), indent=2)
+        writers.write_atomically(workdir / "sweep.json", text + "\n")
+    return rows
+
+
+def check_kind(workdir: pathlib.Path, *, is_sweep: bool) -> None:
+    """Checks that a folder does not hold the other kind of output.
+
+    Raises:
+      InputError: if a sweep is to go where a single run lies, or the other way round.
+    """
+    if is_sweep and (workdir / "results.json").exists():
+        raise InputError(f"--workdir={workdir} holds a single run, not a sweep")
+    if not is_sweep and (workdir / "sweep.json").exists():
+        raise InputError(f"--workdir={workdir} holds a sweep; name one of its folders")

@@ -1,0 +1,268 @@
+"""SFL and the personalised federated methods beside it, on traffic or on images."""
+
+import dataclasses
+import pathlib
+from typing import Any, ClassVar
+
+from experiments.studies import running, sfl_output, sfl_problem
+from experiments.studies.options import option
+from experiments.studies.running import Entry, Run
+from experiments.studies.sfl_problem import Kind, Problem
+from experiments.studies.traffic import TrafficStudy
+from fedjax_graph import algorithms
+from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
+from fedjax_graph.core import clients
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.driver import results
+from fedjax_graph.driver.serving import save_network
+
+TITLES = {
+    "fed_avg": "FedAvg",
+    "fed_avg_m": "FedAvgM",
+    "fed_adam": "FedAdam",
+    "fed_yogi": "FedYogi",
+    "fed_att": "FedAtt",
+    "fed_prox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "fed_per": "FedPer",
+    "lg_fed_avg": "LG-FedAvg",
+    "ditto": "Ditto",
+    "graph_fed_avg": "GraphFedAvg",
+    "mp_fed_avg": "MPFedAvg",
+    "sfl": "SFL",
+    "sfl_star": "SFL*",
+    "sfl_per": "SFL + FedPer",
+    "sfl_lg": "SFL + LG-FedAvg",
+    "local": "local",
+}
+GRAPH_METHODS = ("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_per", "sfl_lg")
+METHOD_OPTIONS = {  # option: field of the configs of the methods that it concerns
+    "propagation_steps": "propagation_steps",
+    "alpha": "alpha",
+    "pull_weight": "pull_weight",
+    "pull_distance": "pull_distance",
+    "client_start": "start",
+    "structure_target": "structure",
+    "server_optimizer": "server_optimizer",
+}
+TAKE_OVER = OptimizerConfig("sgd", 1.0)  # a server that only takes the mean over
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SFLStudy(TrafficStudy):
+    """A comparison of methods whose clients are sensors, or share images by labels.
+
+    Without a dataset: synthetic images and a small model. An option that is None has
+    the dataset's value, see `sfl_problem.DEFAULTS`, else the task's.
+    """
+
+    system: ClassVar[str] = "sfl"
+
+    num_clients: int | None = option(None, "Clients that share the data.", lower=1)
+    shards: int = option(2, "Shards a client has of the sorted labels.", lower=1)
+    num_images: int | None = option(
+        None, "Cut the training images to this many.", lower=1
+    )
+    num_test_images: int | None = option(
+        None, "Cut the test images to this many.", lower=1
+    )
+    split_ratio: str = option(
+        "70/10/20", "Of traffic: train, validation and test, in percent."
+    )
+    local_epochs: int | None = option(
+        None, "Passes of a client over its data in a round.", lower=1
+    )
+    batch_size: int | None = option(None, "Examples in a client's minibatch.", lower=1)
+    learning_rate: float | None = option(
+        None, "Of the clients' SGD, on images its peak.", lower=0.0
+    )
+    width: int | None = option(
+        None, "Channels of ResNet9's first layer; the paper's: 64.", lower=1
+    )
+    model: str | None = option(
+        None, "Of traffic: rnn, the paper's, or a plugin's by name."
+    )
+    rnn_hidden_size: int | None = option(
+        None, "Of the traffic model; the paper's: 64.", lower=1
+    )
+    propagation_steps: int = option(3, "m of A^m V in SFL.", lower=0)
+    alpha: float = option(1.0, "Share of A^m V in SFL's u.", lower=0.0, upper=1.0)
+    pull_weight: float | None = option(
+        None, "lambda of SFL, of each pull; by default 0.3.", lower=0.0
+    )
+    pull_distance: str = option("l2", "R of SFL's pulls.", choices=["l2", "squared_l2"])
+    client_start: str = option(
+        "global",
+        "Where SFL's clients start a round: from the read-out w, or from their own u.",
+        choices=["global", "personal"],
+    )
+    client_graph: str = option(
+        "given", "none: SFL* learns it from nothing.", choices=["given", "none"]
+    )
+    structure_target: str = option(
+        "distance",
+        "What SFL* learns its graph from: the paper's distances, or similarities "
+        "(ours).",
+        choices=["distance", "similarity"],
+    )
+    protocol: str = option(
+        "paper",
+        "code: as in the released code, the proximal terms of SFL and FedProx have no "
+        "gradient and the averaging baselines add noise of 0.001.",
+        choices=["paper", "code"],
+    )
+
+    def run(self) -> dict[str, Entry]:
+        """Runs or scores the methods; writes tables, figures and pictures.
+
+        Returns:
+          The entries of `results.json` by method; of a run that is only scored, those
+          of its methods.
+
+        Raises:
+          InputError: one line, where an option or a file does not fit.
+        """
+        self.load_plugins()
+        self.set_up_jax(copied_bytes=sfl_problem.model_bytes(self))
+        methods = self.chosen_methods()
+        problem = sfl_problem.make(self)
+        dataset = problem.dataset
+        workdir = self.make_workdir(dataset.name)
+        size = ", ".join(f"{key[4:]} {n}" for key, n in problem.size.items())
+        notes = dataset.notes
+        if self.client_graph == "given":
+            notes += sfl_problem.note_on_graph(problem)
+        running.announce(self, f"{dataset.name}: {size}", notes, workdir)
+        before = results.read_methods(workdir, problem.checksum)
+        if self.kind == "traffic":
+            save_network(workdir / "network.npz", dataset, problem.splits["train"])
+        runs = self._run_methods(methods, problem, workdir)
+        entries = running.entries_of(runs, problem.test_keys, problem.entry_keys)
+        print(sfl_output.table(problem, entries, TITLES))
+        if self.eval_only:
+            return entries
+        settings = {
+            "flags": self.record(),
+            "notes": notes,
+            "data": problem.checksum,
+            **problem.size,
+        }
+        entries = {**before, **entries}
+        results.write_results(workdir, dataset.name, settings, entries)
+        sfl_output.draw(workdir, problem, runs, TITLES)
+        print(f"results.json, metrics.jsonl and pictures are in {workdir}")
+        return entries
+
+    # --- What is not given ------------------------------------------------------------
+
+    @property
+    def dataset_name(self) -> str:
+        """Name of the dataset; the synthetic images where none is given."""
+        return self.dataset or "synthetic_images"
+
+    @property
+    def kind(self) -> Kind:
+        """What the dataset holds: traffic or images.
+
+        Raises:
+          InputError: if there is no such dataset.
+        """
+        return sfl_problem.kind_of(self.dataset_name)
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """An option's value, else the dataset's default, else `default`."""
+        value = getattr(self, name)
+        if value is not None:
+            return value
+        defaults = sfl_problem.DEFAULTS
+        known = defaults.get(self.dataset_name) or defaults[self.kind]
+        return known.get(name, default)
+
+    # --- Methods ----------------------------------------------------------------------
+
+    def chosen_methods(self) -> list[str]:
+        """The methods to run; without a graph, those that need none.
+
+        Raises:
+          InputError: if one is not known here or needs the graph that is not given, or
+            if an option concerns none of them.
+        """
+        methods = self.choose_methods(TITLES, self.setting("methods"))
+        if self.client_graph == "none" and self.methods in (None, ("all",)):
+            methods = [m for m in methods if m not in (*GRAPH_METHODS, "sfl_star")]
+            methods += ["sfl_star"]
+        for method in methods:
+            if self.client_graph == "none" and method in GRAPH_METHODS:
+                raise InputError(
+                    f"{method} needs the graph of the data; with --client_graph=none "
+                    "run sfl_star, which learns it"
+                )
+        for name, field in METHOD_OPTIONS.items():
+            if not any(field in fields_of(method) for method in methods):
+                reason = f"concerns none of the methods {', '.join(methods)}"
+                sfl_problem.refuse(self, (name,), reason)
+        for method in methods:
+            self.method_values(method)  # raises before a folder is made
+        return methods
+
+    def method_values(self, method: str) -> dict[str, Any]:
+        """The options under the names of the methods' config fields.
+
+        Raises:
+          InputError: if the server's optimizer cannot be read.
+        """
+        values: dict[str, Any] = {
+            "participation": self.participation,
+            "propagation_steps": self.propagation_steps,
+            "alpha": self.alpha,
+            "pull_distance": self.pull_distance,
+            "start": self.client_start,
+            "client_graph": self.client_graph,
+            "structure": StructureConfig(target=self.structure_target),
+        }
+        if self.protocol == "code":
+            values |= {"pull_weight": 0.0, "proximal_weight": 0.0}
+            values |= {"aggregation_noise": 1e-3}
+        if self.pull_weight is not None:
+            values["pull_weight"] = self.pull_weight
+        if self.server_optimizer and "server_optimizer" in fields_of(method):
+            default = fields_of(method)["server_optimizer"].default
+            has_own = isinstance(default, OptimizerConfig)
+            values["server_optimizer"] = self.server_steps(
+                default if has_own else TAKE_OVER
+            )
+        return values
+
+    def _run_methods(
+        self, methods: list[str], problem: Problem, workdir: pathlib.Path
+    ) -> dict[str, Run]:
+        """Runs or scores the methods one after another."""
+        num_clients = len(problem.splits["train"].client_ids)
+        cohort = clients.cohort_size(num_clients, self.participation)
+        examples = problem.num_examples * cohort // num_clients
+        runs = {}
+        for method in methods:
+            chunk = running.clients_per_chunk(self, workdir, method)
+            own = {"task": problem.task, "clients_per_chunk": chunk}
+            run = running.run_method(
+                self,
+                method,
+                self.method_values(method) | own,
+                problem.splits,
+                workdir,
+                checksum=problem.checksum,
+                num_rounds=self.setting("num_rounds", 20),
+                examples_per_round=examples * problem.task.local_epochs,
+                rate_name=problem.rate_name,
+            )
+            if method != "sfl_star":  # the models of all methods would fill the memory
+                run = run._replace(result=run.result._replace(best_state=None))
+            runs[method] = run
+        return runs
+
+
+def fields_of(method: str) -> dict[str, dataclasses.Field]:
+    """The fields of a method's config by name."""
+    config_type = algorithms.get_method(method).config_type
+    return {field.name: field for field in dataclasses.fields(config_type)}

@@ -1,0 +1,84 @@
+"""What the SFL study shows: its table, and its pictures."""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from experiments.studies import running
+from experiments.studies.running import Cell, Entry, Run
+from fedjax_graph.core import graphs
+from fedjax_graph.driver import plots
+from fedjax_graph.tasks.images import GROUPS
+
+if TYPE_CHECKING:
+    from experiments.studies.sfl_problem import Problem
+
+MOST_CLIENTS = 25  # in a picture of the graph, as in the paper's
+
+
+def over_clients(name: str) -> Callable[[Entry], str]:
+    """A column of Tables 2 and 3: ± is over the clients of a group."""
+
+    def cell(entry: Entry) -> str:
+        test = entry["test"]
+        return f"{test[name]:.2f} ± {test[f'{name}_client_std']:.2f}"
+
+    return cell
+
+
+TRAFFIC_COLUMNS: dict[str, Cell] = {  # Table 1
+    "MAE": "mae",
+    "MAPE %": "mape",
+    "RMSE": "rmse",
+}
+IMAGE_COLUMNS: dict[str, Cell] = {  # Tables 2 and 3
+    title: over_clients(name)
+    for title, name in zip(("mean", "best 5 %", "worst 5 %"), GROUPS, strict=True)
+}
+
+
+def table(
+    problem: "Problem", entries: Mapping[str, Entry], titles: Mapping[str, str]
+) -> str:
+    """The paper's columns: Table 1, or Tables 2 and 3."""
+    columns = {**problem.columns, "best round": running.best_round}
+    return running.table(problem.scores, columns, entries, titles)
+
+
+def draw(
+    workdir: pathlib.Path,
+    problem: "Problem",
+    runs: Mapping[str, Run],
+    titles: Mapping[str, str],
+) -> None:
+    """Draws the convergence of all methods, and the given and the learnt graph."""
+    records = running.records_of(workdir, titles)
+    key, label = problem.curve
+    known = [r for r in records if key in r]
+    series = {
+        title: plots.Line(
+            [r["round"] for r in known if r["method"] == title],
+            [r[key] for r in known if r["method"] == title],
+        )
+        for title in dict.fromkeys(r["method"] for r in known)
+    }
+    plots.curves(workdir / "convergence.png", series, "round", label)
+    plots.training_curves(workdir / "training_curves.png", records)
+    given = graphs.row_normalise(graphs.dense_adjacency(problem.splits["train"].graph))
+    matrices = {"given, row-normalised": given}
+    if "sfl_star" in runs:
+        state = runs["sfl_star"].result.best_state
+        matrices["learnt by SFL*"] = state.learnt_adjacency[0]
+    most = MOST_CLIENTS
+    few = {t + few_of(x): np.asarray(x)[:most, :most] for t, x in matrices.items()}
+    path = workdir / "client_graph.png"
+    if "sfl_star" in runs or not path.exists():  # keeps what an earlier SFL* learnt
+        plots.heat_maps(path, few, "takes from client", "client")
+
+
+def few_of(matrix: np.ndarray) -> str:
+    """Says that a picture shows a part of the clients."""
+    is_part = len(matrix) > MOST_CLIENTS
+    return f", clients 0 to {MOST_CLIENTS - 1} of {len(matrix)}" if is_part else ""

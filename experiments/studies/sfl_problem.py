@@ -1,0 +1,209 @@
+"""The datasets of the SFL study made ready for clients, and what each is scored by."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+
+import numpy as np
+
+from experiments.studies import sfl_output
+from experiments.studies.running import Cell, fingerprint
+from fedjax_graph import data
+from fedjax_graph.core import batching, graphs
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.images import datasets as images
+from fedjax_graph.data.images import label_shards
+from fedjax_graph.data.traffic import windows
+from fedjax_graph.models import resnet
+from fedjax_graph.tasks import images as image_task
+from fedjax_graph.tasks import traffic_rnn
+from fedjax_graph.tasks.images import ImageTask
+from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
+
+if TYPE_CHECKING:
+    from experiments.studies.sfl import SFLStudy
+
+Kind = Literal["traffic", "images"]
+KINDS = get_args(Kind)
+TaskType = TypeVar("TaskType", ImageTask, TrafficRNNTask)
+
+IMAGE_OPTIONS = ("num_clients", "shards", "num_images", "num_test_images", "width")
+TRAFFIC_OPTIONS = (
+    *("num_sensors", "num_days", "split_ratio"),
+    *("model", "rnn_hidden_size"),
+)
+# By dataset or kind: the paper's, where they differ from the tasks' defaults.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "images": {"methods": ("fed_avg", "sfl"), "num_clients": 100},
+    "synthetic_images": {  # a smaller model, so that two cores need a minute or two
+        "methods": ("fed_avg", "sfl"),
+        "num_clients": 20,
+        "width": 8,
+        "batch_size": 32,
+        "local_epochs": 5,
+        "num_rounds": 6,
+    },
+    "traffic": {"methods": ("fed_avg", "fed_att", "sfl", "sfl_star")},
+}
+
+
+class Problem(NamedTuple):
+    """A dataset made ready, and what differs between traffic and images."""
+
+    dataset: Any
+    splits: dict[str, Any]
+    task: Any  # its config
+    size: dict[str, int]
+    num_examples: int  # of all clients in a local epoch
+    checksum: int
+    rate_name: str
+    test_keys: Sequence[str]  # of the metrics, in `test` of `results.json`
+    entry_keys: Sequence[str]  # of those beside it
+    scores: str  # header of the table
+    columns: Mapping[str, Cell]  # of the table
+    curve: tuple[str, str]  # the figure that shows convergence, and its name
+
+
+def kind_of(dataset: str) -> Kind:
+    """What a dataset holds.
+
+    Raises:
+      InputError: if there is no such dataset, or it holds something else.
+    """
+    kind = data.kind_of(dataset)
+    if kind not in KINDS:
+        raise InputError(
+            f"--dataset={dataset} is one of {kind}; expected traffic or images"
+        )
+    return kind
+
+
+def make(study: "SFLStudy") -> Problem:
+    """Loads or makes the study's dataset, and shares it out to the clients.
+
+    Raises:
+      InputError: one line, where an option or a file does not fit.
+    """
+    if study.kind == "traffic":
+        return traffic_problem(study)
+    return image_problem(study)
+
+
+def refuse(study: "SFLStudy", names: Sequence[str], reason: str) -> None:
+    """Refuses options that would do nothing.
+
+    Raises:
+      InputError: naming the first one that is given.
+    """
+    for name in names:
+        if study.is_given(name):
+            raise InputError(f"--{name} {reason}")
+
+
+def make_task(study: "SFLStudy", task_type: type[TaskType], **own: Any) -> TaskType:
+    """A task whose fields are the study's, where it says them.
+
+    Args:
+      study: rate, batches and epochs.
+      task_type: config of the task.
+      own: fields that only this task has; None stands for the default.
+
+    Raises:
+      InputError: if the clients' optimizer cannot be read.
+    """
+    fields = {name: study.setting(name) for name in ("batch_size", "local_epochs")}
+    given = {key: x for key, x in (fields | own).items() if x is not None}
+    optimizer = task_type.optimizer
+    if study.learning_rate is not None:
+        optimizer = dataclasses.replace(optimizer, learning_rate=study.learning_rate)
+    return task_type(**given, optimizer=study.client_steps(optimizer))
+
+
+def traffic_problem(study: "SFLStudy") -> Problem:
+    """A traffic network: one sensor is one client."""
+    refuse(study, IMAGE_OPTIONS, "is for images; --num_sensors cuts a traffic network")
+    fractions = batching.parse_fractions(study.split_ratio)
+    task = make_task(
+        study,
+        TrafficRNNTask,
+        model=study.model,
+        hidden_size=study.rnn_hidden_size,
+    )
+    task.module()  # raises before a folder is made
+    dataset = study.load_network(needs_graph=study.client_graph == "given")
+    splits = windows.make_splits(dataset, fractions)
+    num_steps, num_sensors = dataset.speed.shape
+    return Problem(
+        dataset,
+        splits,
+        task=task,
+        size={"num_sensors": num_sensors, "num_steps": num_steps},
+        num_examples=num_sensors * len(splits["train"].starts),
+        checksum=fingerprint(dataset.speed, dataset.adjacency, np.array(fractions)),
+        rate_name="windows_per_s",
+        test_keys=traffic_rnn.TEST_METRICS,
+        entry_keys=traffic_rnn.ENTRY_METRICS,
+        scores=f"at 60 minutes ({dataset.unit})",
+        columns=sfl_output.TRAFFIC_COLUMNS,
+        curve=("validation_mae", f"validation MAE at 60 minutes ({dataset.unit})"),
+    )
+
+
+def image_problem(study: "SFLStudy") -> Problem:
+    """Images shared out to clients by shards of the sorted labels."""
+    refuse(study, TRAFFIC_OPTIONS, "is for traffic; --num_images cuts an image set")
+    task = make_task(study, ImageTask, width=study.setting("width"))
+    dataset = data.load(study.dataset_name, study.data_dir, kind="images")
+    height, width = dataset.train_images.shape[1:3]
+    if min(height, width) < resnet.MIN_IMAGE_SIZE:
+        raise InputError(
+            f"{dataset.name}: images of {height} x {width} pixels, expected at least "
+            f"{resnet.MIN_IMAGE_SIZE} each way"
+        )
+    dataset = images.cut(dataset, study.num_images, study.num_test_images)
+    num_clients = study.setting("num_clients")
+    splits = label_shards.make_splits(dataset, num_clients, study.shards, study.seed)
+    train = splits["train"]
+    size = {"num_clients": num_clients, "num_shards": study.shards}
+    return Problem(
+        dataset,
+        splits,
+        task=dataclasses.replace(task, num_classes=len(dataset.class_names)),
+        size={**size, "num_images": len(dataset.train_images)},
+        num_examples=int(np.sum(train.mask)),
+        checksum=fingerprint(
+            dataset.train_images,
+            dataset.test_images,
+            train.labels,
+            *[split.indices for split in splits.values()],
+        ),
+        rate_name="images_per_s",
+        test_keys=image_task.TEST_METRICS,
+        entry_keys=(),
+        scores="accuracy %, ± over clients",
+        columns=sfl_output.IMAGE_COLUMNS,
+        curve=("validation_accuracy", "validation accuracy (%)"),
+    )
+
+
+def note_on_graph(problem: Problem) -> tuple[str, ...]:
+    """One line on clients without a neighbour: SFL leaves them to themselves."""
+    adjacency = np.array(graphs.dense_adjacency(problem.splits["train"].graph))
+    np.fill_diagonal(adjacency, 0)
+    alone = np.flatnonzero(~(adjacency > 0).any(axis=1))
+    if not len(alone):
+        return ()
+    names = ", ".join(str(i) for i in alone[:5]) + (", ..." if len(alone) > 5 else "")
+    return (
+        f"{len(alone)} of {len(adjacency)} clients take from no neighbour in the graph "
+        f"(indices {names}): along it they keep their own model",
+    )
+
+
+def model_bytes(study: "SFLStudy") -> int:
+    """Bytes of the clients' models that a device holds a copy of, with room to work."""
+    if study.kind == "traffic":
+        return 0  # 5068 parameters each
+    num_parameters = 596 * study.setting("width", ImageTask.width) ** 2
+    copies = 4  # state, best state, the updated models, the mixed ones
+    return 4 * copies * study.setting("num_clients") * num_parameters

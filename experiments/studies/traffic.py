@@ -1,0 +1,55 @@
+"""What the studies of traffic networks share: the dataset, and how it is cut."""
+
+import dataclasses
+
+from experiments.studies.base import Study
+from experiments.studies.options import option
+from fedjax_graph import data
+from fedjax_graph.data.traffic import datasets
+from fedjax_graph.data.traffic.network import TrafficDataset
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrafficStudy(Study):
+    """A study whose dataset may be a traffic network."""
+
+    num_sensors: int | None = option(
+        None, "Cut the dataset to this many sensors.", lower=1
+    )
+    num_days: int | None = option(None, "Cut the dataset to its first days.", lower=1)
+
+    @property
+    def network_name(self) -> str:
+        """Name of the network; the synthetic one where none is given."""
+        return self.dataset or "synthetic"
+
+    def num_readings(self) -> int:
+        """Number of readings as the options alone tell; 0 of a user's own file."""
+        if self.network_name == "synthetic":
+            num_sensors, num_steps = 20, 14 * 288
+        elif self.network_name in datasets.PUBLISHED:
+            published = datasets.PUBLISHED[self.network_name]
+            num_sensors, num_steps = published.num_sensors, published.num_steps
+        else:
+            num_sensors = num_steps = 0
+        num_steps = self.num_days * 288 if self.num_days else num_steps
+        return (self.num_sensors or num_sensors) * num_steps
+
+    def load_network(self, needs_graph: bool = True) -> TrafficDataset:
+        """Loads, makes or cuts the network.
+
+        Args:
+          needs_graph: see `datasets.load`.
+
+        Raises:
+          InputError: one line, as in `datasets.load` and `datasets.cut`.
+        """
+        name = self.network_name
+        size = {"num_sensors": self.num_sensors, "num_days": self.num_days}
+        if name == "synthetic":
+            given = {key: value for key, value in size.items() if value is not None}
+            return data.load(name, kind="traffic", **given)
+        is_plugged_in = name in data.DATASETS and name not in datasets.PUBLISHED
+        settings = {} if is_plugged_in else {"needs_graph": needs_graph}
+        dataset = data.load(name, self.data_dir, kind="traffic", **settings)
+        return datasets.cut(dataset, **size)

@@ -1,0 +1,116 @@
+"""Configs built from dicts, as JSON or a command line has them, field by field."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from fedjax_graph.core.errors import InputError
+
+T = TypeVar("T")
+Kinds = Mapping[Any, Mapping[str, type]]
+"""Interface -> kind -> the config type that has it, as of tasks."""
+
+
+def known_fields(config_type: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Selects those of `values` that are fields of a config type.
+
+    For who has the values of several config types side by side, as a binary has.
+    """
+    return {key: values[key] for key in values if key in _names(config_type)}
+
+
+def from_dict(
+    config_type: type[T],
+    values: Mapping[str, Any],
+    kinds: Kinds | None = None,
+    what: str = "",
+) -> T:
+    """Builds a config from values as they stand in JSON or as they are.
+
+    A dict becomes the dataclass that its field's type names, a list a tuple. Where the
+    type is an interface of `kinds`, the dict's entry `kind` chooses among those that
+    have it.
+
+    Args:
+      config_type: a dataclass.
+      values: of its fields; those that are left out have their defaults.
+      kinds: interfaces that stand for several config types.
+      what: is built, for messages; by default the type's name.
+
+    Raises:
+      InputError: if a key is no field, or a field without a default is left out.
+    """
+    what = what or config_type.__name__
+    fields = _names(config_type)
+    for key in values:
+        if key not in fields:
+            raise InputError(f"{what}: no field {key!r}; known: {', '.join(fields)}")
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in values
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise InputError(f"{what}: the field {missing[0]!r} has no default: give it")
+    hints = typing.get_type_hints(config_type)
+    return config_type(
+        **{
+            key: _convert(hints[key], value, kinds or {}, f"{what}.{key}")
+            for key, value in values.items()
+        }
+    )
+
+
+def _names(config_type: type) -> dict[str, dataclasses.Field[Any]]:
+    fields = dataclasses.fields(config_type)
+    return {field.name: field for field in fields if field.init}
+
+
+def _convert(hint: Any, value: Any, kinds: Kinds, what: str) -> Any:
+    """A value as its field has it; what is no dict and no list stays as it is."""
+    nested = [c for c in _choices(hint) if c in kinds or dataclasses.is_dataclass(c)]
+    if nested and isinstance(value, Mapping):
+        if nested[0] in kinds:
+            return _of_kind(kinds[nested[0]], value, kinds, what)
+        return from_dict(nested[0], value, kinds, what)
+    if nested and isinstance(value, str | int | float):
+        raise InputError(f"{what}: {value!r} found, expected a dict of fields")
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        items = [
+            _convert(item_hint, item, kinds, f"{what}[{i}]")
+            for i, (item_hint, item) in enumerate(_items(hint, value))
+        ]
+        return tuple(items)
+    return value
+
+
+def _of_kind(
+    choices: Mapping[str, type], value: Mapping[str, Any], kinds: Kinds, what: str
+) -> Any:
+    if value.get("kind") not in choices:
+        raise InputError(
+            f"{what}: unknown kind {value.get('kind')!r}; known: {', '.join(choices)}"
+        )
+    return from_dict(choices[value["kind"]], value, kinds, what)
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type itself."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def _items(hint: Any, values: Any) -> list[tuple[Any, Any]]:
+    """The values of a list, each with its type."""
+    for choice in _choices(hint):
+        args = typing.get_args(choice)
+        if typing.get_origin(choice) is tuple and args:
+            if args[-1] is Ellipsis:
+                return [(args[0], value) for value in values]
+            if len(args) == len(values):
+                return list(zip(args, values, strict=True))
+    return [(Any, value) for value in values]

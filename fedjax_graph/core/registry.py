@@ -1,0 +1,91 @@
+"""Tables of names that a user extends: methods, tasks, models, datasets, aggregators.
+
+What the library brings is imported when it is first looked up; what a user registers
+stands beside it under a name of its own.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
+
+from fedjax_graph.core.errors import InputError
+
+T = TypeVar("T")
+
+
+class Lazy(NamedTuple, Generic[T]):
+    """A value of a table that is made when it is first looked up."""
+
+    make: Callable[[], T]
+
+
+def imported(place: str) -> Any:
+    """Imports an attribute of a module.
+
+    Args:
+      place: "package.module:attribute".
+    """
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+class Registry(Mapping[str, T]):
+    """A table from names to values of one kind, to which users add.
+
+    As of any mapping, `table[name]` raises `KeyError` where there is no such name;
+    `look_up` raises the `InputError` that a user can act on.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, T | Lazy[T]]) -> None:
+        """Starts a table.
+
+        Args:
+          kind: what its values are, for messages: "method", "dataset".
+          entries: the library's own.
+        """
+        self.kind = kind
+        self._entries: dict[str, T | Lazy[T]] = dict(entries)
+
+    def __getitem__(self, name: str) -> T:
+        value = self._entries[name]
+        if isinstance(value, Lazy):
+            value = self._entries[name] = value.make()
+        return cast(T, value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def look_up(self, name: str) -> T:
+        """Finds the value of a name.
+
+        Raises:
+          InputError: if there is none; it lists those known.
+        """
+        if name not in self._entries:
+            raise InputError(f"unknown {self.kind} {name!r}; known: {', '.join(self)}")
+        return self[name]
+
+    @overload
+    def register(self, name: str, value: T) -> T: ...
+
+    @overload
+    def register(self, name: str) -> Callable[[T], T]: ...
+
+    def register(self, name: str, value: T | None = None) -> T | Callable[[T], T]:
+        """Adds a value under a new name; without a value, returns a decorator.
+
+        Raises:
+          InputError: if the name is taken.
+        """
+        if value is None:
+            return lambda value: self.register(name, value)
+        if name in self._entries:
+            raise InputError(f"{self.kind} {name!r} is taken; choose another name")
+        self._entries[name] = value
+        return value

@@ -1,0 +1,69 @@
+"""The server's step from its models towards those that came out of a round.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive Federated
+Optimization", ICLR 2021: the server takes w - mean_i theta_i for a gradient in w
+(Algorithm 1, FedOpt) and steps along it with an optimizer whose moments last over
+rounds (Algorithm 2: FedAdagrad, FedYogi, FedAdam).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph.core import trees
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.trees import IsPersonal, nothing
+
+
+class ServerStep(NamedTuple):
+    """How the server goes on after a round; states are NamedTuples."""
+
+    init: Callable[[Any], Any]
+    """Models [1, ...] -> the first `server_opt_state`."""
+    step: Callable[[Any, Any], Any]
+    """(state, models that came out of the round) -> the state with its next `models`
+    and, with an optimizer, `server_opt_state`."""
+
+
+def server_step(
+    config: OptimizerConfig | None, is_personal: IsPersonal = nothing
+) -> ServerStep:
+    """Factory of the server's step.
+
+    With an optimizer it moves the shared parameters w along the pseudo-gradient w -
+    mean; batch statistics and personal leaves are taken over as they come. Without one
+    all leaves are.
+
+    Args:
+      config: the optimizer; None for none.
+      is_personal: path of a leaf in a model -> whether it stays with its client.
+
+    Raises:
+      InputError: if the optimizer has a schedule, as nobody knows the last round.
+    """
+    if config is None:
+        return ServerStep(
+            init=lambda models: (),
+            step=lambda state, models: state._replace(models=models),
+        )
+    optimizer = config.build()
+
+    def shared_params(models):
+        return trees.partition(models, is_personal)[0]["params"]
+
+    def step(state, models):
+        shared, personal = trees.partition(models, is_personal)
+        w = shared_params(state.models)
+        pseudo_gradient = jax.tree.map(jnp.subtract, w, shared["params"])
+        updates, opt_state = optimizer.update(
+            pseudo_gradient, state.server_opt_state, w
+        )
+        shared = shared | {"params": optax.apply_updates(w, updates)}
+        return state._replace(
+            models=trees.combine(shared, personal), server_opt_state=opt_state
+        )
+
+    return ServerStep(lambda models: optimizer.init(shared_params(models)), step)

@@ -1,0 +1,80 @@
+"""What a task asks of a model; a user's own model has to offer the same."""
+
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jraph
+
+from fedjax_graph.core.errors import InputError
+
+M = TypeVar("M")
+
+
+class FlaxModule(Protocol):
+    """The part of `flax.linen.Module` that tasks use; a subclass of it has all this."""
+
+    init: Any
+    """(key, *inputs) -> {"params": ...}."""
+    apply: Any
+    """({"params": ...}, *inputs) -> outputs."""
+
+
+class NodeModel(FlaxModule, Protocol):
+    """A model of labelled nodes, on which the task `nodes` runs.
+
+    Its last layer is called `head`; FedPer and LG-FedAvg tell it by this name. Random
+    streams besides `params` are not available, but for `dropout` while training.
+    """
+
+    num_hops: int
+    """Products with the normalised adjacency S that are left to the model: 1 if it
+    reads the graph's edges, and gets S X for features X; 0 if not, and gets S^2 X."""
+    first_layer: str | None
+    """Name of the parameters with the `kernel` [F, units] that multiplies the features
+    and nothing else does: local steps may then be taken on products in its place. None
+    if there is no such kernel."""
+
+    def __call__(
+        self, graph: jraph.GraphsTuple, is_training: bool = False
+    ) -> jax.Array:
+        """Logits [N, classes] of all nodes.
+
+        Args:
+          graph: nodes [N, F], edges S's entries [E], receivers ascending.
+          is_training: whether to drop hidden units.
+        """
+        ...
+
+
+class TrafficModel(FlaxModule, Protocol):
+    """A model of one sensor's readings, on which the task `traffic_rnn` runs.
+
+    Its last layer is called `head`; FedPer and LG-FedAvg tell it by this name.
+    """
+
+    num_features: int
+    """F of its inputs: 2, the standardised reading and the time of day."""
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Standardised readings ahead: [12 steps, B, F] -> [12 steps, B]."""
+        ...
+
+
+def checked(model: M, protocol: type, what: str) -> M:
+    """Returns a model that has what its protocol asks for.
+
+    Raises:
+      InputError: naming `what` the model is, and what it lacks.
+    """
+    asked = [
+        name
+        for base in reversed(protocol.__mro__)
+        for name in base.__dict__.get("__annotations__", {})
+    ]
+    for name in (*asked, "__call__"):
+        if not hasattr(model, name):
+            raise InputError(
+                f"{what}: a {type(model).__name__} without {name!r}; see "
+                f"{protocol.__module__}.{protocol.__name__} for what a model offers"
+            )
+    return model

@@ -1,0 +1,230 @@
+"""The table of methods, and configs from values as they stand in a file."""
+
+import dataclasses
+import json
+
+import pytest
+
+from fedjax_graph import algorithms
+from fedjax_graph.algorithms import get_method, make_config, register_method
+from fedjax_graph.core import configs
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.federated import FederatedConfig
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.registry import Lazy, Registry
+from fedjax_graph.driver.writers import to_jsonable
+from fedjax_graph.tasks import register_task
+from fedjax_graph.tasks.images import ImageTask
+from tests import tables
+
+SIZES = {"num_features": 6, "num_classes": 3}
+
+
+@pytest.fixture(autouse=True)
+def own_tables():
+    with tables.kept():
+        yield
+
+
+# --- Registry ------------------------------------------------------------------------
+
+
+def test_a_lazy_value_is_made_once_and_on_first_use():
+    made = []
+
+    def make():
+        made.append(1)
+        return "value"
+
+    table = Registry("thing", {"late": Lazy(make), "now": "here"})
+    assert list(table) == ["late", "now"] and "late" in table and not made
+    assert (table["late"], table.look_up("late"), made) == ("value", "value", [1])
+    assert dict(table) == {"late": "value", "now": "here"}
+
+
+def test_a_name_is_registered_once():
+    table = Registry("thing", {"old": 1})
+    assert table.register("new", 2) == 2
+    assert table.register("newer")(3) == 3
+    assert dict(table) == {"old": 1, "new": 2, "newer": 3}
+    for name in ("old", "new"):
+        with pytest.raises(InputError, match=f"thing '{name}' is taken"):
+            table.register(name, 4)
+    assert table["old"] == 1
+    with pytest.raises(InputError, match="unknown thing 'x'; known: old, new, newer"):
+        table.look_up("x")
+    with pytest.raises(KeyError):
+        table["x"]
+
+
+# --- Methods -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig(FederatedConfig):
+    strength: float = 1.0
+
+
+def test_a_method_of_ones_own_is_registered_by_a_decorator_or_a_call():
+    @register_method("own", title="Own method")
+    def own(config: OwnConfig):
+        return ("own", config.strength)
+
+    def other(config):
+        return ("other", config.strength)
+
+    assert register_method("other", other, OwnConfig, is_trained=False) is other
+    first, second = get_method("own"), get_method("other")
+    assert (first.title, first.config_type, first.is_trained) == (
+        "Own method",
+        OwnConfig,
+        True,
+    )
+    assert (second.title, second.config_type, second.is_trained) == (
+        "other",
+        OwnConfig,
+        False,
+    )
+    assert first.takes_task
+    config = make_config("own", {"task": {"kind": "images"}, "strength": 2.0})
+    assert config == OwnConfig(ImageTask(), strength=2.0)
+    assert get_method("own").factory(config) == ("own", 2.0)
+    assert algorithms.method_names()[-2:] == ("own", "other")
+
+
+@pytest.mark.parametrize("name", ["fed_avg", "own"])
+def test_a_name_that_is_taken_is_refused(name):
+    register_method("own", lambda config: config, OwnConfig)
+    with pytest.raises(InputError, match=f"method '{name}' is taken"):
+        register_method(name, lambda config: config, OwnConfig)
+
+
+def test_a_method_without_a_config_is_refused():
+    def factory(config: int):
+        return config
+
+    for own in (factory, lambda config: config):
+        with pytest.raises(InputError, match="'own': its config has to be a dataclass"):
+            register_method("own", own)
+    assert "own" not in algorithms.REGISTRY
+
+
+def test_every_method_has_a_title_of_its_own():
+    titles = [method.title for method in algorithms.REGISTRY.values()]
+    assert all(titles) and len(set(titles)) == len(titles)
+
+
+# --- Configs -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("fed_avg", {"proximal_weight": 1.0}, "fed_avg: no field 'proximal_weight'"),
+        ("cnfgnn", {"num_hidden": 3}, "cnfgnn: no field 'num_hidden'; known: "),
+        (
+            "fed_avg",
+            {"task": {"kind": "nodes", **SIZES, "depth": 3}},
+            "fed_avg.task: no field 'depth'",
+        ),
+        (
+            "fed_avg",
+            {"task": {"kind": "nodes", "num_features": 3}},
+            "fed_avg.task: the field 'num_classes' has no default",
+        ),
+        ("fed_avg", {"task": {"kind": "node"}}, "fed_avg.task: unknown kind 'node'"),
+        ("fed_avg", {"task": {}}, "fed_avg.task: unknown kind None; known: images, "),
+        (
+            "fed_avg",
+            {"task": "images"},
+            "fed_avg.task: 'images' found, expected",
+        ),
+        ("fed_avg", {}, "fed_avg: the field 'task' has no default"),
+        (
+            "sfl_star",
+            {"task": {"kind": "images"}, "structure": {"size": 3}},
+            "sfl_star.structure: no field 'size'",
+        ),
+    ],
+)
+def test_what_is_no_field_is_refused_by_name(name, values, words):
+    with pytest.raises(InputError) as raised:
+        make_config(name, values)
+    assert str(raised.value).startswith(words)
+
+
+def test_unknown_methods_have_no_config():
+    with pytest.raises(InputError, match="unknown method 'fed_avgs'"):
+        make_config("fed_avgs", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("sfl_star", {"task": {"kind": "images"}, "structure": {"embedding_size": 3}}),
+        ("cnfgnn", {"gn_mlp_sizes": [6, 6, 6]}),
+        ("fed_sgd", {"task": {"kind": "subgraphs", **SIZES, "code": [1, 2, 3]}}),
+        ("fl_gradient", SIZES | {"architecture_optimizer": {"name": "sgd"}}),
+        ("fl_random", SIZES | {"stages": [3, 0]}),
+    ],
+)
+def test_a_config_comes_back_from_json(name, values):
+    config = make_config(name, values)
+    text = json.dumps(to_jsonable(dataclasses.asdict(config)))
+    again = make_config(name, json.loads(text))
+    assert again == config
+    assert hash(again) == hash(config)  # no lists, at any depth
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested:
+    optimizer: OptimizerConfig
+    other: OptimizerConfig | None = None
+    several: tuple[OptimizerConfig, ...] = ()
+    pair: tuple[int, OptimizerConfig] | None = None
+    plain: dict | None = None
+
+
+def test_a_dict_becomes_what_its_fields_type_names():
+    adam, sgd = {"name": "adam"}, {"learning_rate": 0.5}
+    config = configs.from_dict(
+        Nested,
+        {
+            "optimizer": adam,
+            "other": OptimizerConfig("yogi"),
+            "several": [adam, sgd],
+            "pair": [3, sgd],
+            "plain": {"name": "adam"},
+        },
+    )
+    half = OptimizerConfig(learning_rate=0.5)
+    assert config == Nested(
+        OptimizerConfig("adam"),
+        OptimizerConfig("yogi"),
+        (OptimizerConfig("adam"), half),
+        (3, half),
+        {"name": "adam"},
+    )
+    other = configs.from_dict(Nested, {"optimizer": adam, "other": sgd})
+    assert (other.other, other.pair) == (half, None)
+    with pytest.raises(InputError, match=r"Nested\.several\[1\]: no field 'rate'"):
+        configs.from_dict(Nested, {"optimizer": adam, "several": [sgd, {"rate": 1}]})
+
+
+def test_known_fields_are_chosen_where_that_is_asked_for():
+    values = {"strength": 2.0, "sampling_decay": 3.0, "participation": 0.5}
+    chosen = configs.known_fields(OwnConfig, values)
+    assert chosen == {"strength": 2.0, "participation": 0.5}
+
+
+def test_a_task_of_ones_own_is_built_by_its_kind():
+    @register_task
+    @dataclasses.dataclass(frozen=True)
+    class OwnTask:
+        kind: str = "own"
+        width: int = 3
+
+    config = make_config("local", {"task": {"kind": "own", "width": 5}})
+    assert config.task == OwnTask(width=5)
+    with pytest.raises(InputError, match="task 'own' is taken"):
+        register_task(OwnTask)

@@ -1,0 +1,231 @@
+"""SFL's study from Python: as the binary, without flags."""
+
+import dataclasses
+import json
+
+import pytest
+
+from experiments.studies import sfl_problem
+from experiments.studies.sfl import SFLStudy
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.tasks.images import ImageTask
+from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
+from tests.experiments import binary
+from tests.experiments.test_sfl import Machine
+
+# Runs a study, and gives what it returns.
+PYTHON = """
+import contextlib, io, json, sys
+from experiments.studies.sfl import SFLStudy
+settings = json.load(sys.stdin)
+settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    found = SFLStudy(**settings).run()
+assert settings["workdir"] in out.getvalue()
+print(json.dumps(found))
+"""
+PLUGIN = """
+import dataclasses
+import numpy as np
+from fedjax_graph.algorithms import register_method
+from fedjax_graph.core import aggregation
+from fedjax_graph.core.federated import FederatedConfig, federated
+from fedjax_graph.data import register_dataset
+from fedjax_graph.data.traffic import synthetic
+from fedjax_graph.models.rnn import RNNForecaster
+from fedjax_graph.tasks.traffic_rnn import register_model
+
+@register_method("plain_mean")
+def plain_mean(config: FederatedConfig):
+    return federated(config, lambda *args: aggregation.weighted_mean)
+
+@register_dataset("my_roads", kind="traffic")
+def my_roads():
+    return synthetic.traffic_network(num_sensors=7, num_days=2)
+
+register_model("small_rnn", lambda task: RNNForecaster(3))
+"""
+SETTINGS = {
+    "methods": ["fed_avg_m", "sfl_star"],
+    "rnn_hidden_size": 4,
+    "num_rounds": 1,
+    "num_seeds": 2,
+    "client_optimizer": "sgd,momentum=0.5",
+    "learning_rate": 0.02,
+    "server_optimizer": "sgd,momentum=0.3",
+}
+
+
+def as_flags(settings):
+    return [
+        f"--{name}={','.join(map(str, x)) if isinstance(x, list) else x}"
+        for name, x in settings.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    return Machine(tmp_path_factory.mktemp("machine"))
+
+
+@pytest.fixture(scope="module")
+def returned(machine):
+    """What a study returns whose twin the binary has run."""
+    folder = machine.folder
+    settings = SETTINGS | {"dataset": str(folder / "mine.npz")}
+    plugin = folder / "my_plugin.py"
+    plugin.write_text(PLUGIN)
+    lines = {
+        "binary": as_flags(settings | {"workdir": str(folder / "binary")}),
+        "plugin": [
+            f"--workdir={folder / 'plugin'}",
+            f"--plugin={plugin}",
+            "--dataset=my_roads",
+            "--model=small_rnn",
+            "--methods=fed_avg,plain_mean",
+            "--num_rounds=1",
+        ],
+    }
+    for name, (status, _, err) in machine.run_many(lines).items():
+        assert (name, status, err) == (name, 0, "")
+    line = json.dumps(settings | {"workdir": str(folder / "python")})
+    process = machine.python("-c", PYTHON, input=line)
+    assert (process.returncode, process.stderr) == (0, "")
+    return json.loads(process.stdout)
+
+
+def test_a_study_does_all_that_the_binary_does(machine, returned):
+    names = ("binary", "python")
+    files = [
+        sorted(
+            str(path.relative_to(machine.folder / name))
+            for path in (machine.folder / name).iterdir()
+        )
+        for name in names
+    ]
+    assert files[0] == files[1] and "convergence.png" in files[0]
+    assert machine.metrics("binary") == machine.metrics("python")
+    one, other = (machine.results(name) for name in names)
+    for method in SETTINGS["methods"]:
+        entries = [found["methods"][method] for found in (one, other)]
+        assert binary.without_timings(entries[0]) == binary.without_timings(entries[1])
+    flags = [found["settings"].pop("flags") for found in (one, other)]
+    workdirs = [x.pop("workdir") for x in flags]
+    assert workdirs == [str(machine.folder / name) for name in names]
+    assert flags[0] == flags[1] and flags[0]["methods"] == SETTINGS["methods"]
+    assert one["settings"] == other["settings"]
+
+
+def test_a_study_returns_what_it_wrote(machine, returned):
+    assert returned == machine.results("python")["methods"]
+    assert list(returned) == SETTINGS["methods"]
+    for entry in returned.values():
+        assert len(entry["rmse_by_horizon"]) == 12
+
+
+def test_the_chosen_optimizers_are_on_record(returned):
+    for entry in returned.values():
+        optimizer = entry["config"]["task"]["optimizer"]
+        chosen = {key: optimizer[key] for key in ("name", "momentum", "learning_rate")}
+        assert chosen == {"name": "sgd", "momentum": 0.5, "learning_rate": 0.02}
+    server = returned["fed_avg_m"]["config"]["server_optimizer"]
+    assert (server["momentum"], server["learning_rate"]) == (0.3, 1.0)
+    assert "server_optimizer" not in returned["sfl_star"]["config"]
+
+
+def test_a_plugin_brings_a_method_a_model_and_a_dataset(machine, returned):
+    del returned
+    found = machine.results("plugin")
+    assert (found["dataset"], found["settings"]["num_sensors"]) == ("synthetic", 7)
+    same, own = (found["methods"][m] for m in ("fed_avg", "plain_mean"))
+    assert own["config"]["task"]["model"] == "small_rnn"
+    assert own["test"] == same["test"], "the mean without its noise of 0"
+    assert own["communication_bytes"] == same["communication_bytes"]
+
+
+# --- What the options choose ----------------------------------------------------------
+
+
+def test_what_is_not_given_is_the_datasets():
+    short = SFLStudy()
+    assert (short.kind, short.setting("num_clients"), short.setting("width")) == (
+        *("images", 20),
+        8,
+    )
+    task = sfl_problem.make_task(short, ImageTask, width=short.setting("width"))
+    assert (task.batch_size, task.local_epochs, task.width) == (32, 5, 8)
+    paper = dataclasses.replace(short, dataset="cifar10", batch_size=16)
+    assert paper.setting("num_clients") == 100
+    assert sfl_problem.make_task(paper, ImageTask) == ImageTask(batch_size=16)
+    traffic = dataclasses.replace(short, dataset="metr_la")
+    assert traffic.kind == "traffic"
+    assert traffic.chosen_methods() == ["fed_avg", "fed_att", "sfl", "sfl_star"]
+    assert short.chosen_methods() == ["fed_avg", "sfl"]
+    assert short == SFLStudy()
+
+
+def test_without_a_graph_the_methods_that_need_one_are_left_out():
+    study = SFLStudy(dataset="metr_la", client_graph="none")
+    assert study.chosen_methods() == ["fed_avg", "fed_att", "sfl_star"]
+    found = dataclasses.replace(study, methods=("all",)).chosen_methods()
+    assert found[-1] == "sfl_star" and found.count("sfl_star") == 1
+    assert not {"sfl", "sfl_per", "sfl_lg", "graph_fed_avg", "mp_fed_avg"} & set(found)
+    assert {"local", "ditto"} < set(found)
+
+
+def test_the_rate_is_kept_under_another_optimizer():
+    study = SFLStudy(learning_rate=0.2, client_optimizer="adam,second_momentum=0.9")
+    optimizer = sfl_problem.make_task(study, TrafficRNNTask).optimizer
+    assert optimizer == OptimizerConfig("adam", 0.2, second_momentum=0.9)
+    assert sfl_problem.make_task(SFLStudy(), TrafficRNNTask).optimizer == (
+        OptimizerConfig("sgd", 0.01)
+    )
+
+
+def test_the_servers_optimizer_starts_from_that_of_its_method():
+    study = SFLStudy(server_optimizer="adam,learning_rate=0.1")
+    found = study.method_values("fed_adam")["server_optimizer"]
+    assert (found.learning_rate, found.second_momentum) == (0.1, 0.99)
+    found = study.method_values("fed_avg")["server_optimizer"]
+    assert found == OptimizerConfig("adam", 0.1)
+    assert "server_optimizer" not in study.method_values("sfl")
+    assert "server_optimizer" not in SFLStudy().method_values("fed_adam")
+
+
+# --- Bad input ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"methods": ["sfl"]}, "--methods=.*expected a tuple"),
+        ({"methods": ("sfl", "sfn")}, "--methods: unknown method 'sfn'; known: all"),
+        ({"alpha": 1.5}, "--alpha=1.5: expected 1.0 or less"),
+        ({"alpha": float("nan")}, "--alpha=nan: expected a number"),
+        ({"shards": 0}, "--shards=0: expected 1 or more"),
+        ({"client_start": "w"}, "--client_start=w: expected one of global, personal"),
+        ({"methods": ("fed_avg",), "alpha": 0.5}, "--alpha concerns none of"),
+        (
+            {"methods": ("sfl",), "server_optimizer": "sgd"},
+            "--server_optimizer concerns none of the methods sfl",
+        ),
+        ({"server_optimizer": "adan"}, "--server_optimizer=adan: .*known: sgd"),
+        ({"client_optimizer": "sgd,x"}, "--client_optimizer=sgd,x: .*'x' is no field"),
+        ({"dataset": "metrla"}, "unknown dataset 'metrla'; known: metr_la"),
+        ({"dataset": "cora"}, "--dataset=cora is one of graphs; expected traffic or"),
+        ({"dataset": "synthetic", "width": 8}, "--width is for images"),
+        ({"dataset": "synthetic", "model": "cnn"}, "'cnn'; known: rnn"),
+        ({"num_days": 3}, "--num_days is for traffic"),
+        ({"plugin": ("nowhere.py",)}, "plugin nowhere.py: no such file"),
+    ],
+)
+def test_bad_settings_are_one_line_that_names_the_flag(
+    settings, words, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(SFLStudy, "set_up_jax", lambda *args, **settings: None)
+    with pytest.raises(InputError, match=words) as caught:
+        SFLStudy(**settings).run()
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,21 @@
+"""Tables of names, as they were before a test."""
+
+import contextlib
+
+from fedjax_graph.algorithms import REGISTRY
+from fedjax_graph.core.aggregation import AGGREGATORS
+from fedjax_graph.data.catalog import DATASETS
+from fedjax_graph.tasks import TASKS, nodes, traffic_rnn
+
+TABLES = (AGGREGATORS, DATASETS, REGISTRY, TASKS, nodes.MODELS, traffic_rnn.MODELS)
+
+
+@contextlib.contextmanager
+def kept():
+    """Forgets what is registered inside, so that no other test sees it."""
+    before = [dict(table._entries) for table in TABLES]
+    try:
+        yield
+    finally:
+        for table, entries in zip(TABLES, before, strict=True):
+            table._entries = entries
