@@ -6,7 +6,7 @@ knows no more of a task than `Task` says. A task is built by the `build()` of a 
 config, which also records it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -56,7 +56,7 @@ class Task(NamedTuple):
     ) = None
     """(params, batch_stats, own client data, key, data) -> [] mean loss over all that
     ONE client trains on, and the new batch_stats; None for a task with minibatches."""
-    round_keys: Callable[[jax.Array], tuple[jax.Array, jax.Array]] = jax.random.split
+    round_keys: Callable[[jax.Array], Iterable[jax.Array]] = jax.random.split
     """Key of a round -> that of the cohort and its local steps, and that of the
     aggregator."""
 
@@ -69,6 +69,7 @@ def in_head(path: tuple[Any, ...]) -> bool:
 class TaskConfig(Protocol):
     """A frozen dataclass of hyper-parameters."""
 
-    kind: str
+    @property
+    def kind(self) -> str: ...
 
     def build(self) -> Task: ...

@@ -196,7 +196,7 @@ def apply_all(
         outputs = task.model().apply(
             {"params": params}, inputs, embedding, targets, feed_truth
         )
-        return outputs[..., None]
+        return jnp.expand_dims(outputs, -1)
 
     chunk = forecasting.own_chunk(stacked_params, task.clients_per_chunk)
     outputs = forecasting.apply_models(

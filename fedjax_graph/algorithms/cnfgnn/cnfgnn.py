@@ -144,7 +144,7 @@ class Models(NamedTuple):
                 feed_truth,
                 method=self.client.decode,
             )
-            return outputs[..., None]
+            return jnp.expand_dims(outputs, -1)
 
         outputs = self._apply(
             one, client_params, hidden, embedding, inputs[:, -1:], targets

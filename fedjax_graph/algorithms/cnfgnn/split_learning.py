@@ -142,9 +142,8 @@ def _joint_training(
       is_centralized: whether there is one model for all, and no communication.
     """
     models = make_models(config)
-    optimizer = side_by_side(
-        of_each_client(config.client_optimizer), config.server_optimizer.build()
-    )
+    client_optimizer = of_each_client(config.client_optimizer)
+    server_optimizer = config.server_optimizer.build()
 
     def own_models(client_params, data):
         if is_centralized:
@@ -157,7 +156,8 @@ def _joint_training(
         return SplitLearningState(
             rows if average_every == "never" else client_params,
             server_params,
-            *optimizer.init((rows, server_params)),
+            client_optimizer.init(rows),
+            server_optimizer.init(server_params),
             num_steps=jnp.int32(0),
         )
 
@@ -169,7 +169,7 @@ def _joint_training(
 
     train = joint_training(
         joint_gradients(config, is_centralized),
-        optimizer,
+        side_by_side(client_optimizer, server_optimizer),
         batch_size=config.server_batch_size,
         num_epochs=1,
         sampling_decay=config.sampling_decay,
@@ -178,19 +178,25 @@ def _joint_training(
     )
 
     def round_(state: SplitLearningState, data: TrafficData, key: jax.Array):
-        (client_params, server_params), opt_states, loss, steps = train(
+        params, (client_state, server_state), loss, steps = train(
             (own_models(state.client_params, data), state.server_params),
             (state.client_opt_state, state.server_opt_state),
             data,
             key,
             state.num_steps,
         )
+        client_params, server_params = params
         if average_every == "step":
             client_params = jax.tree.map(lambda x: x[:1], client_params)
         elif average_every == "round":
             client_params = average(client_params, data)
-        num_steps = state.num_steps + steps
-        state = SplitLearningState(client_params, server_params, *opt_states, num_steps)
+        state = SplitLearningState(
+            client_params,
+            server_params,
+            client_state,
+            server_state,
+            state.num_steps + steps,
+        )
         return state, {"train_loss": loss}
 
     return scored(config, init, round_)

@@ -16,13 +16,16 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 def stacked_trees(num):
     """Parameters of 3 clients and `num` gradients, which differ in size."""
     rng = np.random.default_rng(0)
-    params = {"kernel": rng.normal(size=(3, 4, 2)), "bias": rng.normal(size=(3, 2))}
     scale = np.array([0.1, 1, 10])
 
-    def draw(x):
-        return scale.reshape(-1, *[1] * (x.ndim - 1)) * rng.normal(size=x.shape)
+    def draw(*shape):
+        drawn = scale.reshape(-1, *[1] * (len(shape) - 1)) * rng.normal(size=shape)
+        return drawn.astype(np.float32)
 
-    return params, [jax.tree.map(draw, params) for _ in range(num)]
+    params, *gradients = (
+        {"kernel": draw(3, 4, 2), "bias": draw(3, 2)} for _ in range(1 + num)
+    )
+    return params, gradients
 
 
 def run(optimizer, params, gradients):
