@@ -56,7 +56,9 @@ class Task(NamedTuple):
     ) = None
     """(params, batch_stats, own client data, key, data) -> [] mean loss over all that
     ONE client trains on, and the new batch_stats; None for a task with minibatches."""
-    round_keys: Callable[[jax.Array], tuple[jax.Array, jax.Array]] = jax.random.split
+    round_keys: Callable[[jax.Array], jax.Array | tuple[jax.Array, jax.Array]] = (
+        jax.random.split
+    )
     """Key of a round -> that of the cohort and its local steps, and that of the
     aggregator."""
 
@@ -69,6 +71,11 @@ def in_head(path: tuple[Any, ...]) -> bool:
 class TaskConfig(Protocol):
     """A frozen dataclass of hyper-parameters."""
 
-    kind: str
+    @property
+    def kind(self) -> str:
+        """Name of the task, under which its config stands in a file."""
+        ...
 
-    def build(self) -> Task: ...
+    def build(self) -> Task:
+        """The task's functions."""
+        ...

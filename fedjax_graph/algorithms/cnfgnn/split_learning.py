@@ -19,8 +19,9 @@ server unless told otherwise.
 """
 
 import dataclasses
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,8 @@ from fedjax_graph.core import aggregation, communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.data.traffic.windows import TrafficData
+
+OptStates = tuple[optax.OptState, optax.OptState]  # of clients, of the server
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +84,9 @@ def average(client_params: Any, data: TrafficData) -> Any:
     return communication.down(mean, Fraction(num_clients))
 
 
-def joint_gradients(config: HalvesConfig, is_centralized: bool = False):
+def joint_gradients(
+    config: HalvesConfig, is_centralized: bool = False
+) -> Callable[..., Any]:
     """Factory of loss and gradients of both halves for a minibatch.
 
     Args:
@@ -154,10 +159,12 @@ def _joint_training(
     def init(key: jax.Array, data: TrafficData) -> SplitLearningState:
         client_params, server_params = models.init(key)
         rows = own_models(client_params, data)
+        opt_states = cast(OptStates, optimizer.init((rows, server_params)))
         return SplitLearningState(
             rows if average_every == "never" else client_params,
             server_params,
-            *optimizer.init((rows, server_params)),
+            opt_states[0],
+            opt_states[1],
             num_steps=jnp.int32(0),
         )
 
@@ -190,7 +197,10 @@ def _joint_training(
         elif average_every == "round":
             client_params = average(client_params, data)
         num_steps = state.num_steps + steps
-        state = SplitLearningState(client_params, server_params, *opt_states, num_steps)
+        client_opt_state, server_opt_state = cast(OptStates, opt_states)
+        state = SplitLearningState(
+            client_params, server_params, client_opt_state, server_opt_state, num_steps
+        )
         return state, {"train_loss": loss}
 
     return scored(config, init, round_)
