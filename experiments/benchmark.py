@@ -12,15 +12,17 @@ Speeds vary with what else the machine does. Everything compared is measured in 
 `--repeats` times over, and the medians are printed.
 """
 
+import dataclasses
 import json
+from typing import Any
 
 import jax
-from absl import flags
 
-from experiments import _flags, _run_flags
+from experiments import cli
 from experiments.benchmarks.cnfgnn import benchmark_cnfgnn
 from experiments.benchmarks.fl_agcns import benchmark_fl_agcns
 from experiments.benchmarks.graphfl import benchmark_graphfl
+from experiments.benchmarks.settings import BenchmarkSettings
 from experiments.benchmarks.sfl import benchmark_sfl
 from fedjax_graph.driver.results import format_table
 
@@ -30,28 +32,41 @@ BENCHMARKS = {
     "graphfl": benchmark_graphfl,
     "fl_agcns": benchmark_fl_agcns,
 }
-SYSTEM = flags.DEFINE_enum("system", "cnfgnn", list(BENCHMARKS), "What to measure.")
-JSON = flags.DEFINE_bool("json", False, "Print one JSON line instead of a table.")
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    _run_flags.set_up_jax()
-    figures = {
-        "system": SYSTEM.value,
-        "device": jax.devices()[0].device_kind,
-        "precision": _run_flags.PRECISION.value,
-        **BENCHMARKS[SYSTEM.value](),
-    }
-    if JSON.value:
-        print(json.dumps(figures))
-        return
-    rows = [
-        [key, f"{value:,.4g}" if isinstance(value, float) else str(value)]
-        for key, value in figures.items()
-    ]
-    print(format_table(["figure", "value"], rows))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchmarkStudy(BenchmarkSettings):
+    """Measurements of one system's hot loops."""
+
+    def run(self) -> dict[str, Any]:
+        """Measures, prints and returns the figures.
+
+        Raises:
+          InputError: one line, where a setting or a file does not fit.
+        """
+        self.load_plugins()
+        self.set_up_jax()
+        figures = {
+            "system": self.system,
+            "device": jax.devices()[0].device_kind,
+            "precision": self.precision,
+            **BENCHMARKS[self.system](self),
+        }
+        if self.json:
+            print(json.dumps(figures))
+            return figures
+        rows = [
+            [key, f"{value:,.4g}" if isinstance(value, float) else str(value)]
+            for key, value in figures.items()
+        ]
+        print(format_table(["figure", "value"], rows))
+        return figures
+
+
+def main() -> None:
+    """Measures what the command line says."""
+    cli.run_study(BenchmarkStudy)
 
 
 if __name__ == "__main__":
-    _flags.run(main)
+    main()

@@ -5,21 +5,17 @@ python -m experiments.datasets --dataset=metr_la [--data_dir=FOLDER] [--json]
 python -m experiments.datasets --dataset=metr_la --download
 """
 
+import dataclasses
 import json
 import os
 import sys
 from typing import Any
 
-from absl import flags
-
-from experiments import _flags
+from experiments import cli
+from experiments.studies.base import DataOptions
+from experiments.studies.options import option
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import catalog, download
-
-_DOWNLOAD = flags.DEFINE_bool(
-    "download", False, "Fetch the dataset from its public index into the cache folder."
-)
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
 
 
 def _listing(data_dir: str | None) -> list[dict]:
@@ -51,30 +47,49 @@ def _text(value: Any) -> str:
     return f"{value:.6f}" if isinstance(value, float) else str(value)
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    name, data_dir = _flags.DATASET.value, _flags.DATA_DIR.value
-    if name is None:
-        if _DOWNLOAD.value:
-            raise InputError("--download needs --dataset=NAME")
-        rows = _listing(data_dir)
-        if _JSON.value:
-            print(json.dumps(rows))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatasetsStudy(DataOptions):
+    """What is listed, fetched or counted."""
+
+    download: bool = option(
+        False, "Fetch the dataset from its public index into the cache folder."
+    )
+    json: bool = option(False, "Print one JSON object instead of a table.")
+
+    def run(self) -> None:
+        """Lists all datasets, or fetches and counts one.
+
+        Raises:
+          InputError: one line, where there is no such dataset or a file is broken.
+        """
+        self.load_plugins()
+        if self.dataset is None:
+            self._list()
+            return
+        catalog.find(self.dataset)
+        if self.download:
+            for path in download.fetch(catalog.resolve(self.dataset)):
+                print(f"{os.fspath(path)}: complete", file=sys.stderr)
+        statistics = catalog.statistics(catalog.load(self.dataset, self.data_dir))
+        if self.json:
+            print(json.dumps(statistics))
         else:
-            _print_table(
-                [tuple(v or "not found" for v in row.values()) for row in rows]
-            )
-        return
-    catalog.find(name)
-    if _DOWNLOAD.value:
-        for path in download.fetch(catalog.resolve(name)):
-            print(f"{os.fspath(path)}: complete", file=sys.stderr)
-    statistics = catalog.statistics(catalog.load(name, data_dir))
-    if _JSON.value:
-        print(json.dumps(statistics))
-    else:
-        _print_statistics(statistics)
+            _print_statistics(statistics)
+
+    def _list(self) -> None:
+        if self.download:
+            raise InputError("--download needs --dataset=NAME")
+        rows = _listing(self.data_dir)
+        if self.json:
+            print(json.dumps(rows))
+            return
+        _print_table([tuple(v or "not found" for v in row.values()) for row in rows])
+
+
+def main() -> None:
+    """Does what the command line asks for."""
+    cli.run_study(DatasetsStudy)
 
 
 if __name__ == "__main__":
-    _flags.run(main)
+    main()

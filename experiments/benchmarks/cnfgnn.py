@@ -3,15 +3,12 @@
 import dataclasses
 import json
 import subprocess
-import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 
-from experiments.benchmarks import sizes
 from experiments.benchmarks.measure import (
     Measure,
     compiled,
@@ -20,25 +17,12 @@ from experiments.benchmarks.measure import (
     peak_memory_bytes,
     seconds,
 )
+from experiments.benchmarks.settings import TRAFFIC, BenchmarkSettings
 from fedjax_graph.algorithms.cnfgnn import cnfgnn
 from fedjax_graph.core import aggregation, clients, communication, graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.models import seq2seq
-
-CLIENT_STEPS = flags.DEFINE_integer(
-    "client_steps", 4, "Optimization steps of each client.", lower_bound=1
-)
-SERVER_STEPS = flags.DEFINE_integer(
-    "server_steps", 4, "Optimization steps of the server.", lower_bound=1
-)
-PEER = flags.DEFINE_bool("peer", False, "Measure the PyTorch peer in turn.")
-PEER_SCRIPT = flags.DEFINE_string(
-    "peer_script", "../shared/bench/torch_peer.py", "A script that prints a JSON line."
-)
-PEER_PYTHON = flags.DEFINE_string(
-    "peer_python", sys.executable, "A Python that has torch."
-)
 
 
 def random_network(num_nodes: int, num_edges: int, num_windows: int):
@@ -168,21 +152,25 @@ def server_measure(data, config) -> tuple[Measure, dict[str, float]]:
     )
 
 
-def peer_measure(num_nodes: int, num_edges: int) -> Measure:
+def peer_measure(
+    settings: BenchmarkSettings, num_nodes: int, num_edges: int
+) -> Measure:
     """The peer's own figures, under names that begin with `peer_`."""
 
     def run():
-        command = [PEER_PYTHON.value, PEER_SCRIPT.value]
+        command = [settings.peer_python, settings.peer_script]
         command += [f"--nodes={num_nodes}", f"--edges={num_edges}"]
         if jax.default_backend() == "gpu":
             command += ["--device=cuda"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise InputError(f"--peer_python={PEER_PYTHON.value}: {error}") from error
+            raise InputError(
+                f"--peer_python={settings.peer_python}: {error}"
+            ) from error
         if done.returncode or not done.stdout.strip():
             reason = (done.stderr.strip() or "no output").splitlines()[-1]
-            raise InputError(f"the peer {PEER_SCRIPT.value} failed: {reason}")
+            raise InputError(f"the peer {settings.peer_script} failed: {reason}")
         figures = json.loads(done.stdout.splitlines()[-1])
         keys = ("client_windows_per_s", "server_step_s")
         return {f"peer_{key}": figures[key] for key in keys}
@@ -190,36 +178,36 @@ def peer_measure(num_nodes: int, num_edges: int) -> Measure:
     return run
 
 
-def benchmark_cnfgnn() -> dict[str, Any]:
+def benchmark_cnfgnn(settings: BenchmarkSettings) -> dict[str, Any]:
     """All figures of CNFGNN at --shape."""
-    num_nodes, num_edges = sizes.traffic()
+    num_nodes, num_edges = TRAFFIC[settings.shape]
     config = cnfgnn.CNFGNNConfig()
     client_data = random_network(
-        num_nodes, num_edges, CLIENT_STEPS.value * config.client_batch_size
+        num_nodes, num_edges, settings.client_steps * config.client_batch_size
     )
     server_data = random_network(
-        num_nodes, num_edges, SERVER_STEPS.value * config.server_batch_size
+        num_nodes, num_edges, settings.server_steps * config.server_batch_size
     )
     measures, compile_s = client_measures(client_data, config)
     measures["server"], server_compile_s = server_measure(server_data, config)
-    if PEER.value:
-        measures["peer"] = peer_measure(num_nodes, num_edges)
-    figures = in_turn(measures)
-    rate = matmul_rate()
+    if settings.peer:
+        measures["peer"] = peer_measure(settings, num_nodes, num_edges)
+    figures = in_turn(settings, measures)
+    rate = matmul_rate(settings)
     client_rate = figures["client_windows_per_s"] * client_window_flops(
         config.hidden_size
     )
     server_flops = server_step_flops(config, num_nodes, num_edges)
     figures |= {**compile_s, **server_compile_s}
     figures |= {
-        "shape": sizes.SHAPE.value,
+        "shape": settings.shape,
         "compile_s": sum([*compile_s.values(), *server_compile_s.values()]),
         "peak_memory_bytes": peak_memory_bytes(),
         "matmul_flops_per_s": rate,
         "flops_utilisation": client_rate / rate,
         "server_flops_utilisation": server_flops / figures["server_step_s"] / rate,
     }
-    if PEER.value:
+    if settings.peer:
         client, server = "client_windows_per_s", "server_step_s"
         figures["client_speedup"] = figures[client] / figures[f"peer_{client}"]
         figures["server_time_ratio"] = figures[server] / figures[f"peer_{server}"]

@@ -10,9 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import flags
 
-from experiments.benchmarks import sizes
 from experiments.benchmarks.measure import (
     Measure,
     compiled,
@@ -21,6 +19,7 @@ from experiments.benchmarks.measure import (
     peak_memory_bytes,
     seconds,
 )
+from experiments.benchmarks.settings import BenchmarkSettings
 from fedjax_graph.algorithms.fl_agcns.fl_agcns import FLAGCNSConfig, fl_agcns
 from fedjax_graph.algorithms.fl_agcns.search import make_scorer, train_step
 from fedjax_graph.core import clients, trees
@@ -30,39 +29,31 @@ from fedjax_graph.data.graphs import subgraphs
 from fedjax_graph.models.architecture import random_codes
 from fedjax_graph.tasks import subgraphs as subgraph_task
 
-SEARCH_POPULATION = flags.DEFINE_integer(
-    "search_population", 60, "Codes in a population of FL-AGCNS.", lower_bound=2
-)
-SEARCH_STEPS = flags.DEFINE_integer(
-    "search_steps", 5, "Steps of the SuperNet in a generation.", lower_bound=1
-)
-SEARCH_CODES = flags.DEFINE_integer(
-    "search_codes", 20, "Codes that such a step trains.", lower_bound=1
-)
 
-
-def training_data() -> tuple[client_graphs.SubgraphData, int]:
+def training_data(
+    settings: BenchmarkSettings,
+) -> tuple[client_graphs.SubgraphData, int]:
     """The clients' subgraphs by METIS, and the number of classes."""
-    dataset = sizes.load_graph()
+    dataset = settings.load_graph()
     parts = subgraphs.parts(
-        node_graphs.adjacency(dataset), sizes.num_clients(3), partition="metis"
+        node_graphs.adjacency(dataset), settings.num_clients or 3, partition="metis"
     )
     drawn = {"per_class": 10, "num_validation": 50, "num_test": 50}
-    split = client_graphs.make_split(dataset, **(drawn if sizes.is_tiny() else {}))
+    split = client_graphs.make_split(dataset, **(drawn if settings.is_tiny else {}))
     splits = client_graphs.make_splits(dataset, parts, split)
     return splits["train"], len(dataset.class_names)
 
 
-def benchmark_fl_agcns() -> dict[str, Any]:
+def benchmark_fl_agcns(settings: BenchmarkSettings) -> dict[str, Any]:
     """Seconds of a generation and of its parts, and codes scored per second."""
-    data, num_classes = training_data()
+    data, num_classes = training_data(settings)
     num_clients, _, num_features = data.features.shape
     config = FLAGCNSConfig(
         num_features=num_features,
         num_classes=num_classes,
-        population_size=SEARCH_POPULATION.value,
-        num_steps=SEARCH_STEPS.value,
-        codes_per_step=SEARCH_CODES.value,
+        population_size=settings.search_population,
+        num_steps=settings.search_steps,
+        codes_per_step=settings.search_codes,
         num_warm_up=0,
         clients_per_chunk=clients.auto_clients_per_chunk(),
     )
@@ -108,6 +99,7 @@ def benchmark_fl_agcns() -> dict[str, Any]:
         "network_compile_s": network_compile_seconds(net, codes[0], each[0]),
     }
     figures |= in_turn(
+        settings,
         {
             "generation": timed("generation", generation, state, data, key),
             "step": timed(
@@ -120,7 +112,7 @@ def benchmark_fl_agcns() -> dict[str, Any]:
             ),
             "scoring": timed("scoring", scoring, model, data, codes, own_codes),
             "loop": timed("loop", loop),
-        }
+        },
     )
     return figures | {
         "scores_per_s": num_scores / figures["scoring_s"],

@@ -12,10 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import flags
 from jax.experimental import sparse
 
-from experiments.benchmarks import sizes
 from experiments.benchmarks.measure import (
     Measure,
     compiled,
@@ -24,6 +22,7 @@ from experiments.benchmarks.measure import (
     peak_memory_bytes,
     seconds,
 )
+from experiments.benchmarks.settings import BenchmarkSettings
 from fedjax_graph import algorithms
 from fedjax_graph.core import clients, mesh
 from fedjax_graph.core.meta_learning import meta_gradient
@@ -33,28 +32,6 @@ from fedjax_graph.data.graphs import node_dataset as node_graphs
 from fedjax_graph.data.graphs import receptive_fields as nodes
 from fedjax_graph.tasks.nodes import NodeTask
 
-ALL_PARTS = ["round", "memory", "fed_avg", "first_layer"]
-PARTS = flags.DEFINE_list("graphfl_parts", ALL_PARTS, "What to measure of GraphFL.")
-flags.register_validator(
-    PARTS,
-    lambda parts: parts and set(parts) <= set(ALL_PARTS),
-    message=f"expected some of {', '.join(ALL_PARTS)}",
-)
-META_STEPS = flags.DEFINE_integer(
-    "meta_steps", 10, "Inner steps of a client of GraphFL.", lower_bound=1
-)
-CHUNKS = flags.DEFINE_multi_integer(
-    "chunk",
-    [1, 2, 5, 10, 25],
-    "Clients of GraphFL side by side on a device, besides all of them.",
-    lower_bound=1,
-)
-MEMORY_STEPS = flags.DEFINE_multi_integer(
-    "memory_steps", [1, 5, 10, 20], "Inner steps to tell the memory of.", lower_bound=1
-)
-MEMORY_CHUNKS = flags.DEFINE_multi_integer(
-    "memory_chunk", [1, 5, 25], "Clients side by side, likewise.", lower_bound=1
-)
 FED_AVG_CLIENTS, FED_AVG_STEPS = 10, (1, 15)
 RATE = 0.3  # of inner and outer steps
 
@@ -71,7 +48,12 @@ def training_data(dataset: node_graphs.NodeDataset, num_clients: int) -> nodes.N
 
 
 def make_method(
-    name: str, dataset: node_graphs.NodeDataset, chunk: int | None, task=None, **values
+    name: str,
+    settings: BenchmarkSettings,
+    dataset: node_graphs.NodeDataset,
+    chunk: int | None,
+    task: dict[str, Any] | None = None,
+    **values: Any,
 ):
     """A method that trains a GCN, where everybody takes part."""
     config = algorithms.make_config(
@@ -81,7 +63,7 @@ def make_method(
                 num_features=dataset.features.shape[1],
                 num_classes=len(dataset.class_names),
                 optimizer=OptimizerConfig("sgd", RATE),
-                **{"inner_steps": META_STEPS.value, **(task or {})},
+                **{"inner_steps": settings.meta_steps, **(task or {})},
             ),
             "clients_per_chunk": chunk,
             **values,
@@ -158,29 +140,31 @@ def largest_difference(ours: Any, theirs: Any) -> float:
     return float(max(jax.tree.leaves(gaps)))
 
 
-def round_figures(dataset: node_graphs.NodeDataset) -> dict[str, Any]:
+def round_figures(
+    settings: BenchmarkSettings, dataset: node_graphs.NodeDataset
+) -> dict[str, Any]:
     """GraphFL's first stage, in several forms, and Python loops over its clients.
 
     The loops run the round's own program of one client, and one whose steps are not
     rewritten (`tasks.nodes.support_steps`); where there are several devices, on the
     first of them. `..._difference` is the largest between the parameters they lead to.
     """
-    data = training_data(dataset, sizes.num_clients(50))
+    data = training_data(dataset, settings.num_clients or 50)
     auto = clients.auto_clients_per_chunk()
-    method, config = make_graphfl(dataset, auto)
+    method, config = make_graphfl(settings, dataset, auto)
     start = start_of(method, data, jax.random.key(0))
     figures = {"num_compilations": num_compilations(method.round, *start)}
     forms = {
         "round": (auto, {}),
         "first_order_round": (auto, {"first_order": True}),
         "checkpointed_round": (auto, {"task": {"checkpoint_inner": True}}),
-        **{f"chunk_{chunk}": (chunk, {}) for chunk in CHUNKS.value},
+        **{f"chunk_{chunk}": (chunk, {}) for chunk in settings.chunk},
         "chunk_all": (None, {}),
     }
     measures = {}
     for name, (chunk, values) in forms.items():
         program, compile_s = compiled(
-            make_graphfl(dataset, chunk, **values)[0].round, *start
+            make_graphfl(settings, dataset, chunk, **values)[0].round, *start
         )
         figures[f"{name}_compile_s"] = compile_s
         measures[name] = timed(name, program, *start)
@@ -195,21 +179,25 @@ def round_figures(dataset: node_graphs.NodeDataset) -> dict[str, Any]:
         theirs = jax.tree.map(lambda x: np.asarray(x)[None], loop())
         figures[f"{name}_difference"] = largest_difference(after, theirs)
         measures[name] = timed(name, loop)
-    figures |= in_turn(measures)
+    figures |= in_turn(settings, measures)
     for name in loops:
         figures[f"speed_over_{name}"] = figures[f"{name}_s"] / figures["round_s"]
     return figures
 
 
-def memory_figures(dataset: node_graphs.NodeDataset) -> dict[str, int]:
+def memory_figures(
+    settings: BenchmarkSettings, dataset: node_graphs.NodeDataset
+) -> dict[str, int]:
     """Bytes on one device that the round's program takes besides what it is given."""
-    data = training_data(dataset, sizes.num_clients(50))
-    start = start_of(make_graphfl(dataset, 1)[0], data, jax.random.key(0))
+    data = training_data(dataset, settings.num_clients or 50)
+    start = start_of(make_graphfl(settings, dataset, 1)[0], data, jax.random.key(0))
     figures = {}
     for prefix, is_checkpointed in (("memory", False), ("checkpointed_memory", True)):
-        for steps, chunk in itertools.product(MEMORY_STEPS.value, MEMORY_CHUNKS.value):
+        for steps, chunk in itertools.product(
+            settings.memory_steps, settings.memory_chunk
+        ):
             task = {"inner_steps": steps, "checkpoint_inner": is_checkpointed}
-            method, _ = make_graphfl(dataset, chunk, task)
+            method, _ = make_graphfl(settings, dataset, chunk, task)
             program = jax.jit(method.round).lower(*start).compile()
             analysis = program.memory_analysis()
             key = f"{prefix}_{steps}_steps_chunk_{chunk}_bytes"
@@ -217,30 +205,36 @@ def memory_figures(dataset: node_graphs.NodeDataset) -> dict[str, int]:
     return figures
 
 
-def fed_avg_figures(dataset: node_graphs.NodeDataset) -> dict[str, float]:
+def fed_avg_figures(
+    settings: BenchmarkSettings, dataset: node_graphs.NodeDataset
+) -> dict[str, float]:
     """A round of FedAvg: clients' steps on their support sets, and the mean."""
     data = training_data(dataset, FED_AVG_CLIENTS)
     measures = {}
     for steps in FED_AVG_STEPS:
         chunk = clients.auto_clients_per_chunk()
-        method, _ = make_method("fed_avg", dataset, chunk, {"inner_steps": steps})
+        method, _ = make_method(
+            "fed_avg", settings, dataset, chunk, {"inner_steps": steps}
+        )
         start = start_of(method, data, jax.random.key(0))
         program, _ = compiled(method.round, *start)
         name = f"fed_avg_{FED_AVG_CLIENTS}_clients_{steps}_steps"
         measures[name] = timed(name, program, *start)
-    return in_turn(measures)
+    return in_turn(settings, measures)
 
 
 # --- First layers --------------------------------------------------------------------
 
 
-def first_layer_figures(dataset: node_graphs.NodeDataset) -> dict[str, float]:
+def first_layer_figures(
+    settings: BenchmarkSettings, dataset: node_graphs.NodeDataset
+) -> dict[str, float]:
     """Rows of S X times a weight, and the gradient in it, for each client in turn.
 
     The rows are those that a client's support set reads. Sparse, they are gathered
     rows of the weight, and sums: BCOO, padded to the most entries of a client.
     """
-    data = training_data(dataset, sizes.num_clients(50))
+    data = training_data(dataset, settings.num_clients or 50)
     fields = data.features[data.support.rows]  # [K, H, F]
     num_entries = int(np.count_nonzero(fields, axis=(1, 2)).max())
     to_sparse = partial(sparse.BCOO.fromdense, nse=num_entries)
@@ -269,7 +263,7 @@ def first_layer_figures(dataset: node_graphs.NodeDataset) -> dict[str, float]:
         program, _ = compiled(partial(gradients, rows_of=rows_of), weight, own)
         measures[name] = timed(f"first_layer_{name}", program, weight, own)
     share = np.count_nonzero(fields) / fields.size
-    return in_turn(measures) | {"first_layer_nonzero_share": float(share)}
+    return in_turn(settings, measures) | {"first_layer_nonzero_share": float(share)}
 
 
 FIGURES = {
@@ -280,11 +274,11 @@ FIGURES = {
 }
 
 
-def benchmark_graphfl() -> dict[str, Any]:
+def benchmark_graphfl(settings: BenchmarkSettings) -> dict[str, Any]:
     """The figures of GraphFL that --graphfl_parts names."""
-    dataset = sizes.load_graph(connected=True)
+    dataset = settings.load_graph(connected=True)
     figures: dict[str, Any] = {"dataset": dataset.name}
     for part, figures_of in FIGURES.items():
-        if part in PARTS.value:
-            figures |= figures_of(dataset)
+        if part in settings.graphfl_parts:
+            figures |= figures_of(settings, dataset)
     return figures | {"peak_memory_bytes": peak_memory_bytes()}

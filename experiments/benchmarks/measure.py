@@ -8,11 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import flags
 
-from experiments.benchmarks import sizes
+from experiments.benchmarks.settings import BenchmarkSettings
 
-REPEATS = flags.DEFINE_integer("repeats", 3, "Measurements of each.", lower_bound=1)
 Measure = Callable[[], dict[str, float]]
 NUM_ROUNDS = 5  # over which compilations are counted
 COMPILED = "/jax/core/compile/backend_compile_duration"  # event of a compilation
@@ -52,10 +50,10 @@ def num_compilations(
     return events.count(COMPILED)
 
 
-def matmul_rate() -> float:
+def matmul_rate(settings: BenchmarkSettings) -> float:
     """Measured rate of a large matrix product at --precision, FLOP/s."""
     size = 4096 if jax.default_backend() == "cpu" else 16384
-    size = 64 if sizes.is_tiny() else size
+    size = 64 if settings.is_tiny else size
     x = jnp.ones((size, size))
     program, _ = compiled(jnp.matmul, x, x)
     rate = 2 * size**3 / min(seconds(program, x, x) for _ in range(3))
@@ -63,17 +61,19 @@ def matmul_rate() -> float:
     return rate if is_cpu else rate * jax.device_count()
 
 
-def copy_rate() -> float:
+def copy_rate(settings: BenchmarkSettings) -> float:
     """Measured rate of copying a large array, bytes read and written per second."""
-    x = jnp.ones(2**10 if sizes.is_tiny() else 2**27)  # 512 MiB
+    x = jnp.ones(2**10 if settings.is_tiny else 2**27)  # 512 MiB
     program, _ = compiled(lambda x: x + 1, x)
     return 2 * x.nbytes / min(seconds(program, x) for _ in range(3))
 
 
-def in_turn(measures: dict[str, Measure]) -> dict[str, float]:
+def in_turn(
+    settings: BenchmarkSettings, measures: dict[str, Measure]
+) -> dict[str, float]:
     """Medians over --repeats rounds, in each of which everything is measured once."""
     samples: dict[str, list[float]] = {}
-    for _ in range(REPEATS.value):
+    for _ in range(settings.repeats):
         for measure in measures.values():
             for key, value in measure().items():
                 samples.setdefault(key, []).append(value)

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 
 from experiments.benchmarks.measure import (
     Measure,
@@ -16,49 +15,27 @@ from experiments.benchmarks.measure import (
     peak_memory_bytes,
     seconds,
 )
+from experiments.benchmarks.settings import BenchmarkSettings
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.sfl import structure_learning
 from fedjax_graph.core import aggregation, clients, graphs
 from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.tasks.images import ImageTask
 
-ALL_PARTS = ["graph_convolution", "weighted_mean", "distances", "images"]
-PARTS = flags.DEFINE_list("parts", ALL_PARTS, "What to measure of SFL.")
-flags.register_validator(
-    PARTS,
-    lambda parts: parts and set(parts) <= set(ALL_PARTS),
-    message=f"expected some of {', '.join(ALL_PARTS)}",
-)
-MODELS = flags.DEFINE_integer(
-    "models", 325, "Clients whose models are aggregated.", lower_bound=2
-)
-PARAMETERS = flags.DEFINE_integer(
-    "parameters", 1_000_000, "Of each of those models.", lower_bound=1
-)
-IMAGE_CLIENTS = flags.DEFINE_integer(
-    "image_clients", 100, "Clients in the round of ResNet9.", lower_bound=2
-)
-IMAGE_BATCH = flags.DEFINE_integer(
-    "image_batch", None, "Images of a client's one step; by default 128, on CPU 16.", 1
-)
-IMAGE_WIDTH = flags.DEFINE_integer(
-    "image_width", None, "Of ResNet9; by default the paper's 64, on CPU 8.", 1
-)
 
-
-def random_models() -> dict[str, jax.Array]:
+def random_models(settings: BenchmarkSettings) -> dict[str, jax.Array]:
     """One leaf [C, P], drawn a row at a time: it may fill most of the memory."""
-    keys = jax.random.split(jax.random.key(0), MODELS.value)
+    keys = jax.random.split(jax.random.key(0), settings.models)
 
     def row(key):
-        return jax.random.normal(key, (PARAMETERS.value,))
+        return jax.random.normal(key, (settings.parameters,))
 
     return {"w": jax.jit(lambda keys: jax.lax.map(row, keys))(keys)}
 
 
-def aggregation_measures(parts: list[str]) -> dict[str, Measure]:
+def aggregation_measures(settings: BenchmarkSettings) -> dict[str, Measure]:
     """Seconds of A^m V, of the mean and of the distances, of all models."""
-    num_models, stacked = MODELS.value, random_models()
+    num_models, stacked = settings.models, random_models(settings)
     adjacency = jax.random.uniform(jax.random.key(1), (num_models, num_models))
     everybody = clients.Cohort(jnp.arange(num_models), jnp.ones(num_models))
 
@@ -78,16 +55,20 @@ def aggregation_measures(parts: list[str]) -> dict[str, Measure]:
         program, _ = compiled(fn, *args)
         return lambda: {f"{name}_s": seconds(program, *args)}
 
-    return {name: measure(name, *programs[name]) for name in programs if name in parts}
-
-
-def bounds() -> dict[str, float]:
-    """The least seconds that copying and multiplying allow, at their measured rates."""
-    num_models, size = MODELS.value, PARAMETERS.value
-    with jax.default_matmul_precision("float32"):  # as the aggregators have it
-        rate = matmul_rate()
     return {
-        "copy_bound_s": 2 * 4 * num_models * size / copy_rate(),
+        name: measure(name, *programs[name])
+        for name in programs
+        if name in settings.parts
+    }
+
+
+def bounds(settings: BenchmarkSettings) -> dict[str, float]:
+    """The least seconds that copying and multiplying allow, at their measured rates."""
+    num_models, size = settings.models, settings.parameters
+    with jax.default_matmul_precision("float32"):  # as the aggregators have it
+        rate = matmul_rate(settings)
+    return {
+        "copy_bound_s": 2 * 4 * num_models * size / copy_rate(settings),
         "product_bound_s": 2 * num_models**2 * size / rate,
     }
 
@@ -110,15 +91,15 @@ def random_images(num_clients: int, images_per_client: int) -> ImageData:
     )
 
 
-def image_measures() -> dict[str, Measure]:
+def image_measures(settings: BenchmarkSettings) -> dict[str, Measure]:
     """Images/s of a round of FedAvg with ResNet9, and of a Python loop over clients.
 
     Where there are several devices, each of them computes the loop's one client.
     """
     is_cpu = jax.default_backend() == "cpu"
-    batch = IMAGE_BATCH.value or (16 if is_cpu else 128)
-    width = IMAGE_WIDTH.value or (8 if is_cpu else 64)
-    num_clients = IMAGE_CLIENTS.value
+    batch = settings.image_batch or (16 if is_cpu else 128)
+    width = settings.image_width or (8 if is_cpu else 64)
+    num_clients = settings.image_clients
     data = random_images(num_clients, batch)
     task = ImageTask(width=width, batch_size=batch, local_epochs=1)
     values = {"task": task, "clients_per_chunk": clients.auto_clients_per_chunk()}
@@ -164,18 +145,18 @@ def image_measures() -> dict[str, Measure]:
     }
 
 
-def benchmark_sfl() -> dict[str, Any]:
+def benchmark_sfl(settings: BenchmarkSettings) -> dict[str, Any]:
     """The figures of SFL that --parts names."""
-    parts, figures = PARTS.value, {}
+    parts, figures = settings.parts, {}
     if set(parts) - {"images"}:
-        figures |= in_turn(aggregation_measures(parts))
+        figures |= in_turn(settings, aggregation_measures(settings))
         figures["aggregation_peak_memory_bytes"] = peak_memory_bytes()
-        figures |= bounds()
+        figures |= bounds(settings)
     if "graph_convolution" in parts:
         bound = max(figures["copy_bound_s"], figures["product_bound_s"])
         figures["aggregation_share_of_bound"] = bound / figures["graph_convolution_s"]
     if "images" in parts:
-        figures |= in_turn(image_measures())
+        figures |= in_turn(settings, image_measures(settings))
         rate, loop_rate = figures["round_images_per_s"], figures["loop_images_per_s"]
         figures["speed_over_loop"] = rate / loop_rate
     return figures

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from experiments.studies import options
-from experiments.studies.options import option
+from experiments.studies.options import Options, option
 from fedjax_graph import algorithms
 from fedjax_graph.core import clients, mesh, optimizers, plugins
 from fedjax_graph.core.errors import InputError
@@ -25,10 +24,8 @@ _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Study(abc.ABC):
-    """Settings that all systems share; each field is a flag of the same name."""
-
-    system: ClassVar[str]  # name of the binary, and of new folders under runs/
+class DataOptions(Options):
+    """Which data, and what plugins bring."""
 
     dataset: str | None = option(
         None, "Name of a dataset, or the path of a user's own .npz file."
@@ -41,31 +38,20 @@ class Study(abc.ABC):
     plugin: tuple[str, ...] | None = option(
         None, "Files or modules that register methods, models or datasets of one's own."
     )
-    methods: tuple[str, ...] | None = option(None, "Methods, comma-separated.")
-    workdir: str | None = option(
-        None, "Folder for all output; by default a new one under runs/."
-    )
-    num_rounds: int | None = option(None, "Most communication rounds.", lower=1)
-    eval_every: int = option(1, "Rounds between evaluations and checkpoints.", lower=1)
-    patience: int | None = option(
-        None, "Rounds without a better validation loss; by default 20.", lower=1
-    )
-    seed: int = option(0, "Seed of all randomness.", lower=0, upper=2**31)
-    num_seeds: int = option(1, "Seeds run in one program, from --seed on.", lower=1)
-    participation: float = option(
-        1.0, "Share of the clients in a round.", lower=1e-9, upper=1.0
-    )
-    clients_per_chunk: str = option(
-        "auto", "Clients side by side: auto, all or a number."
-    )
-    client_optimizer: str | None = option(
-        None,
-        "What clients step with, and fields that differ from the defaults, such as "
-        "sgd,momentum=0.9; the rate has a flag of its own.",
-    )
-    server_optimizer: str | None = option(
-        None, "What the server steps with, such as adam,second_momentum=0.99."
-    )
+
+    def load_plugins(self) -> None:
+        """Imports the plugins of installed packages and those that `plugin` names.
+
+        Raises:
+          InputError: if one cannot be imported.
+        """
+        plugins.load_all(self.plugin or ())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MachineOptions(Options):
+    """On what programs run."""
+
     precision: str = option(
         "tf32",
         "Precision of matrix products on accelerators; a CPU always computes float32.",
@@ -77,57 +63,6 @@ class Study(abc.ABC):
         "one for data so large that copies of it would fill the memory.",
         lower=1,
     )
-    resume: bool = option(False, "Go on from --workdir's checkpoint.")
-    eval_only: bool = option(False, "Score --workdir's checkpoint.")
-    split: str = option(
-        "test", "What --eval_only scores.", choices=["train", "validation", "test"]
-    )
-    given: frozenset[str] = frozenset()
-    """Names of the flags that stood on the command line."""
-
-    def __post_init__(self) -> None:
-        """Checks every option.
-
-        Raises:
-          InputError: naming the flag.
-        """
-        options.check(self)
-
-    @abc.abstractmethod
-    def run(self) -> Any:
-        """Does all that the binary does.
-
-        Returns:
-          The entries of `results.json` by method, or of a sweep its rows.
-
-        Raises:
-          InputError: one line, where a setting or a file does not fit.
-        """
-
-    def is_given(self, name: str) -> bool:
-        """Whether an option was given, or is not what it is by default."""
-        default = options.options_of(type(self))[name].default
-        return name in self.given or getattr(self, name) != default
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds of the run."""
-        return tuple(range(self.seed, self.seed + self.num_seeds))
-
-    def record(self) -> dict[str, Any]:
-        """The options by name, JSON-able, for `results.json`."""
-        names = options.options_of(type(self))
-        return {name: options.recorded(getattr(self, name)) for name in names}
-
-    def load_plugins(self) -> None:
-        """Imports the plugins of installed packages and those that `plugin` names.
-
-        Raises:
-          InputError: if one cannot be imported.
-        """
-        plugins.load_all(self.plugin or ())
-
-    # --- The machine -----------------------------------------------------------------
 
     def set_up_jax(self, copied_bytes: int = 0) -> None:
         """Applies the precision, and makes the CPU's cores devices.
@@ -154,6 +89,60 @@ class Study(abc.ABC):
                     f"--num_cpu_devices={chosen}: JAX is already in use with {found}; "
                     "run the study first in its process"
                 ) from error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study(DataOptions, MachineOptions):
+    """Settings that all systems share; each field is a flag of the same name."""
+
+    system: ClassVar[str]  # name of the binary, and of new folders under runs/
+
+    methods: tuple[str, ...] | None = option(None, "Methods, comma-separated.")
+    workdir: str | None = option(
+        None, "Folder for all output; by default a new one under runs/."
+    )
+    num_rounds: int | None = option(None, "Most communication rounds.", lower=1)
+    eval_every: int = option(1, "Rounds between evaluations and checkpoints.", lower=1)
+    patience: int | None = option(
+        None, "Rounds without a better validation loss; by default 20.", lower=1
+    )
+    seed: int = option(0, "Seed of all randomness.", lower=0, upper=2**31)
+    num_seeds: int = option(1, "Seeds run in one program, from --seed on.", lower=1)
+    participation: float = option(
+        1.0, "Share of the clients in a round.", lower=1e-9, upper=1.0
+    )
+    clients_per_chunk: str = option(
+        "auto", "Clients side by side: auto, all or a number."
+    )
+    client_optimizer: str | None = option(
+        None,
+        "What clients step with, and fields that differ from the defaults, such as "
+        "sgd,momentum=0.9; the rate has a flag of its own.",
+    )
+    server_optimizer: str | None = option(
+        None, "What the server steps with, such as adam,second_momentum=0.99."
+    )
+    resume: bool = option(False, "Go on from --workdir's checkpoint.")
+    eval_only: bool = option(False, "Score --workdir's checkpoint.")
+    split: str = option(
+        "test", "What --eval_only scores.", choices=["train", "validation", "test"]
+    )
+
+    @abc.abstractmethod
+    def run(self) -> Any:
+        """Does all that the binary does.
+
+        Returns:
+          The entries of `results.json` by method, or of a sweep its rows.
+
+        Raises:
+          InputError: one line, where a setting or a file does not fit.
+        """
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of the run."""
+        return tuple(range(self.seed, self.seed + self.num_seeds))
 
     # --- The folder ------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ A study is a frozen dataclass whose fields are made by `option`. The same limits
 for a value from the command line and for one from Python.
 """
 
+import abc
 import dataclasses
 import math
 import types
@@ -37,6 +38,40 @@ def option(
     """
     limits = {"lower": lower, "upper": upper, "choices": choices}
     return dataclasses.field(default=default, metadata={"help": help, **limits})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(abc.ABC):
+    """A frozen record of options, which a command line or Python fills."""
+
+    given: frozenset[str] = frozenset()
+    """Names of the flags that stood on the command line."""
+
+    def __post_init__(self) -> None:
+        """Checks every option.
+
+        Raises:
+          InputError: naming the flag.
+        """
+        check(self)
+
+    @abc.abstractmethod
+    def run(self) -> Any:
+        """Does all that the binary does.
+
+        Raises:
+          InputError: one line, where a setting or a file does not fit.
+        """
+
+    def is_given(self, name: str) -> bool:
+        """Whether an option was given, or is not what it is by default."""
+        default = options_of(type(self))[name].default
+        return name in self.given or getattr(self, name) != default
+
+    def record(self) -> dict[str, Any]:
+        """The options by name, JSON-able."""
+        names = options_of(type(self))
+        return {name: recorded(getattr(self, name)) for name in names}
 
 
 def is_option(field: dataclasses.Field) -> bool:
@@ -157,6 +192,8 @@ def _define(kind: type, name: str, field: dataclasses.Field) -> None:
     text = limits["help"]
     if kind is bool:
         flags.DEFINE_bool(name, default, text)
+    elif kind is tuple and limits["lower"] is not None:
+        flags.DEFINE_multi_integer(name, default, text, limits["lower"])
     elif kind is tuple:
         flags.DEFINE_list(name, default, text)
     elif kind is int:

@@ -12,11 +12,9 @@ did otherwise, and where it lies, stands below the table.
 
 import dataclasses
 import pathlib
-from typing import ClassVar
 
 from experiments import cli
-from experiments.studies import options
-from experiments.studies.options import option
+from experiments.studies.options import Options, option
 from experiments.tables import commands, writing
 from experiments.tables.papers import PAPERS, Paper, Table, load_paper
 from experiments.tables.runs import default_flags, read_runs
@@ -25,10 +23,8 @@ from fedjax_graph.driver import writers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TablesStudy:
+class TablesStudy(Options):
     """What is written: tables of finished runs, commands, or flagfiles."""
-
-    system: ClassVar[str] = "tables"
 
     paper: str | None = option(None, "Whose tables.", choices=PAPERS)
     table: int | None = option(None, "Its number; by default all tables.")
@@ -44,15 +40,6 @@ class TablesStudy:
         "Write into a folder of the paper's name in this one the flagfiles that fill "
         "all tables instead: one for all rows that differ in the method alone.",
     )
-    given: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        """Checks every option.
-
-        Raises:
-          InputError: naming the flag.
-        """
-        options.check(self)
 
     def run(self) -> None:
         """Does all that the binary does.

@@ -21,7 +21,6 @@ TIMINGS = ("seconds", "compile_seconds", *RATES)
 MANY = """
 import importlib, json, os, sys, tempfile
 from absl import flags
-from experiments import _flags
 
 binary = importlib.import_module(sys.argv[1])
 answers = []
@@ -32,8 +31,7 @@ for line in json.load(sys.stdin):
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
         try:
-            is_old = binary.main.__code__.co_argcount
-            status = _flags.run(binary.main) if is_old else binary.main()
+            status = binary.main()
         except SystemExit as error:
             status = error.code
         except BaseException as error:

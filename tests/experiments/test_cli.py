@@ -7,12 +7,12 @@ import pytest
 
 MAIN = """
 import jax.numpy as jnp
-from experiments import _flags
+from experiments import cli
 
-def main(argv):
+def main():
     {body}
 
-_flags.run(main)
+cli.run(main)
 """
 
 

@@ -1,0 +1,106 @@
+"""Settings of the benchmark: what is measured, how often, and how large."""
+
+import dataclasses
+import sys
+
+from experiments.studies.base import DataOptions, MachineOptions
+from experiments.studies.options import option
+from fedjax_graph import data
+from fedjax_graph.data.graphs import synthetic
+from fedjax_graph.data.graphs.node_dataset import NodeDataset, largest_component
+
+SYSTEMS = ("cnfgnn", "sfl", "graphfl", "fl_agcns")
+SFL_PARTS = ("graph_convolution", "weighted_mean", "distances", "images")
+GRAPHFL_PARTS = ("round", "memory", "fed_avg", "first_layer")
+TRAFFIC = {"metr_la": (207, 1722), "pems_bay": (325, 2694), "tiny": (6, 12)}
+CORA = {
+    "num_nodes": 2708,
+    "num_classes": 7,
+    "num_features": 1433,
+    "mean_degree": 3.9,
+    "words_per_node": 18,
+}
+TINY = {
+    "num_nodes": 200,
+    "num_classes": 3,
+    "num_features": 20,
+    "mean_degree": 3.9,
+    "words_per_node": 4,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchmarkSettings(DataOptions, MachineOptions):
+    """What is measured of one system."""
+
+    system: str = option("cnfgnn", "What to measure.", choices=SYSTEMS)
+    json: bool = option(False, "Print one JSON line instead of a table.")
+    repeats: int = option(3, "Measurements of each.", lower=1)
+    shape: str = option(
+        "metr_la",
+        "Of CNFGNN's data; with `tiny` the synthetic graphs of the other systems, and "
+        "the arrays that give the machine's rates, are tiny as well: for a trial, no "
+        "figures.",
+        choices=list(TRAFFIC),
+    )
+    num_clients: int | None = option(None, "Clients that share the data.", lower=1)
+    # CNFGNN
+    client_steps: int = option(4, "Optimization steps of each client.", lower=1)
+    server_steps: int = option(4, "Optimization steps of the server.", lower=1)
+    peer: bool = option(False, "Measure the PyTorch peer in turn.")
+    peer_script: str = option(
+        "../shared/bench/torch_peer.py", "A script that prints a JSON line."
+    )
+    peer_python: str = option(sys.executable, "A Python that has torch.")
+    # SFL
+    parts: tuple[str, ...] = option(
+        SFL_PARTS, "What to measure of SFL.", choices=SFL_PARTS
+    )
+    models: int = option(325, "Clients whose models are aggregated.", lower=2)
+    parameters: int = option(1_000_000, "Of each of those models.", lower=1)
+    image_clients: int = option(100, "Clients in the round of ResNet9.", lower=2)
+    image_batch: int | None = option(
+        None, "Images of a client's one step; by default 128, on CPU 16.", lower=1
+    )
+    image_width: int | None = option(
+        None, "Of ResNet9; by default the paper's 64, on CPU 8.", lower=1
+    )
+    # GraphFL
+    graphfl_parts: tuple[str, ...] = option(
+        GRAPHFL_PARTS, "What to measure of GraphFL.", choices=GRAPHFL_PARTS
+    )
+    meta_steps: int = option(10, "Inner steps of a client of GraphFL.", lower=1)
+    chunk: tuple[int, ...] = option(
+        (1, 2, 5, 10, 25),
+        "Clients of GraphFL side by side on a device, besides all of them.",
+        lower=1,
+    )
+    memory_steps: tuple[int, ...] = option(
+        (1, 5, 10, 20), "Inner steps to tell the memory of.", lower=1
+    )
+    memory_chunk: tuple[int, ...] = option(
+        (1, 5, 25), "Clients side by side, likewise.", lower=1
+    )
+    # FL-AGCNS
+    search_population: int = option(60, "Codes in a population of FL-AGCNS.", lower=2)
+    search_steps: int = option(5, "Steps of the SuperNet in a generation.", lower=1)
+    search_codes: int = option(20, "Codes that such a step trains.", lower=1)
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether only it is tried whether the benchmark runs."""
+        return self.shape == "tiny"
+
+    def load_graph(self, connected: bool = False) -> NodeDataset:
+        """Loads the graph, or makes a synthetic one of Cora's size or a tiny one.
+
+        Args:
+          connected: whether a dataset's largest component is taken.
+
+        Raises:
+          InputError: if the dataset's file cannot be read.
+        """
+        if self.dataset is None:
+            return synthetic.node_graph(**(TINY if self.is_tiny else CORA))
+        dataset = data.load(self.dataset, self.data_dir, kind="graphs")
+        return largest_component(dataset) if connected else dataset
