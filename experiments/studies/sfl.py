@@ -11,6 +11,7 @@ from experiments.studies.sfl_settings import SFLSettings
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import clients
+from fedjax_graph.core.aggregation import AGGREGATORS
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import results
@@ -42,6 +43,7 @@ METHOD_OPTIONS = {  # option: field of the configs of the methods that it concer
     "pull_weight": "pull_weight",
     "pull_distance": "pull_distance",
     "client_start": "start",
+    "aggregator": "aggregator",
     "structure_target": "structure",
     "server_optimizer": "server_optimizer",
 }
@@ -124,14 +126,19 @@ class SFLStudy(SFLSettings):
         """The options under the names of the methods' config fields.
 
         Raises:
-          InputError: if the server's optimizer cannot be read.
+          InputError: if the aggregator is not known, or the server's optimizer cannot
+            be read.
         """
+        if self.aggregator not in AGGREGATORS:
+            known = ", ".join(AGGREGATORS)
+            raise InputError(f"--aggregator={self.aggregator}: unknown; known: {known}")
         values: dict[str, Any] = {
             "participation": self.participation,
             "propagation_steps": self.propagation_steps,
             "alpha": self.alpha,
             "pull_distance": self.pull_distance,
             "start": self.client_start,
+            "aggregator": self.aggregator,
             "client_graph": self.client_graph,
             "structure": StructureConfig(target=self.structure_target),
         }

@@ -88,6 +88,10 @@ class SFLSettings(TrafficStudy):
         "Where SFL's clients start a round: from the read-out w, or from their own u.",
         choices=["global", "personal"],
     )
+    aggregator: str = option(
+        "weighted_mean",
+        "Of FedAvg and what extends it: weighted_mean, median, or a plugin's by name.",
+    )
     client_graph: str = option(
         "given", "none: SFL* learns it from nothing.", choices=["given", "none"]
     )

@@ -29,7 +29,7 @@ def cohort_update(
     is_personal: IsPersonal = nothing,
     participation: float = 1.0,
     clients_per_chunk: int | None = None,
-):
+) -> Callable[..., tuple[Any, jax.Array, Cohort]]:
     """Factory of the clients' half of a round.
 
     Args:
@@ -129,7 +129,7 @@ def federated_round(
     is_personal: IsPersonal = nothing,
     participation: float = 1.0,
     clients_per_chunk: int | None = None,
-):
+) -> Callable[..., tuple[Any, ...]]:
     """Factory of one round of local updates on a cohort, and their aggregation.
 
     Args:
@@ -199,7 +199,7 @@ def plain_update(
 
 def task_round(
     config: FederatedConfig, task: Task, update, aggregate: Aggregator, **settings
-):
+) -> Callable[..., tuple[Any, ...]]:
     """`federated_round` of a task: (models, data, key, *shared) -> as there."""
     run = federated_round(
         update,

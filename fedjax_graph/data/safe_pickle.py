@@ -174,8 +174,9 @@ def _refuse_to_call(kind: Any) -> None:
 
 def _check_dtype_state(state: Any) -> None:
     """A plain data type has a byte order and sizes: no parts, names or fields."""
-    is_plain = isinstance(state, tuple) and len(state) >= 7 and state[0] in (3, 4)
-    if not is_plain or state[1] not in ("<", ">", "|", "=") or any(state[2:5]):
+    is_known = isinstance(state, tuple) and len(state) >= 7
+    version, order, *parts = list(state[:5]) if is_known else [None, None]
+    if version not in (3, 4) or order not in ("<", ">", "|", "=") or any(parts):
         raise InputError("a pickle with a data type of parts; expected plain numbers")
 
 

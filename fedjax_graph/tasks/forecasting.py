@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core import aggregation, batching, clients, mesh
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TARGET_STEPS, TrafficData, Windows
 
@@ -165,7 +165,7 @@ def evaluate_forecasts(
     predict_batch: PredictBatch,
     batch_size: int,
     metrics: Callable[[ErrorSums, jax.Array], dict[str, Any]] = error_metrics,
-):
+) -> Callable[[Any, TrafficData], Metrics]:
     """Factory of `evaluate`: errors over all windows, one batch at a time."""
 
     def sums(state, data, starts, mask):  # [batches, B]
@@ -194,7 +194,9 @@ def evaluate_forecasts(
     return evaluate
 
 
-def predict_forecasts(predict_batch: PredictBatch, batch_size: int):
+def predict_forecasts(
+    predict_batch: PredictBatch, batch_size: int
+) -> Callable[[Any, TrafficData], jax.Array]:
     """Factory of `predict`: forecasts [S, K, 12] in mph for all windows of a split."""
 
     def predict(state, data: TrafficData):

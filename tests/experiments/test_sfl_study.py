@@ -45,6 +45,7 @@ def my_roads():
     return synthetic.traffic_network(num_sensors=7, num_days=2)
 
 register_model("small_rnn", lambda task: RNNForecaster(3))
+aggregation.register_aggregator("my_mean", aggregation.weighted_mean)
 """
 SETTINGS = {
     "methods": ["fed_avg_m", "sfl_star"],
@@ -54,6 +55,7 @@ SETTINGS = {
     "client_optimizer": "sgd,momentum=0.5",
     "learning_rate": 0.02,
     "server_optimizer": "sgd,momentum=0.3",
+    "aggregator": "median",
 }
 
 
@@ -83,6 +85,7 @@ def returned(machine):
             f"--plugin={plugin}",
             "--dataset=my_roads",
             "--model=small_rnn",
+            "--aggregator=my_mean",
             "--methods=fed_avg,plain_mean",
             "--num_rounds=1",
         ],
@@ -134,12 +137,13 @@ def test_the_chosen_optimizers_are_on_record(returned):
     assert "server_optimizer" not in returned["sfl_star"]["config"]
 
 
-def test_a_plugin_brings_a_method_a_model_and_a_dataset(machine, returned):
+def test_a_plugin_brings_a_method_a_model_and_more(machine, returned):
     del returned
     found = machine.results("plugin")
     assert (found["dataset"], found["settings"]["num_sensors"]) == ("synthetic", 7)
     same, own = (found["methods"][m] for m in ("fed_avg", "plain_mean"))
     assert own["config"]["task"]["model"] == "small_rnn"
+    assert same["config"]["aggregator"] == "my_mean"
     assert own["test"] == same["test"], "the mean without its noise of 0"
     assert own["communication_bytes"] == same["communication_bytes"]
 
@@ -210,6 +214,11 @@ def test_the_servers_optimizer_starts_from_that_of_its_method():
             {"methods": ("sfl",), "server_optimizer": "sgd"},
             "--server_optimizer concerns none of the methods sfl",
         ),
+        (
+            {"methods": ("sfl",), "aggregator": "median"},
+            "--aggregator concerns none of the methods sfl",
+        ),
+        ({"aggregator": "mean"}, "--aggregator=mean: unknown; known: median, weighted"),
         ({"server_optimizer": "adan"}, "--server_optimizer=adan: .*known: sgd"),
         ({"client_optimizer": "sgd,x"}, "--client_optimizer=sgd,x: .*'x' is no field"),
         ({"dataset": "metrla"}, "unknown dataset 'metrla'; known: metr_la"),

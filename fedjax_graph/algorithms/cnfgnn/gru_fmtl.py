@@ -132,7 +132,9 @@ def neighbours_mean(models: Any, data: Data) -> tuple[Neighbours, None]:
     return Neighbours(total, jax.tree.map(mean, models)), None
 
 
-def laplacian_pull(weight: float, neighbours: Neighbours, shared: None):
+def laplacian_pull(
+    weight: float, neighbours: Neighbours, shared: None
+) -> optax.GradientTransformation:
     """2 lambda sum_j a_ij (w_i - w_j), as a pull towards the neighbours' mean."""
     del shared
     centre = {"params": neighbours.mean}
@@ -152,7 +154,9 @@ def all_models(models: Any, data: Data) -> tuple[Neighbours, Centred]:
     return Neighbours(weights, None), Centred(centred, squares, centre)
 
 
-def frobenius_pull(weight: float, neighbours: Neighbours, others: Centred):
+def frobenius_pull(
+    weight: float, neighbours: Neighbours, others: Centred
+) -> optax.GradientTransformation:
     """lambda sum_j a_ij (w_i - w_j) / |w_i - w_j|, with 0 for equal models."""
 
     def product(rows, x, axes):
