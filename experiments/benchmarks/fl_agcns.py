@@ -47,9 +47,9 @@ def training_data() -> tuple[client_graphs.SubgraphData, int]:
     parts = subgraphs.parts(
         node_graphs.adjacency(dataset), sizes.num_clients(3), partition="metis"
     )
-    splits = client_graphs.make_splits(
-        dataset, parts, client_graphs.make_split(dataset)
-    )
+    drawn = {"per_class": 10, "num_validation": 50, "num_test": 50}
+    split = client_graphs.make_split(dataset, **(drawn if sizes.is_tiny() else {}))
+    splits = client_graphs.make_splits(dataset, parts, split)
     return splits["train"], len(dataset.class_names)
 
 

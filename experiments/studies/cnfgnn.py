@@ -43,6 +43,7 @@ class CNFGNNStudy(CNFGNNOptions):
         Raises:
           InputError: one line, where an option or a file does not fit.
         """
+        self.load_plugins()
         self.set_up_jax(copied_bytes=configs.hidden_bytes(self))
         methods = self.chosen_methods()
         configs.check_optimizers(self, methods)

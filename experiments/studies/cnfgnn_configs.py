@@ -31,17 +31,25 @@ def config_values(
     """
     chunk = running.clients_per_chunk(study, workdir, method)
     values = {"clients_per_chunk": chunk, "participation": study.participation}
-    if method not in paper.GRUS:
+    fields = fields_of(method)
+    if "task" not in fields:
         return _known(values | _half_values(study, method, num_train))
     values["task"] = gru_task(study, method, num_train, chunk)
-    if study.server_optimizer:
-        rate = study.server_learning_rate or TAKES_THE_MEAN.learning_rate
-        default = dataclasses.replace(TAKES_THE_MEAN, learning_rate=rate)
-        values["server_optimizer"] = study.server_steps(default)
+    if study.server_optimizer and "server_optimizer" in fields:
+        default = fields["server_optimizer"].default or TAKES_THE_MEAN
+        values["server_optimizer"] = study.server_steps(
+            _at_rate(default, study.server_learning_rate)
+        )
     if method == "gru_fmtl":
         values["regulariser"] = study.fmtl_regulariser
         values["weight"] = _fmtl_setting(study, "weight")
     return _known(values)
+
+
+def fields_of(method: str) -> dict[str, dataclasses.Field]:
+    """The fields of a method's config, by name."""
+    config_type = algorithms.get_method(paper.registered(method)).config_type
+    return {field.name: field for field in dataclasses.fields(config_type)}
 
 
 def gru_task(
@@ -124,10 +132,15 @@ def optimizer(
     Raises:
       InputError: if `client_optimizer` or `server_optimizer` cannot be read.
     """
-    rate = study.setting(f"{side}_learning_rate", default.learning_rate)
-    default = dataclasses.replace(default, learning_rate=rate)
+    default = _at_rate(default, study.setting(f"{side}_learning_rate"))
     steps = study.client_steps if side == "client" else study.server_steps
     return steps(default)
+
+
+def _at_rate(config: OptimizerConfig, rate: float | None) -> OptimizerConfig:
+    """An optimizer with another learning rate; None keeps its own."""
+    own = config.learning_rate if rate is None else rate
+    return dataclasses.replace(config, learning_rate=own)
 
 
 def check_optimizers(study: CNFGNNOptions, methods: Sequence[str]) -> None:
@@ -136,10 +149,10 @@ def check_optimizers(study: CNFGNNOptions, methods: Sequence[str]) -> None:
     Raises:
       InputError: naming the flag.
     """
-    known = [algorithms.get_method(paper.registered(method)) for method in methods]
+    registered = [algorithms.get_method(paper.registered(name)) for name in methods]
     concerned = {
-        "client": [method for method in known if method.is_trained],
-        "server": [m for m in known if hasattr(m.config_type, "server_optimizer")],
+        "client": any(method.is_trained for method in registered),
+        "server": any("server_optimizer" in fields_of(name) for name in methods),
     }
     for side, found in concerned.items():
         optimizer(study, side, TAKES_THE_MEAN)

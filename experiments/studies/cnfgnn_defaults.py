@@ -23,7 +23,6 @@ STRATEGIES = {  # of Table 10: value of --strategy -> (method, title)
     "at_fedavg": ("cnfgnn", "AT + FedAvg"),
 }
 REGISTERED = {"gru_local": "local", "gru_fedavg": "fed_avg"}  # under other names
-GRUS = ("gru_centralized", "gru_local", "gru_fedavg", "gru_fmtl")
 ALTERNATING = ("cnfgnn", "at_without_fedavg")
 OF_SINGLE_SENSORS = (  # models that an unseen sensor lacks
     "at_without_fedavg",

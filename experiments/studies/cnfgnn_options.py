@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from experiments.studies import cnfgnn_defaults as paper
 from experiments.studies.options import option
 from experiments.studies.traffic import TrafficStudy
+from fedjax_graph import algorithms
 from fedjax_graph.algorithms.cnfgnn.gru_fmtl import REGULARISERS
 from fedjax_graph.core import communication
 from fedjax_graph.core.errors import InputError
@@ -42,10 +43,10 @@ class CNFGNNOptions(TrafficStudy):
         None, "Windows in a server's minibatch.", lower=1
     )
     client_learning_rate: float | None = option(
-        None, "Adam's, on the clients.", lower=0.0
+        None, "Learning rate on the clients.", lower=0.0
     )
     server_learning_rate: float | None = option(
-        None, "Adam's, on the server.", lower=0.0
+        None, "Learning rate on the server.", lower=0.0
     )
     hidden_size: int | None = option(
         None, "Of CNFGNN's encoder and embedding.", lower=1
@@ -163,7 +164,8 @@ class CNFGNNOptions(TrafficStudy):
         """
         strategies = [paper.STRATEGIES[name][0] for name in self.strategy or ()]
         default = () if strategies else self._default_methods()
-        named = self.choose_methods(paper.TITLES, default)
+        papers = self.methods == ("all",)
+        named = paper.TITLES if papers else self.choose_methods(known(), default)
         methods = strategies + [name for name in named if name not in strategies]
         for method in methods:
             self._check_fits(method)
@@ -179,13 +181,28 @@ class CNFGNNOptions(TrafficStudy):
         return tuple(method for method in methods if method not in excluded)
 
     def _check_fits(self, method: str) -> None:
-        if self.is_inductive and method in paper.OF_SINGLE_SENSORS:
+        is_single = method in paper.OF_SINGLE_SENSORS or method not in paper.TITLES
+        if self.is_inductive and is_single:
+            may = "" if method in paper.TITLES else "may "
             raise InputError(
-                f"--train_fraction is not for {method}, whose models belong to single "
-                "sensors: there are none for unseen ones"
+                f"--train_fraction is not for {method}, whose models {may}belong to "
+                "single sensors: there are none for unseen ones"
             )
         if self.sweep and method not in paper.ALTERNATING:
             raise InputError(
                 f"--sweep={self.sweep} is not for {method}, which has no client and "
                 f"server rounds; it is for {', '.join(paper.ALTERNATING)}"
             )
+
+
+def known() -> dict[str, str]:
+    """Titles of all methods: the paper's, and whatever else runs on the GRU's task.
+
+    These are the methods that federate any task, plugins' among them.
+    """
+    others = {
+        name: method.title
+        for name, method in algorithms.REGISTRY.items()
+        if method.takes_task and name not in paper.REGISTERED.values()
+    }
+    return paper.TITLES | others

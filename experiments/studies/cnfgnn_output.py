@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.studies import cnfgnn_defaults as paper
 from experiments.studies import running
-from experiments.studies.cnfgnn_options import CNFGNNOptions
+from experiments.studies.cnfgnn_options import CNFGNNOptions, known
 from experiments.studies.running import Entry, Run
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.cnfgnn import flops
@@ -35,7 +35,7 @@ def table(study: CNFGNNOptions, entries: Mapping[str, Entry]) -> str:
     columns["masked MAE 60'"] = ("masked", "60", "mae")
     columns["masked RMSE 60'"] = ("masked", "60", "rmse")
     columns["best round"] = running.best_round
-    return running.table("mph", columns, entries, paper.TITLES)
+    return running.table("mph", columns, entries, known())
 
 
 # --- Costs ---------------------------------------------------------------------------
@@ -129,8 +129,7 @@ def draw(
     draw_forecasts(workdir, dataset, test_data, runs)
     draw_curves(study, workdir)
     by_horizon = {
-        paper.TITLES[method]: entry["rmse_by_horizon"]
-        for method, entry in entries.items()
+        known()[method]: entry["rmse_by_horizon"] for method, entry in entries.items()
     }
     plots.rmse_by_horizon(workdir / "rmse_by_horizon.png", by_horizon)
     draw_exchanges(workdir, exchanges)
@@ -157,7 +156,7 @@ def draw_forecasts(
         algorithm, result, _ = runs[method]
         state = jax.tree.map(lambda x: x[0], result.best_state)
         forecast = np.asarray(jax.jit(algorithm.predict)(state, one_day))
-        forecasts[paper.TITLES[method]] = {60: forecast[:, sensors, -1]}
+        forecasts[known()[method]] = {60: forecast[:, sensors, -1]}
     plots.forecasts(
         workdir / "forecasts.png",
         times=dataset.timestamps[steps[:, -1]],
@@ -169,7 +168,7 @@ def draw_forecasts(
 
 def draw_curves(study: CNFGNNOptions, workdir: pathlib.Path) -> None:
     """Draws `training_curves.png`, and of chosen strategies `strategies.png`."""
-    if records := running.records_of(workdir, paper.TITLES):
+    if records := running.records_of(workdir, known()):
         plots.training_curves(workdir / "training_curves.png", records)
     if records and study.strategy:
         titles = dict(paper.STRATEGIES[name] for name in study.strategy)
@@ -181,7 +180,7 @@ def draw_curves(study: CNFGNNOptions, workdir: pathlib.Path) -> None:
 def draw_exchanges(workdir: pathlib.Path, exchanges: Mapping[str, Exchange]) -> None:
     """Draws `communication.png`, where anything was exchanged."""
     lines = {
-        paper.TITLES[method]: plots.Line(
+        known()[method]: plots.Line(
             exchange.sizes / GIB, exchange.rmse.mean(1), exchange.rmse.std(1)
         )
         for method, exchange in exchanges.items()
@@ -207,7 +206,7 @@ def draw_sweep(
     """
     maps, shape = {}, (len(values), len(values))
     for method in methods:
-        own, title = [r for r in rows if r["method"] == method], paper.TITLES[method]
+        own, title = [r for r in rows if r["method"] == method], known()[method]
         rmse = [row["rmse"] for row in own]
         gib = [sum(row["communication_bytes"].values()) / GIB for row in own]
         maps[f"{title}: RMSE (mph)"] = np.reshape(rmse, shape)

@@ -303,10 +303,13 @@ def test_a_client_without_neighbours_trains_alone(
 
 CROSSING = {  # numbers that each client of the cohort sends, and that it receives
     "ditto": (9, 9),
+    "fed_adam": (9, 9),
     "fed_att": (9, 9),
     "fed_avg": (9, 9),
+    "fed_avg_m": (9, 9),
     "fed_per": (7, 7),  # base and statistics
     "fed_prox": (9, 9),
+    "fed_yogi": (9, 9),
     "graph_fed_avg": (9, 9),
     "graphfl": (9 + 9, 9 + 9),  # a gradient with statistics, then a model
     "lg_fed_avg": (2, 2),  # head

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import numpy.testing as npt
 import pytest
+import scipy.sparse
 
 from fedjax_graph import data
 from fedjax_graph.core.errors import InputError
@@ -26,7 +27,11 @@ def own_tables():
 
 def fields(dataset):
     is_tuple = isinstance(dataset, tuple)
-    return dataset._asdict() if is_tuple else dataclasses.asdict(dataset)
+    values = dataset._asdict() if is_tuple else dataclasses.asdict(dataset)
+    return {
+        name: value.toarray() if scipy.sparse.issparse(value) else value
+        for name, value in values.items()
+    }
 
 
 def assert_same(left, right):

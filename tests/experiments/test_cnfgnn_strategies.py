@@ -38,6 +38,11 @@ def answers(machine):
         line = machine.command_line(name, "--num_rounds=1", *flags)
         return [flag for flag in line if flag != f"--methods={','.join(METHODS)}"]
 
+    baselines = (
+        f"--methods={','.join(GRUS)}",
+        "--fmtl_regulariser=frobenius",
+        "--fmtl_weight=0.02",
+    )
     lines = {
         "strategies": line(
             "strategies",
@@ -46,12 +51,8 @@ def answers(machine):
             "--average_every_step",
             "--server_batch_size=20",
         ),
-        "baselines": line(
-            "baselines",
-            f"--methods={','.join(GRUS)}",
-            "--fmtl_regulariser=frobenius",
-            "--fmtl_weight=0.02",
-        ),
+        "baselines": line("baselines", *baselines),
+        "resumed": line("baselines", *baselines, "--resume"),
         "options": line(
             "options",
             "--strategy=at_fedavg,sl",
@@ -70,7 +71,7 @@ def answers(machine):
         "nothing": line("bad", "--strategy="),
         "weight": line("bad", "--methods=gru_fmtl", "--fmtl_weight=-1"),
         "regulariser": line("bad", "--fmtl_regulariser=ridge"),
-        "other task": line("bad", "--methods=sfl"),
+        "other task": line("bad", "--methods=fl_agcns"),
     }
     return machine.run_many(lines)
 
@@ -104,6 +105,13 @@ def test_baselines_are_those_of_table_7(machine, answers):
     assert kept == {"regulariser": "frobenius", "weight": 0.02}
     assert config["task"]["local_epochs"] == 5
     assert not (machine.folder / "baselines" / "strategies.png").exists()
+
+
+def test_finished_baselines_resumed_are_the_same(answers):
+    status, out, err = answers["resumed"]
+    assert (status, err) == (0, "")
+    assert "round 1/1" not in out
+    assert binary.table_of(out) == binary.table_of(answers["baselines"][1])
 
 
 def test_options_beyond_the_paper(machine, answers):
@@ -179,7 +187,7 @@ def test_a_target_that_is_not_reached_is_none(machine, answers):
         ("nothing", ["--strategy", "one or more"]),
         ("weight", ["--fmtl_weight=-1"]),
         ("regulariser", ["--fmtl_regulariser=ridge", "frobenius"]),
-        ("other task", ["unknown method 'sfl'", "gru_fmtl"]),
+        ("other task", ["unknown method 'fl_agcns'", "gru_fmtl"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(answers, name, words):

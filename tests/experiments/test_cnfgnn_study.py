@@ -3,10 +3,13 @@
 import dataclasses
 import json
 
+import jax
 import pytest
 
 from experiments.studies import cnfgnn_configs as configs
+from experiments.studies import running
 from experiments.studies.cnfgnn import CNFGNNStudy
+from fedjax_graph import algorithms
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from tests.experiments import binary
@@ -23,6 +26,14 @@ for settings in json.load(sys.stdin):
         found.append(CNFGNNStudy(**settings).run())
     assert settings["workdir"] in out.getvalue()
 print(json.dumps(found))
+"""
+PLUGIN = """
+from fedjax_graph.algorithms import register_method
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+
+@register_method("mine", title="Mine")
+def mine(config: FedAvgConfig):
+    return fed_avg(config)
 """
 SETTINGS = {
     "hidden_size": 4,
@@ -52,9 +63,11 @@ def machine(tmp_path_factory):
 def returned(machine):
     """What the studies return whose twins the binary has run: a run, and a sweep."""
     folder = machine.folder
+    (folder / "plugin.py").write_text(PLUGIN)
     common = SETTINGS | {"dataset": str(folder / "tiny.npz")}
+    plugged = {"plugin": [str(folder / "plugin.py")], "methods": [*METHODS, "mine"]}
     twins = {
-        "run": common | {"methods": list(METHODS), "num_seeds": 2},
+        "run": common | plugged | {"num_seeds": 2},
         "sweep": common | {"methods": ["cnfgnn"]} | SWEEP,
     }
 
@@ -64,6 +77,8 @@ def returned(machine):
     answers = machine.run_many(
         {name: as_flags(settings(name, "binary")) for name in twins}
     )
+    titles = ["persistence", "GRU + FedAvg", "CNFGNN", "Mine"]
+    assert list(binary.table_of(answers["run"][1])) == titles
     assert [answer[::2] for answer in answers.values()] == [[0, ""]] * len(twins)
     lines = json.dumps([settings(name, "python") for name in twins])
     process = machine.python("-c", PYTHON, input=lines)
@@ -80,7 +95,7 @@ def test_a_study_does_all_that_the_binary_does(machine, returned):
     assert binarys == pythons and len(binarys) == 4
     assert machine.metrics("binary_run") == machine.metrics("python_run")
     one, other = (machine.results(f"{kind}_run") for kind in ("binary", "python"))
-    for method in METHODS:
+    for method in (*METHODS, "mine"):
         entries = [found["methods"][method] for found in (one, other)]
         assert binary.without_timings(entries[0]) == binary.without_timings(entries[1])
     flags = [found["settings"]["flags"] for found in (one, other)]
@@ -102,14 +117,22 @@ def test_a_study_returns_what_it_wrote(machine, returned):
 def test_the_chosen_optimizer_is_on_record(machine, returned):
     del returned
     found = machine.results("python_run")["methods"]
-    chosen = [
-        found["cnfgnn"]["config"]["client_optimizer"],
-        found["gru_fedavg"]["config"]["task"]["optimizer"],
-    ]
+    chosen = [found["cnfgnn"]["config"]["client_optimizer"]]
+    for name in ("gru_fedavg", "mine"):
+        chosen.append(found[name]["config"]["task"]["optimizer"])
     for config in chosen:
         kept = {key: config[key] for key in ("name", "momentum", "learning_rate")}
         assert kept == {"name": "sgd", "momentum": 0.5, "learning_rate": 0.02}
     assert found["cnfgnn"]["config"]["server_optimizer"]["name"] == "adam"
+
+
+def test_a_plugins_method_runs_on_the_grus_task(machine, returned):
+    del returned
+    found = machine.results("python_run")["methods"]
+    assert found["mine"]["config"]["task"]["kind"] == "traffic_seq2seq"
+    sent = [found[m]["communication_bytes_in_all"] for m in ("mine", "gru_fedavg")]
+    assert sent[0] == sent[1] and sent[0]["up"] > 0
+    assert found["mine"]["device_gflops"] == found["gru_fedavg"]["device_gflops"]
 
 
 # --- What the options choose ----------------------------------------------------------
@@ -123,10 +146,8 @@ def test_the_released_commands_are_the_defaults_of_their_datasets(tmp_path):
         study = CNFGNNStudy(**settings)
         return configs.config_values(study, method, num_train, tmp_path)
 
-    for method, sizes in {
-        "gru_centralized": (256, 128),
-        "gru_local": (256, 256),
-    }.items():
+    released = {"gru_centralized": (256, 128), "gru_local": (256, 256)}
+    for method, sizes in released.items():
         for layers, size in enumerate(sizes, start=1):
             task = values(method, dataset="metr_la", gru_layers=layers)["task"]
             assert task.batch_size == size
@@ -156,11 +177,11 @@ def test_rounds_and_patience_are_those_of_the_released_code_unless_given():
 
 def test_rates_and_optimizers_are_flags_of_their_own():
     study = CNFGNNStudy(
-        dataset="metr_la", server_learning_rate=0.5, server_optimizer="nesterov"
+        dataset="metr_la", server_learning_rate=0.5, server_optimizer="adamw"
     )
     default = OptimizerConfig("adam", 0.1)
     found = configs.optimizer(study, "server", default)
-    assert found == OptimizerConfig("nesterov", 0.5)
+    assert found == OptimizerConfig("adamw", 0.5)
     assert configs.optimizer(study, "client", default) == default
 
 
@@ -171,6 +192,21 @@ def test_a_study_made_of_another_leaves_it_as_it_is():
     assert other.chosen_methods() == ["persistence", "gru_fedavg", "cnfgnn"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         study.seed = 1
+
+
+@pytest.mark.parametrize("method", ["fed_prox", "scaffold", "ditto", "sfl"])
+def test_what_else_federates_a_task_runs_on_the_grus(method, splits, tmp_path):
+    study = CNFGNNStudy(methods=(method,), gru_hidden_size=4, masked_loss=True)
+    assert study.chosen_methods() == [method]
+    train = splits["train"]
+    values = configs.config_values(study, method, len(train.starts), tmp_path)
+    config = running.config_of(method, values)
+    assert (config.task.hidden_size, config.task.masked_loss) == (4, True)
+    algorithm = algorithms.get_method(method).factory(config)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), train)
+    after, _ = jax.eval_shape(algorithm.round, state, train, jax.random.key(1))
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert "masked" in jax.eval_shape(algorithm.evaluate, after, splits["test"])
 
 
 # --- Bad input ------------------------------------------------------------------------
@@ -190,6 +226,10 @@ def test_a_study_made_of_another_leaves_it_as_it_is():
             {"train_fraction": 0.5, "methods": ("all",)},
             "--train_fraction is not for at_without_fedavg",
         ),
+        (
+            {"train_fraction": 0.5, "methods": ("ditto",)},
+            "--train_fraction is not for ditto, whose models may belong to single",
+        ),
         ({"sweep": "rounds", "sweep_values": (1, 1)}, "--sweep_values: expected diff"),
         ({"sweep_values": (1, 2)}, "--sweep_values needs --sweep"),
         ({"client_optimizer": "adan"}, "'adan': unknown; known: sgd"),
@@ -208,6 +248,7 @@ def test_a_study_made_of_another_leaves_it_as_it_is():
     ],
 )
 def test_what_does_not_fit_is_one_line_before_anything_runs(settings, words):
+    jax.devices()  # what they are cannot be chosen from here on
     with pytest.raises(InputError) as raised:
         CNFGNNStudy(**settings).run()
     (line,) = str(raised.value).splitlines()

@@ -199,7 +199,7 @@ def test_the_servers_optimizer_starts_from_that_of_its_method():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"methods": ["sfl"]}, "--methods=.*expected a tuple of texts"),
+        ({"methods": ["sfl"]}, "--methods=.*expected a tuple"),
         ({"methods": ("sfl", "sfn")}, "--methods: unknown method 'sfn'; known: all"),
         ({"alpha": 1.5}, "--alpha=1.5: expected 1.0 or less"),
         ({"alpha": float("nan")}, "--alpha=nan: expected a number"),
