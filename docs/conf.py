@@ -1,8 +1,10 @@
 """Sphinx's settings: pages in MyST Markdown, the API reference from docstrings."""
 
+import dataclasses
 import importlib.metadata
 import os
 import re
+import sys
 
 import sphinx.pycode.parser
 
@@ -46,9 +48,12 @@ def plain_text(app, what, name, obj, options, lines):
 
     Stars, bars and trailing underscores stand for themselves, a paragraph that is set
     in by four spaces is shown as it is, a list needs no empty line before or after
-    it, and what Python itself says of a tuple's fields is left out.
+    it, and what Python itself says of a tuple's fields is left out. A study's field
+    has the help of its flag.
     """
-    del app, name, obj, options
+    del app, obj, options
+    if what == "attribute" and not any(lines):
+        lines[:] = [_help(name)]
     paragraphs, was_flush, was_shown = [], False, False
     for paragraph in "\n".join(lines).split("\n\n"):
         is_shown = paragraph.startswith("    ") and (was_flush or was_shown)
@@ -65,6 +70,14 @@ def plain_text(app, what, name, obj, options, lines):
         # An empty comment: else napoleon takes what stands before a colon for a type.
         text = "" if ALIAS.match(text) else f"..\n\n{text}"
     lines[:] = text.split("\n")
+
+
+def _help(name):
+    module, owner, attribute = name.rsplit(".", 2)
+    found = getattr(sys.modules.get(module), owner, None)
+    fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
+    helps = (x.metadata.get("help", "") for x in fields if x.name == attribute)
+    return next(helps, "")
 
 
 def _escaped(match):
