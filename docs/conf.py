@@ -4,7 +4,6 @@ import dataclasses
 import importlib.metadata
 import os
 import re
-import sys
 
 import sphinx.pycode.parser
 
@@ -48,12 +47,12 @@ def plain_text(app, what, name, obj, options, lines):
 
     Stars, bars and trailing underscores stand for themselves, a paragraph that is set
     in by four spaces is shown as it is, a list needs no empty line before or after
-    it, and what Python itself says of a tuple's fields is left out. A study's field
-    has the help of its flag.
+    it, and what Python itself says of a tuple's fields is left out. A study gets the
+    help of its flags.
     """
-    del app, obj, options
-    if what == "attribute" and not any(lines):
-        lines[:] = [_help(name)]
+    del app, name, options
+    if what == "class" and dataclasses.is_dataclass(obj):
+        lines += ["", *_flags(obj)]
     paragraphs, was_flush, was_shown = [], False, False
     for paragraph in "\n".join(lines).split("\n\n"):
         is_shown = paragraph.startswith("    ") and (was_flush or was_shown)
@@ -72,12 +71,11 @@ def plain_text(app, what, name, obj, options, lines):
     lines[:] = text.split("\n")
 
 
-def _help(name):
-    module, owner, attribute = name.rsplit(".", 2)
-    found = getattr(sys.modules.get(module), owner, None)
-    fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
-    helps = (x.metadata.get("help", "") for x in fields if x.name == attribute)
-    return next(helps, "")
+def _flags(study):
+    """The flags that a dataclass defines, as a list of what `--help` says."""
+    fields = [x for x in dataclasses.fields(study) if x.name in study.__annotations__]
+    helps = {x.name: x.metadata["help"] for x in fields if "help" in x.metadata}
+    return [f"- `--{name}`: {text}" for name, text in helps.items()]
 
 
 def _escaped(match):
