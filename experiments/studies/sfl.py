@@ -2,13 +2,12 @@
 
 import dataclasses
 import pathlib
-from typing import Any, ClassVar
+from typing import Any
 
 from experiments.studies import running, sfl_output, sfl_problem
-from experiments.studies.options import option
 from experiments.studies.running import Entry, Run
-from experiments.studies.sfl_problem import Kind, Problem
-from experiments.studies.traffic import TrafficStudy
+from experiments.studies.sfl_problem import Problem
+from experiments.studies.sfl_settings import SFLSettings
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import clients
@@ -50,68 +49,8 @@ TAKE_OVER = OptimizerConfig("sgd", 1.0)  # a server that only takes the mean ove
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SFLStudy(TrafficStudy):
-    """A comparison of methods whose clients are sensors, or share images by labels.
-
-    Without a dataset: synthetic images and a small model. An option that is None has
-    the dataset's value, see `sfl_problem.DEFAULTS`, else the task's.
-    """
-
-    system: ClassVar[str] = "sfl"
-
-    num_clients: int | None = option(None, "Clients that share the data.", lower=1)
-    shards: int = option(2, "Shards a client has of the sorted labels.", lower=1)
-    num_images: int | None = option(
-        None, "Cut the training images to this many.", lower=1
-    )
-    num_test_images: int | None = option(
-        None, "Cut the test images to this many.", lower=1
-    )
-    split_ratio: str = option(
-        "70/10/20", "Of traffic: train, validation and test, in percent."
-    )
-    local_epochs: int | None = option(
-        None, "Passes of a client over its data in a round.", lower=1
-    )
-    batch_size: int | None = option(None, "Examples in a client's minibatch.", lower=1)
-    learning_rate: float | None = option(
-        None, "Of the clients' SGD, on images its peak.", lower=0.0
-    )
-    width: int | None = option(
-        None, "Channels of ResNet9's first layer; the paper's: 64.", lower=1
-    )
-    model: str | None = option(
-        None, "Of traffic: rnn, the paper's, or a plugin's by name."
-    )
-    rnn_hidden_size: int | None = option(
-        None, "Of the traffic model; the paper's: 64.", lower=1
-    )
-    propagation_steps: int = option(3, "m of A^m V in SFL.", lower=0)
-    alpha: float = option(1.0, "Share of A^m V in SFL's u.", lower=0.0, upper=1.0)
-    pull_weight: float | None = option(
-        None, "lambda of SFL, of each pull; by default 0.3.", lower=0.0
-    )
-    pull_distance: str = option("l2", "R of SFL's pulls.", choices=["l2", "squared_l2"])
-    client_start: str = option(
-        "global",
-        "Where SFL's clients start a round: from the read-out w, or from their own u.",
-        choices=["global", "personal"],
-    )
-    client_graph: str = option(
-        "given", "none: SFL* learns it from nothing.", choices=["given", "none"]
-    )
-    structure_target: str = option(
-        "distance",
-        "What SFL* learns its graph from: the paper's distances, or similarities "
-        "(ours).",
-        choices=["distance", "similarity"],
-    )
-    protocol: str = option(
-        "paper",
-        "code: as in the released code, the proximal terms of SFL and FedProx have no "
-        "gradient and the averaging baselines add noise of 0.001.",
-        choices=["paper", "code"],
-    )
+class SFLStudy(SFLSettings):
+    """A comparison of methods whose clients are sensors, or share images by labels."""
 
     def run(self) -> dict[str, Entry]:
         """Runs or scores the methods; writes tables, figures and pictures.
@@ -154,31 +93,6 @@ class SFLStudy(TrafficStudy):
         print(f"results.json, metrics.jsonl and pictures are in {workdir}")
         return entries
 
-    # --- What is not given ------------------------------------------------------------
-
-    @property
-    def dataset_name(self) -> str:
-        """Name of the dataset; the synthetic images where none is given."""
-        return self.dataset or "synthetic_images"
-
-    @property
-    def kind(self) -> Kind:
-        """What the dataset holds: traffic or images.
-
-        Raises:
-          InputError: if there is no such dataset.
-        """
-        return sfl_problem.kind_of(self.dataset_name)
-
-    def setting(self, name: str, default: Any = None) -> Any:
-        """An option's value, else the dataset's default, else `default`."""
-        value = getattr(self, name)
-        if value is not None:
-            return value
-        defaults = sfl_problem.DEFAULTS
-        known = defaults.get(self.dataset_name) or defaults[self.kind]
-        return known.get(name, default)
-
     # --- Methods ----------------------------------------------------------------------
 
     def chosen_methods(self) -> list[str]:
@@ -201,7 +115,7 @@ class SFLStudy(TrafficStudy):
         for name, field in METHOD_OPTIONS.items():
             if not any(field in fields_of(method) for method in methods):
                 reason = f"concerns none of the methods {', '.join(methods)}"
-                sfl_problem.refuse(self, (name,), reason)
+                self.refuse((name,), reason)
         for method in methods:
             self.method_values(method)  # raises before a folder is made
         return methods

@@ -1,46 +1,21 @@
 """What the SFL study shows: its table, and its pictures."""
 
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 
 from experiments.studies import running
-from experiments.studies.running import Cell, Entry, Run
+from experiments.studies.running import Entry, Run
+from experiments.studies.sfl_problem import Problem
 from fedjax_graph.core import graphs
 from fedjax_graph.driver import plots
-from fedjax_graph.tasks.images import GROUPS
-
-if TYPE_CHECKING:
-    from experiments.studies.sfl_problem import Problem
 
 MOST_CLIENTS = 25  # in a picture of the graph, as in the paper's
 
 
-def over_clients(name: str) -> Callable[[Entry], str]:
-    """A column of Tables 2 and 3: ± is over the clients of a group."""
-
-    def cell(entry: Entry) -> str:
-        test = entry["test"]
-        return f"{test[name]:.2f} ± {test[f'{name}_client_std']:.2f}"
-
-    return cell
-
-
-TRAFFIC_COLUMNS: dict[str, Cell] = {  # Table 1
-    "MAE": "mae",
-    "MAPE %": "mape",
-    "RMSE": "rmse",
-}
-IMAGE_COLUMNS: dict[str, Cell] = {  # Tables 2 and 3
-    title: over_clients(name)
-    for title, name in zip(("mean", "best 5 %", "worst 5 %"), GROUPS, strict=True)
-}
-
-
 def table(
-    problem: "Problem", entries: Mapping[str, Entry], titles: Mapping[str, str]
+    problem: Problem, entries: Mapping[str, Entry], titles: Mapping[str, str]
 ) -> str:
     """The paper's columns: Table 1, or Tables 2 and 3."""
     columns = {**problem.columns, "best round": running.best_round}
@@ -49,7 +24,7 @@ def table(
 
 def draw(
     workdir: pathlib.Path,
-    problem: "Problem",
+    problem: Problem,
     runs: Mapping[str, Run],
     titles: Mapping[str, str],
 ) -> None:

@@ -1,13 +1,13 @@
 """The datasets of the SFL study made ready for clients, and what each is scored by."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from experiments.studies import sfl_output
-from experiments.studies.running import Cell, fingerprint
+from experiments.studies.running import Cell, Entry, fingerprint
+from experiments.studies.sfl_settings import SFLSettings
 from fedjax_graph import data
 from fedjax_graph.core import batching, graphs
 from fedjax_graph.core.errors import InputError
@@ -17,14 +17,9 @@ from fedjax_graph.data.traffic import windows
 from fedjax_graph.models import resnet
 from fedjax_graph.tasks import images as image_task
 from fedjax_graph.tasks import traffic_rnn
-from fedjax_graph.tasks.images import ImageTask
+from fedjax_graph.tasks.images import GROUPS, ImageTask
 from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 
-if TYPE_CHECKING:
-    from experiments.studies.sfl import SFLStudy
-
-Kind = Literal["traffic", "images"]
-KINDS = get_args(Kind)
 TaskType = TypeVar("TaskType", ImageTask, TrafficRNNTask)
 
 IMAGE_OPTIONS = ("num_clients", "shards", "num_images", "num_test_images", "width")
@@ -32,18 +27,26 @@ TRAFFIC_OPTIONS = (
     *("num_sensors", "num_days", "split_ratio"),
     *("model", "rnn_hidden_size"),
 )
-# By dataset or kind: the paper's, where they differ from the tasks' defaults.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "images": {"methods": ("fed_avg", "sfl"), "num_clients": 100},
-    "synthetic_images": {  # a smaller model, so that two cores need a minute or two
-        "methods": ("fed_avg", "sfl"),
-        "num_clients": 20,
-        "width": 8,
-        "batch_size": 32,
-        "local_epochs": 5,
-        "num_rounds": 6,
-    },
-    "traffic": {"methods": ("fed_avg", "fed_att", "sfl", "sfl_star")},
+
+
+def over_clients(name: str) -> Callable[[Entry], str]:
+    """A column of Tables 2 and 3: ± is over the clients of a group."""
+
+    def cell(entry: Entry) -> str:
+        test = entry["test"]
+        return f"{test[name]:.2f} ± {test[f'{name}_client_std']:.2f}"
+
+    return cell
+
+
+TRAFFIC_COLUMNS: dict[str, Cell] = {  # Table 1
+    "MAE": "mae",
+    "MAPE %": "mape",
+    "RMSE": "rmse",
+}
+IMAGE_COLUMNS: dict[str, Cell] = {  # Tables 2 and 3
+    title: over_clients(name)
+    for title, name in zip(("mean", "best 5 %", "worst 5 %"), GROUPS, strict=True)
 }
 
 
@@ -64,21 +67,7 @@ class Problem(NamedTuple):
     curve: tuple[str, str]  # the figure that shows convergence, and its name
 
 
-def kind_of(dataset: str) -> Kind:
-    """What a dataset holds.
-
-    Raises:
-      InputError: if there is no such dataset, or it holds something else.
-    """
-    kind = data.kind_of(dataset)
-    if kind not in KINDS:
-        raise InputError(
-            f"--dataset={dataset} is one of {kind}; expected traffic or images"
-        )
-    return kind
-
-
-def make(study: "SFLStudy") -> Problem:
+def make(study: SFLSettings) -> Problem:
     """Loads or makes the study's dataset, and shares it out to the clients.
 
     Raises:
@@ -89,18 +78,7 @@ def make(study: "SFLStudy") -> Problem:
     return image_problem(study)
 
 
-def refuse(study: "SFLStudy", names: Sequence[str], reason: str) -> None:
-    """Refuses options that would do nothing.
-
-    Raises:
-      InputError: naming the first one that is given.
-    """
-    for name in names:
-        if study.is_given(name):
-            raise InputError(f"--{name} {reason}")
-
-
-def make_task(study: "SFLStudy", task_type: type[TaskType], **own: Any) -> TaskType:
+def make_task(study: SFLSettings, task_type: type[TaskType], **own: Any) -> TaskType:
     """A task whose fields are the study's, where it says them.
 
     Args:
@@ -119,9 +97,9 @@ def make_task(study: "SFLStudy", task_type: type[TaskType], **own: Any) -> TaskT
     return task_type(**given, optimizer=study.client_steps(optimizer))
 
 
-def traffic_problem(study: "SFLStudy") -> Problem:
+def traffic_problem(study: SFLSettings) -> Problem:
     """A traffic network: one sensor is one client."""
-    refuse(study, IMAGE_OPTIONS, "is for images; --num_sensors cuts a traffic network")
+    study.refuse(IMAGE_OPTIONS, "is for images; --num_sensors cuts a traffic network")
     fractions = batching.parse_fractions(study.split_ratio)
     task = make_task(
         study,
@@ -144,14 +122,14 @@ def traffic_problem(study: "SFLStudy") -> Problem:
         test_keys=traffic_rnn.TEST_METRICS,
         entry_keys=traffic_rnn.ENTRY_METRICS,
         scores=f"at 60 minutes ({dataset.unit})",
-        columns=sfl_output.TRAFFIC_COLUMNS,
+        columns=TRAFFIC_COLUMNS,
         curve=("validation_mae", f"validation MAE at 60 minutes ({dataset.unit})"),
     )
 
 
-def image_problem(study: "SFLStudy") -> Problem:
+def image_problem(study: SFLSettings) -> Problem:
     """Images shared out to clients by shards of the sorted labels."""
-    refuse(study, TRAFFIC_OPTIONS, "is for traffic; --num_images cuts an image set")
+    study.refuse(TRAFFIC_OPTIONS, "is for traffic; --num_images cuts an image set")
     task = make_task(study, ImageTask, width=study.setting("width"))
     dataset = data.load(study.dataset_name, study.data_dir, kind="images")
     height, width = dataset.train_images.shape[1:3]
@@ -181,7 +159,7 @@ def image_problem(study: "SFLStudy") -> Problem:
         test_keys=image_task.TEST_METRICS,
         entry_keys=(),
         scores="accuracy %, ± over clients",
-        columns=sfl_output.IMAGE_COLUMNS,
+        columns=IMAGE_COLUMNS,
         curve=("validation_accuracy", "validation accuracy (%)"),
     )
 
@@ -200,7 +178,7 @@ def note_on_graph(problem: Problem) -> tuple[str, ...]:
     )
 
 
-def model_bytes(study: "SFLStudy") -> int:
+def model_bytes(study: SFLSettings) -> int:
     """Bytes of the clients' models that a device holds a copy of, with room to work."""
     if study.kind == "traffic":
         return 0  # 5068 parameters each
