@@ -20,6 +20,7 @@ PAGES = [
     README,
     ROOT / "CONTRIBUTING.md",
     ROOT / "BUILD_NOTES.md",
+    ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 COMMAND = re.compile(r"python -m experiments\.(\w+)([^`#\n]*)")
