@@ -1,5 +1,6 @@
 """Sphinx's settings: pages in MyST Markdown, the API reference from docstrings."""
 
+import dataclasses
 import importlib.metadata
 import os
 import re
@@ -46,9 +47,12 @@ def plain_text(app, what, name, obj, options, lines):
 
     Stars, bars and trailing underscores stand for themselves, a paragraph that is set
     in by four spaces is shown as it is, a list needs no empty line before or after
-    it, and what Python itself says of a tuple's fields is left out.
+    it, and what Python itself says of a tuple's fields is left out. A study gets the
+    help of its flags.
     """
-    del app, name, obj, options
+    del app, name, options
+    if what == "class" and dataclasses.is_dataclass(obj):
+        lines += ["", *_flags(obj)]
     paragraphs, was_flush, was_shown = [], False, False
     for paragraph in "\n".join(lines).split("\n\n"):
         is_shown = paragraph.startswith("    ") and (was_flush or was_shown)
@@ -65,6 +69,13 @@ def plain_text(app, what, name, obj, options, lines):
         # An empty comment: else napoleon takes what stands before a colon for a type.
         text = "" if ALIAS.match(text) else f"..\n\n{text}"
     lines[:] = text.split("\n")
+
+
+def _flags(study):
+    """The flags that a dataclass defines, as a list of what `--help` says."""
+    fields = [x for x in dataclasses.fields(study) if x.name in study.__annotations__]
+    helps = {x.name: x.metadata["help"] for x in fields if "help" in x.metadata}
+    return [f"- `--{name}`: {text}" for name, text in helps.items()]
 
 
 def _escaped(match):

@@ -9,12 +9,18 @@ import sys
 
 import pytest
 
+from fedjax_graph import algorithms
+from fedjax_graph.core import optimizers
+from fedjax_graph.data import catalog
+from fedjax_graph.tasks import TASKS
+
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [
     README,
     ROOT / "CONTRIBUTING.md",
     ROOT / "BUILD_NOTES.md",
+    ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 COMMAND = re.compile(r"python -m experiments\.(\w+)([^`#\n]*)")
@@ -65,12 +71,12 @@ for page, codes in json.load(sys.stdin).items():
         exec(compile(code, page, "exec"), {"__name__": page})
 """
 PARSE = """
-import importlib, json, sys
-from absl import flags
+import json, runpy, sys
+from absl import app, flags
 
-lines = json.load(sys.stdin)
-importlib.import_module("experiments." + sys.argv[1])
-for line in lines:
+app.run = lambda *args, **settings: None  # flags are defined, nothing runs
+runpy.run_module("experiments." + sys.argv[1], run_name="__main__")
+for line in json.load(sys.stdin):
     flags.FLAGS.unparse_flags()
     flags.FLAGS(["binary", *line])
 """
@@ -119,3 +125,15 @@ def test_the_files_that_pages_name_are_there():
                     ROOT / "fedjax_graph" / path
                 ).exists()
                 assert found, f"{page.name}: {path}"
+
+
+def test_what_has_a_name_stands_on_a_page():
+    text = "".join(page.read_text() for page in PAGES)
+    names = {
+        *algorithms.method_names(),
+        *optimizers.OPTIMIZERS,
+        *optimizers.SCHEDULES,
+        *catalog.DATASETS,
+        *TASKS,
+    }
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
