@@ -11,7 +11,7 @@ truth is fed by scheduled sampling, and the optimizer starts anew each round.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -196,7 +196,7 @@ def apply_all(
         outputs = task.model().apply(
             {"params": params}, inputs, embedding, targets, feed_truth
         )
-        return jnp.expand_dims(outputs, -1)
+        return cast(jax.Array, outputs)[..., None]
 
     chunk = forecasting.own_chunk(stacked_params, task.clients_per_chunk)
     outputs = forecasting.apply_models(

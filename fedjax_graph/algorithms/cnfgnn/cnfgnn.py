@@ -21,8 +21,9 @@ server.
 """
 
 import dataclasses
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -130,7 +131,9 @@ class Models(NamedTuple):
         h_g = self.server.apply({"params": params}, data.graph, h_c)
         return h_g.astype(hidden.dtype)
 
-    def decode(self, client_params, data, starts, hidden, embedding, feed_truth):
+    def decode(
+        self, client_params, data, starts, hidden, embedding, feed_truth
+    ) -> tuple[jax.Array, jax.Array]:
         """Eq. 2 for all clients: normalised outputs and targets, both [K, 12, B]."""
         inputs, targets = forecasting.gather_all(data, starts)
 
@@ -144,14 +147,16 @@ class Models(NamedTuple):
                 feed_truth,
                 method=self.client.decode,
             )
-            return jnp.expand_dims(outputs, -1)
+            return cast(jax.Array, outputs)[..., None]
 
         outputs = self._apply(
             one, client_params, hidden, embedding, inputs[:, -1:], targets
         )
         return outputs[..., 0], targets[..., 0]
 
-    def forecast(self, client_params, server_params, data: TrafficData, starts):
+    def forecast(
+        self, client_params, server_params, data: TrafficData, starts
+    ) -> jax.Array:
         """Forecasts of both halves together, [K, B, 12] in mph."""
         bits = self.exchange_bits
         h_c = self.encode(client_params, data, starts)
@@ -176,7 +181,7 @@ def make_models(config: HalvesConfig) -> Models:
 def client_phase(
     config: CNFGNNConfig,
     aggregate: aggregation.Aggregator = aggregation.weighted_mean,
-):
+) -> Callable[..., Any]:
     """Step (1): client rounds with h_G fixed, then aggregation (lines 7-14).
 
     Returns:
@@ -218,7 +223,7 @@ def client_phase(
     return phase
 
 
-def server_phase(config: CNFGNNConfig):
+def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
     """Step (3): split learning of the GN with the clients fixed (lines 19-30).
 
     Returns:
@@ -271,7 +276,9 @@ def real_share(data: TrafficData, batch_size: int) -> Fraction:
     return Fraction(len(data.starts), steps * mesh.padded_size(batch_size))
 
 
-def for_all_windows(fn, batch_size: int, size: int, data: TrafficData, *params):
+def for_all_windows(
+    fn, batch_size: int, size: int, data: TrafficData, *params
+) -> jax.Array:
     """Fills [K, S, size] with `fn(starts, data, *params) -> [K, B, size]` by batches.
 
     S is rounded up to whole batches, as many for each device.

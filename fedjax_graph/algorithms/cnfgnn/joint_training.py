@@ -28,7 +28,7 @@ def joint_training(
     sampling_decay: float,
     masked_loss: bool,
     after_step: Callable[[Any, TrafficData], Any] = lambda params, data: params,
-) -> Callable[..., tuple[Any, Any, jax.Array, int]]:
+) -> Callable[..., tuple[Any, optax.OptState, jax.Array, int]]:
     """Factory of passes over joint minibatches.
 
     Args:

@@ -19,8 +19,9 @@ server unless told otherwise.
 """
 
 import dataclasses
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,8 @@ from fedjax_graph.core import aggregation, communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.data.traffic.windows import TrafficData
+
+OptStates = tuple[optax.OptState, optax.OptState]  # of clients, of the server
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +84,9 @@ def average(client_params: Any, data: TrafficData) -> Any:
     return communication.down(mean, Fraction(num_clients))
 
 
-def joint_gradients(config: HalvesConfig, is_centralized: bool = False):
+def joint_gradients(
+    config: HalvesConfig, is_centralized: bool = False
+) -> Callable[..., Any]:
     """Factory of loss and gradients of both halves for a minibatch.
 
     Args:
@@ -142,8 +147,9 @@ def _joint_training(
       is_centralized: whether there is one model for all, and no communication.
     """
     models = make_models(config)
-    client_optimizer = of_each_client(config.client_optimizer)
-    server_optimizer = config.server_optimizer.build()
+    optimizer = side_by_side(
+        of_each_client(config.client_optimizer), config.server_optimizer.build()
+    )
 
     def own_models(client_params, data):
         if is_centralized:
@@ -153,11 +159,12 @@ def _joint_training(
     def init(key: jax.Array, data: TrafficData) -> SplitLearningState:
         client_params, server_params = models.init(key)
         rows = own_models(client_params, data)
+        opt_states = cast(OptStates, optimizer.init((rows, server_params)))
         return SplitLearningState(
             rows if average_every == "never" else client_params,
             server_params,
-            client_optimizer.init(rows),
-            server_optimizer.init(server_params),
+            opt_states[0],
+            opt_states[1],
             num_steps=jnp.int32(0),
         )
 
@@ -169,7 +176,7 @@ def _joint_training(
 
     train = joint_training(
         joint_gradients(config, is_centralized),
-        side_by_side(client_optimizer, server_optimizer),
+        optimizer,
         batch_size=config.server_batch_size,
         num_epochs=1,
         sampling_decay=config.sampling_decay,
@@ -178,24 +185,21 @@ def _joint_training(
     )
 
     def round_(state: SplitLearningState, data: TrafficData, key: jax.Array):
-        params, (client_state, server_state), loss, steps = train(
+        (client_params, server_params), opt_states, loss, steps = train(
             (own_models(state.client_params, data), state.server_params),
             (state.client_opt_state, state.server_opt_state),
             data,
             key,
             state.num_steps,
         )
-        client_params, server_params = params
         if average_every == "step":
             client_params = jax.tree.map(lambda x: x[:1], client_params)
         elif average_every == "round":
             client_params = average(client_params, data)
+        num_steps = state.num_steps + steps
+        client_opt_state, server_opt_state = cast(OptStates, opt_states)
         state = SplitLearningState(
-            client_params,
-            server_params,
-            client_state,
-            server_state,
-            state.num_steps + steps,
+            client_params, server_params, client_opt_state, server_opt_state, num_steps
         )
         return state, {"train_loss": loss}
 
