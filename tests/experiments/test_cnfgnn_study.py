@@ -198,8 +198,8 @@ def test_the_servers_optimizer_is_that_of_methods_that_have_one(tmp_path):
     assert chosen(CNFGNNStudy(), "gru_fedavg") is None
     slower = dataclasses.replace(study, server_learning_rate=0.1)
     assert chosen(slower, "gru_fedavg") == OptimizerConfig("adam", 0.1)
-    fed_yogi = chosen(slower, "fed_yogi")
-    assert (fed_yogi.name, fed_yogi.learning_rate) == ("adam", 0.1)
+    fed_yogi = chosen(CNFGNNStudy(server_optimizer="yogi,momentum=0.5"), "fed_yogi")
+    assert (fed_yogi.learning_rate, fed_yogi.momentum) == (0.01, 0.5)
     assert fed_yogi.second_momentum == 0.99
     assert chosen(slower, "cnfgnn") == OptimizerConfig("adam", 0.1)
 
