@@ -36,7 +36,8 @@ def config_values(
         return _known(values | _half_values(study, method, num_train))
     values["task"] = gru_task(study, method, num_train, chunk)
     if study.server_optimizer and "server_optimizer" in fields:
-        default = fields["server_optimizer"].default or TAKES_THE_MEAN
+        own = fields["server_optimizer"].default
+        default = own if isinstance(own, OptimizerConfig) else TAKES_THE_MEAN
         values["server_optimizer"] = study.server_steps(
             _at_rate(default, study.server_learning_rate)
         )

@@ -185,6 +185,25 @@ def test_rates_and_optimizers_are_flags_of_their_own():
     assert configs.optimizer(study, "client", default) == default
 
 
+def test_the_servers_optimizer_is_that_of_methods_that_have_one(tmp_path):
+    """FedAvg's takes the mean over where only a name is given; local has none."""
+    study = CNFGNNStudy(server_optimizer="adam", client_learning_rate=0.3)
+
+    def chosen(study, method):
+        values = configs.config_values(study, method, 54, tmp_path)
+        return values.get("server_optimizer")
+
+    assert chosen(study, "gru_fedavg") == OptimizerConfig("adam", 1.0)
+    assert chosen(study, "gru_local") is None
+    assert chosen(CNFGNNStudy(), "gru_fedavg") is None
+    slower = dataclasses.replace(study, server_learning_rate=0.1)
+    assert chosen(slower, "gru_fedavg") == OptimizerConfig("adam", 0.1)
+    fed_yogi = chosen(CNFGNNStudy(server_optimizer="yogi,momentum=0.5"), "fed_yogi")
+    assert (fed_yogi.learning_rate, fed_yogi.momentum) == (0.01, 0.5)
+    assert fed_yogi.second_momentum == 0.99
+    assert chosen(slower, "cnfgnn") == OptimizerConfig("adam", 0.1)
+
+
 def test_a_study_made_of_another_leaves_it_as_it_is():
     study = CNFGNNStudy(methods=("cnfgnn",))
     other = dataclasses.replace(study, train_fraction=0.5, methods=None)
