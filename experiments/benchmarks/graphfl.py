@@ -61,7 +61,10 @@ RATE = 0.3  # of inner and outer steps
 def training_data(dataset: node_graphs.NodeDataset, num_clients: int) -> nodes.NodeData:
     """Of clients that hold the whole graph; labelled nodes as the paper deals them."""
     draw = label_splits.non_iid(
-        dataset.labels, num_classes=len(dataset.class_names), num_clients=num_clients
+        dataset.labels,
+        num_classes=len(dataset.class_names),
+        num_clients=num_clients,
+        **({"labels_per_class": 40, "num_test": 50} if sizes.is_tiny() else {}),
     )
     propagation = subgraphs.normalise(node_graphs.adjacency(dataset))
     train = {"train": draw["train"]}
