@@ -65,6 +65,7 @@ def benchmark_fl_agcns() -> dict[str, Any]:
         codes_per_step=SEARCH_CODES.value,
         num_warm_up=0,
         clients_per_chunk=clients.auto_clients_per_chunk(),
+        **({"num_layers": 2, "width": 4} if sizes.is_tiny() else {}),
     )
     method, net, key = fl_agcns(config), config.supernet, jax.random.key(0)
     state = jax.jit(method.init)(key, data)
