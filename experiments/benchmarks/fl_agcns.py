@@ -74,7 +74,7 @@ def benchmark_fl_agcns() -> dict[str, Any]:
     generation, compile_s = compiled(method.round, state, data, key)
 
     num_codes = config.population_size + config.population_size // 2
-    codes = random_codes(key, num_codes)
+    codes = random_codes(key, num_codes, config.num_layers)
     own_codes = jnp.broadcast_to(codes, (num_clients, *codes.shape))
 
     def score(model, data, codes, own_codes):
