@@ -41,7 +41,7 @@ def pytest_configure(config):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forget_programs():
+def forget_programs(quick_compiles):
     """After a file: a process may map only so many programs, and XLA aborts beyond."""
     yield
     jax.clear_caches()

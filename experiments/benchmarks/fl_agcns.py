@@ -56,6 +56,7 @@ def benchmark_fl_agcns(settings: BenchmarkSettings) -> dict[str, Any]:
         codes_per_step=settings.search_codes,
         num_warm_up=0,
         clients_per_chunk=clients.auto_clients_per_chunk(),
+        **({"num_layers": 2, "width": 4} if settings.is_tiny else {}),
     )
     method, net, key = fl_agcns(config), config.supernet, jax.random.key(0)
     state = jax.jit(method.init)(key, data)
@@ -64,7 +65,7 @@ def benchmark_fl_agcns(settings: BenchmarkSettings) -> dict[str, Any]:
     generation, compile_s = compiled(method.round, state, data, key)
 
     num_codes = config.population_size + config.population_size // 2
-    codes = random_codes(key, num_codes)
+    codes = random_codes(key, num_codes, config.num_layers)
     own_codes = jnp.broadcast_to(codes, (num_clients, *codes.shape))
 
     def score(model, data, codes, own_codes):

@@ -36,10 +36,15 @@ FED_AVG_CLIENTS, FED_AVG_STEPS = 10, (1, 15)
 RATE = 0.3  # of inner and outer steps
 
 
-def training_data(dataset: node_graphs.NodeDataset, num_clients: int) -> nodes.NodeData:
+def training_data(
+    settings: BenchmarkSettings, dataset: node_graphs.NodeDataset, num_clients: int
+) -> nodes.NodeData:
     """Of clients that hold the whole graph; labelled nodes as the paper deals them."""
     draw = label_splits.non_iid(
-        dataset.labels, num_classes=len(dataset.class_names), num_clients=num_clients
+        dataset.labels,
+        num_classes=len(dataset.class_names),
+        num_clients=num_clients,
+        **({"labels_per_class": 40, "num_test": 50} if settings.is_tiny else {}),
     )
     propagation = subgraphs.normalise(node_graphs.adjacency(dataset))
     train = {"train": draw["train"]}
@@ -149,7 +154,7 @@ def round_figures(
     rewritten (`tasks.nodes.support_steps`); where there are several devices, on the
     first of them. `..._difference` is the largest between the parameters they lead to.
     """
-    data = training_data(dataset, settings.num_clients or 50)
+    data = training_data(settings, dataset, settings.num_clients or 50)
     auto = clients.auto_clients_per_chunk()
     method, config = make_graphfl(settings, dataset, auto)
     start = start_of(method, data, jax.random.key(0))
@@ -189,7 +194,7 @@ def memory_figures(
     settings: BenchmarkSettings, dataset: node_graphs.NodeDataset
 ) -> dict[str, int]:
     """Bytes on one device that the round's program takes besides what it is given."""
-    data = training_data(dataset, settings.num_clients or 50)
+    data = training_data(settings, dataset, settings.num_clients or 50)
     start = start_of(make_graphfl(settings, dataset, 1)[0], data, jax.random.key(0))
     figures = {}
     for prefix, is_checkpointed in (("memory", False), ("checkpointed_memory", True)):
@@ -209,7 +214,7 @@ def fed_avg_figures(
     settings: BenchmarkSettings, dataset: node_graphs.NodeDataset
 ) -> dict[str, float]:
     """A round of FedAvg: clients' steps on their support sets, and the mean."""
-    data = training_data(dataset, FED_AVG_CLIENTS)
+    data = training_data(settings, dataset, FED_AVG_CLIENTS)
     measures = {}
     for steps in FED_AVG_STEPS:
         chunk = clients.auto_clients_per_chunk()
@@ -234,7 +239,7 @@ def first_layer_figures(
     The rows are those that a client's support set reads. Sparse, they are gathered
     rows of the weight, and sums: BCOO, padded to the most entries of a client.
     """
-    data = training_data(dataset, settings.num_clients or 50)
+    data = training_data(settings, dataset, settings.num_clients or 50)
     fields = data.features[data.support.rows]  # [K, H, F]
     num_entries = int(np.count_nonzero(fields, axis=(1, 2)).max())
     to_sparse = partial(sparse.BCOO.fromdense, nse=num_entries)

@@ -21,7 +21,7 @@ CORA = {
     "words_per_node": 18,
 }
 TINY = {
-    "num_nodes": 200,
+    "num_nodes": 600,
     "num_classes": 3,
     "num_features": 20,
     "mean_degree": 3.9,
