@@ -1,6 +1,7 @@
 """What every binary does with its command line and with errors of its main function."""
 
 import logging as python_logging
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -83,5 +84,20 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def _fail(error: Exception | str) -> NoReturn:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"error: {with_flags(' '.join(str(error).split()))}", file=sys.stderr)
     sys.exit(2)
+
+
+def with_flags(message: str) -> str:
+    """A library's message with its arguments as flags: `num_cpu_devices=1` with dashes.
+
+    An argument is told by an underscore in its name or a `=` behind it, so that words
+    of plain English stay; `workdir` is none of those.
+    """
+
+    def dashed(match: re.Match[str]) -> str:
+        name, rest = match.groups()
+        is_argument = "_" in name or rest == "=" or name == "workdir"
+        return f"--{name}{rest}" if is_argument and name in flags.FLAGS else match[0]
+
+    return re.sub(r"(?<![\w./='-])([a-z_]+)(=|(?![\w/.]))", dashed, message)

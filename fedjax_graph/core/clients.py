@@ -116,7 +116,7 @@ def parse_clients_per_chunk(text: str) -> int | None:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise InputError(
-        f"--clients_per_chunk={text}: expected auto, all or a positive number"
+        f"clients_per_chunk={text}: expected auto, all or a positive number"
     )
 
 

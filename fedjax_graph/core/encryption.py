@@ -40,14 +40,14 @@ def check(kind: str) -> None:
         TenSEAL as we know it.
     """
     if kind not in get_args(Kind):
-        raise InputError(f"--encryption={kind}: expected {' or '.join(get_args(Kind))}")
+        raise InputError(f"encryption={kind}: expected {' or '.join(get_args(Kind))}")
     if kind == "ckks":
         _tenseal()
         try:
             process_ckks()
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise InputError(
-                f"--encryption=ckks: the tenseal found makes no keys ({error}); run "
+                f"encryption=ckks: the tenseal found makes no keys ({error}); run "
                 "`pip install --force-reinstall 'fedjax-graph[ckks]'`"
             ) from error
 
@@ -183,7 +183,7 @@ def _tenseal() -> types.ModuleType:
         import tenseal
     except (ImportError, OSError) as error:
         raise InputError(
-            "--encryption=ckks needs the package tenseal; run "
+            "encryption=ckks needs the package tenseal; run "
             "`pip install 'fedjax-graph[ckks]'`"
         ) from error
     return tenseal
@@ -203,8 +203,8 @@ def _encrypted_mean(
 ) -> tuple[Any, Metrics]:
     if jax.device_count() > 1:
         raise InputError(
-            f"--encryption=ckks runs on one device, not {jax.device_count()}: run with "
-            "--num_cpu_devices=1 on a CPU, else let one accelerator be visible"
+            f"encryption=ckks runs on one device, not {jax.device_count()}: run with "
+            "num_cpu_devices=1 on a CPU, else let one accelerator be visible"
         )
     shares = cohort.weights / jnp.sum(cohort.weights)
     own = jax.tree.map(lambda x: jax.vmap(jnp.multiply)(shares, x), stacked)

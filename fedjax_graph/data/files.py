@@ -76,7 +76,7 @@ def folders(data_dir: Folder = None) -> list[Path]:
         return [download.cache_folder()]
     if not Path(named).is_dir():
         raise InputError(
-            f"{named}: no such folder; --data_dir or FEDJAX_GRAPH_DATA has to name "
+            f"{named}: no such folder; data_dir or FEDJAX_GRAPH_DATA has to name "
             "the folder with the dataset files"
         )
     return [Path(named), download.cache_folder()]
@@ -88,7 +88,7 @@ def not_found(
     data_dir: Folder = None,
     *,
     first: str = "",
-    by_hand: str = "put one of them there, or name their folder with --data_dir",
+    by_hand: str = "put one of them there, or name their folder with data_dir",
 ) -> InputError:
     """The error where a published dataset is in no form that can be read.
 

@@ -81,7 +81,7 @@ class Checkpoints:
                 raise InputError(
                     f"{self._manager.directory}: the checkpoint cannot be read (it "
                     f"holds an array of shape {x.shape}, where {wanted.shape} was "
-                    "expected); start anew in another --workdir"
+                    "expected); start anew in another workdir"
                 )
         return restored
 
@@ -98,7 +98,7 @@ class Checkpoints:
             raise InputError(
                 f"{folder / str(round_)}: the checkpoint cannot be read ({reason}); "
                 "delete this folder to go on from the checkpoint before it, or start "
-                "anew in another --workdir"
+                "anew in another workdir"
             ) from error
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ def _check_settings(stored: dict, wanted: dict, ignored, folder: Any) -> None:
     if differences:
         raise InputError(
             f"{folder}: saved with {'; '.join(differences)}; resume with the same "
-            "flags or start anew in another --workdir"
+            "flags or start anew in another workdir"
         )
 
 

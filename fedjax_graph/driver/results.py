@@ -118,12 +118,12 @@ def read_methods(
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: expected the results of an earlier run, cannot read them; delete "
-            "it or name another --workdir"
+            "it or name another workdir"
         ) from error
     if checksum not in (None, before):
         raise InputError(
             f"{path}: the results are of other data; resume with the same dataset "
-            "flags or name another --workdir"
+            "flags or name another workdir"
         )
     return methods
 

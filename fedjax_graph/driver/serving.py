@@ -46,7 +46,7 @@ def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -
             if not np.array_equal(kept.get(key), value):
                 raise InputError(
                     f"{path}: the run was made on other data ({key} differs); resume "
-                    "with the same dataset or start anew in another --workdir"
+                    "with the same dataset or start anew in another workdir"
                 )
         return
     temporary = path.with_name(path.name + ".tmp")

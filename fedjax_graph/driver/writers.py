@@ -57,7 +57,7 @@ def read_records(path: pathlib.Path) -> list[Record]:
                 break
             raise InputError(
                 f"{path}: line {number} is no record of a round; take it out or name "
-                "another --workdir"
+                "another workdir"
             ) from error
         records.append(record)
     return records

@@ -269,7 +269,7 @@ def test_totals_sum_bytes_and_seconds_and_keep_the_largest_error():
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(InputError, match="--encryption=rsa: expected none or ckks$"):
+    with pytest.raises(InputError, match="encryption=rsa: expected none or ckks$"):
         encryption.check("rsa")
 
 
@@ -280,7 +280,7 @@ def test_without_tenseal_only_ckks_is_refused(monkeypatch):
         with pytest.raises(InputError) as raised:
             use("ckks")
         assert str(raised.value) == (
-            "--encryption=ckks needs the package tenseal; run "
+            "encryption=ckks needs the package tenseal; run "
             "`pip install 'fedjax-graph[ckks]'`"
         )
 

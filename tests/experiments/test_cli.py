@@ -34,3 +34,13 @@ def test_running_out_of_memory_is_one_line_that_says_what_to_do(body):
 def test_an_error_of_our_own_is_not_hidden():
     process = run("raise RuntimeError('a bug')")
     assert process.returncode == 1 and "RuntimeError: a bug" in process.stderr
+
+
+def test_a_librarys_arguments_are_named_as_flags():
+    body = "from fedjax_graph.core.errors import InputError; raise InputError({!r})"
+    message = "/a/data_dir/x: absent; name another workdir, or verbosity=1 or seeds"
+    process = run("pass")
+    assert process.returncode == 0
+    process = run(body.format(message))
+    expected = message.replace("verbosity=1", "--verbosity=1")
+    assert process.stderr == f"error: {expected}\n"  # this binary has no --workdir

@@ -195,7 +195,7 @@ def _only_name(folder: Path) -> str:
         raise InputError(
             f"{folder}: expected Planetoid's files ind.NAME.* of one dataset, found "
             f"{', '.join(names) or 'no ind.*.graph'}; pass the name of a known one "
-            "with --data_dir=FOLDER, or move it into a folder of its own"
+            "with data_dir=FOLDER, or move it into a folder of its own"
         )
     return names[0]
 
@@ -210,7 +210,7 @@ def _not_found(name: str, data_dir: files.Folder) -> InputError:
         return files.not_found(name, wanted, data_dir)
     by_hand = (
         "unpack OGB's ogbn-products there, or name the folder that has its folder "
-        f"{published.products[0]} with --data_dir"
+        f"{published.products[0]} with data_dir"
     )
     wanted += _product_marks(published)
     return files.not_found(name, wanted, data_dir, by_hand=by_hand)

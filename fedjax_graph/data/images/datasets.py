@@ -135,7 +135,7 @@ def _not_found(data_dir: files.Folder) -> InputError:
     if encoded is not None:
         first = (
             f"{encoded} has to be unpacked first: run `python "
-            f"{encoded.with_name(_UNPACK)} FOLDER` and pass --data_dir=FOLDER, or "
+            f"{encoded.with_name(_UNPACK)} FOLDER` and pass data_dir=FOLDER, or "
         )
     return files.not_found(CIFAR10, _FORMS, data_dir, first=first)
 

@@ -197,7 +197,7 @@ def _not_found(
     """The error where none of the files `wanted` is there."""
     published = PUBLISHED[name]
     by_hand = " and ".join((published.readings[:2][-1], *published.graphs[:1]))
-    by_hand = f"put {by_hand} there, or name their folder with --data_dir"
+    by_hand = f"put {by_hand} there, or name their folder with data_dir"
     return files.not_found(name, wanted, data_dir, by_hand=by_hand)
 
 

@@ -272,7 +272,7 @@ def test_a_folder_of_no_or_of_two_datasets(tmp_path):
     assert citation.reads(str(tmp_path))
     assert citation.load(str(tmp_path)).name == "a.b"
     write_planetoid(tmp_path, "other")
-    assert_fails(["a.b, other", "--data_dir"], str(tmp_path))
+    assert_fails(["a.b, other", "data_dir"], str(tmp_path))
 
 
 def assert_fails(words, name, data_dir=None):
@@ -357,7 +357,7 @@ def test_a_published_name_with_another_size(tmp_path, cache):
 
 @pytest.mark.parametrize("name", sorted(citation.PUBLISHED))
 def test_a_missing_dataset_is_one_line_that_tells_what_to_do(tmp_path, cache, name):
-    words = [name, str(tmp_path), str(cache), "--data_dir"]
+    words = [name, str(tmp_path), str(cache), "data_dir"]
     words.append("ogbn-products" if name == "amazon2m" else "--download")
     assert_fails(words, name, tmp_path)
 

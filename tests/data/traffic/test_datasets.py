@@ -156,7 +156,7 @@ def test_an_unknown_dataset(cache):
 def test_missing_files_are_named_with_what_to_do(cache, tmp_path):
     message = fails("no pems_bay.npz or pems-bay.h5", "pems_bay", tmp_path)
     assert "experiments.datasets --dataset=pems_bay --download" in message
-    assert "pems-bay.h5 and adj_mx_bay.pkl" in message and "--data_dir" in message
+    assert "pems-bay.h5 and adj_mx_bay.pkl" in message and "data_dir" in message
     assert str(tmp_path) in message
     assert "--download" not in fails("no pems_bay_subset.npz", "pems_bay_subset")
     fails("no such file", tmp_path / "mine.npz")

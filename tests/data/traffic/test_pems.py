@@ -154,4 +154,4 @@ def test_a_list_without_a_number_is_not_taken_from_another_folder(pems):
 
 def test_missing_flows_are_named_with_what_to_do(pems):
     message = fails("no pems_d8.npz or pems08.npz or PEMS08.npz", "pems_d8", pems)
-    assert "--dataset=pems_d8 --download" in message and "--data_dir" in message
+    assert "--dataset=pems_d8 --download" in message and "data_dir" in message
