@@ -296,5 +296,5 @@ def test_a_tenseal_of_another_kind_is_refused(monkeypatch):
 
 def test_several_devices_are_refused(ckks, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 4)
-    with pytest.raises(InputError, match="one device, not 4: .*--num_cpu_devices=1"):
+    with pytest.raises(InputError, match="one device, not 4: .*num_cpu_devices=1"):
         encryption.mean("ckks")(jnp.ones((4, 2)), cohort_of())
