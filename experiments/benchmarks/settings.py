@@ -74,12 +74,13 @@ class BenchmarkSettings(DataOptions, MachineOptions):
         (1, 2, 5, 10, 25),
         "Clients of GraphFL side by side on a device, besides all of them.",
         lower=1,
+        is_repeated=True,
     )
     memory_steps: tuple[int, ...] = option(
-        (1, 5, 10, 20), "Inner steps to tell the memory of.", lower=1
+        (1, 5, 10, 20), "Inner steps to tell the memory of.", lower=1, is_repeated=True
     )
     memory_chunk: tuple[int, ...] = option(
-        (1, 5, 25), "Clients side by side, likewise.", lower=1
+        (1, 5, 25), "Clients side by side, likewise.", lower=1, is_repeated=True
     )
     # FL-AGCNS
     search_population: int = option(60, "Codes in a population of FL-AGCNS.", lower=2)

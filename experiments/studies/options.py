@@ -26,6 +26,7 @@ def option(
     lower: float | None = None,
     upper: float | None = None,
     choices: Sequence[str] | None = None,
+    is_repeated: bool = False,
 ) -> Any:
     """A dataclass field that is a flag as well.
 
@@ -35,9 +36,12 @@ def option(
       lower: smallest number that is allowed.
       upper: largest one.
       choices: the values that are allowed, of a text or of each item of a list.
+      is_repeated: whether a list of whole numbers has a flag for each number; lists
+        are joined by commas otherwise.
     """
     limits = {"lower": lower, "upper": upper, "choices": choices}
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
+    metadata = {"help": help, "is_repeated": is_repeated, **limits}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,7 +196,7 @@ def _define(kind: type, name: str, field: dataclasses.Field) -> None:
     text = limits["help"]
     if kind is bool:
         flags.DEFINE_bool(name, default, text)
-    elif kind is tuple and limits["lower"] is not None:
+    elif kind is tuple and limits["is_repeated"]:
         flags.DEFINE_multi_integer(name, default, text, limits["lower"])
     elif kind is tuple:
         flags.DEFINE_list(name, default, text)
