@@ -93,6 +93,11 @@ def make_algorithm(traced: list | None = None) -> FederatedAlgorithm:
 ALGORITHM = make_algorithm()
 
 
+@pytest.fixture(scope="module")
+def quick_compiles():
+    """Nothing: one seed alone and several agree bit for bit as users have them."""
+
+
 def run(script, workdir=None, *, algorithm=ALGORITHM, resume=False, **config):
     config = RunConfig(**{"num_rounds": len(FALLING), "patience": 3} | config)
     return rounds.run(

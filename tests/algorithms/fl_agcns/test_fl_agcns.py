@@ -19,7 +19,6 @@ from fedjax_graph.algorithms.fl_agcns import fl_agcns as module
 from fedjax_graph.algorithms.fl_agcns.fl_agcns import FLAGCNSConfig, Populations
 from fedjax_graph.algorithms.fl_agcns.search import (
     Scorer,
-    SearchState,
     Weights,
     make_scorer,
     train_step,
@@ -503,6 +502,6 @@ def test_a_resumed_search_ends_as_if_never_stopped(tmp_path, splits, monkeypatch
     run(tmp_path, 4, resume=True)
     cut = run(tmp_path, 5, resume=True)
     jax.tree.map(npt.assert_array_equal, cut.best_state, whole.best_state)
-    assert isinstance(whole.best_state, SearchState)
+    assert isinstance(whole.best_state, module.EvolutionState)
     assert list(whole.best_state.num_rounds) == [5]
     assert cut.test == whole.test

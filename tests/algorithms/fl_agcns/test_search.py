@@ -10,10 +10,10 @@ import numpy.testing as npt
 import optax
 import pytest
 
+from fedjax_graph.algorithms.fl_agcns.fl_random import TrialState
 from fedjax_graph.algorithms.fl_agcns.search import (
     WORST,
     SearchConfig,
-    SearchState,
     Weights,
     codes_loss,
     gradient_round,
@@ -475,7 +475,7 @@ def test_a_search_is_scored_by_its_best_code(
 ):
     config, data = dataclasses.replace(CONFIG, fitness=fitness), splits["test"]
     algorithm = searched(config, None, None)
-    state = SearchState(Weights(model, None), CODES[1], jnp.int32(1))
+    state = TrialState(Weights(model, None), CODES[1], jnp.int32(1), jnp.float32(0))
     scores = quick_jit(algorithm.evaluate)(state, data)
     by_fitness = {
         name: slow_scores(outputs_of, model, data, CODES[1:2], name)[1][0]
