@@ -116,7 +116,7 @@ def client_loop(config, params, data: nodes.NodeData, key: jax.Array, adjust=Non
 
         def adapt(params):
             start = {"params": params, "batch_stats": {}}
-            return task.update(start, own, inner_key, data, adjust).model["params"]
+            return task.update(start, own, inner_key, data, adjust, 0).model["params"]
 
         def query_loss(params):
             return task.query_loss(params, own, query_key, data)
