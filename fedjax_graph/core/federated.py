@@ -169,7 +169,7 @@ def federated_round(
 
 @dataclasses.dataclass(frozen=True)
 class FederatedConfig:
-    """What every method of a task has."""
+    """Configures what every method of a task has: who trains what, and in chunks."""
 
     task: TaskConfig
     participation: float = 1.0
@@ -200,7 +200,11 @@ def plain_update(
 def task_round(
     config: FederatedConfig, task: Task, update, aggregate: Aggregator, **settings
 ) -> Callable[..., tuple[Any, ...]]:
-    """`federated_round` of a task: (models, data, key, *shared) -> as there."""
+    """Builds a federated round that reads clients, ids and weights from a task's data.
+
+    Returns:
+      (models, data, key, *shared) -> as of `federated_round`.
+    """
     run = federated_round(
         update,
         aggregate,

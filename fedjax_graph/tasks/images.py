@@ -140,12 +140,25 @@ def epoch_batches(
 
 
 def normalise(data: ImageData, pixels: jax.Array) -> jax.Array:
-    """Of mean 0 and standard deviation 1 by channel, from [..., 3] uint8."""
+    """Standardises pixels by the training set's mean and deviation of each channel.
+
+    Args:
+      data: brings these.
+      pixels: [..., 3] uint8.
+    """
     return (pixels / jnp.float32(255) - data.mean) / data.std
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Of each example: [B, classes] and [B] -> [B]."""
+    """Computes the cross-entropy of each example.
+
+    Args:
+      logits: [B, classes].
+      labels: [B].
+
+    Returns:
+      [B] float32.
+    """
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
