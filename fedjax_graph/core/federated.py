@@ -143,6 +143,9 @@ def federated_round(
       (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
       *shared) -> (models [1 or K, ...], mean loss of the cohort), or with `has_aux`
       also what the server learnt.
+
+    Raises:
+      InputError: by the round, if `aggregate` returns another structure or shape.
     """
     if aggregate is aggregation.none:
         is_personal = everything
@@ -158,6 +161,7 @@ def federated_round(
         shared, personal = trees.partition(updated, is_personal)
         merged = aggregate(shared, cohort)
         merged, *aux = merged if has_aux else (merged,)
+        aggregation.check_merged(shared, merged)
         merged = trees.combine(merged, personal)
         return write_back(models, merged, cohort, client_ids.shape[0]), loss, *aux
 
