@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from fedjax_graph.core import aggregation, clients, communication, trees
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.server import server_step
@@ -172,12 +173,12 @@ def federated_round(
 
 
 @dataclasses.dataclass(frozen=True)
-class FederatedConfig:
+class FederatedConfig(Checked):
     """Configures what every method of a task has: who trains what, and in chunks."""
 
     task: TaskConfig
-    participation: float = 1.0
-    clients_per_chunk: int | None = None
+    participation: float = limited(1.0, above=0, upper=1)
+    clients_per_chunk: int | None = limited(None, lower=1)
 
 
 class FederatedState(NamedTuple):

@@ -18,6 +18,7 @@ import optax
 from fedjax_graph.core import clients
 from fedjax_graph.core.aggregation import client_mean
 from fedjax_graph.core.algorithm import Metrics
+from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.local import LocalResult, Model
 from fedjax_graph.core.meta_learning import inner_update, masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -31,18 +32,19 @@ TEST_METRICS = ("accuracy", "cross_entropy")  # what a test is summed up by
 
 
 @dataclasses.dataclass(frozen=True)
-class NodeTask:
+class NodeTask(Checked):
     """Hyper-parameters of node classification; rounds and steps are the paper's."""
 
-    num_features: int
-    num_classes: int
+    num_features: int = dataclasses.field(metadata=limits(lower=1))
+    num_classes: int = dataclasses.field(metadata=limits(lower=1))
     kind: str = "nodes"
     model: str = "gcn"  # a name of MODELS
-    hidden_size: int = 16  # of GCN
-    dropout: float = 0.5  # of GCN
-    inner_steps: int = 15  # local steps
+    hidden_size: int = limited(16, lower=1)  # of GCN
+    dropout: float = limited(0.5, lower=0, below=1)  # of GCN
+    inner_steps: int = limited(15, lower=0)  # local steps
     optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # alpha, of those
-    adapt_steps: int = 0  # taken on a task's support set before its query set is scored
+    # taken on a task's support set before its query set is scored
+    adapt_steps: int = limited(0, lower=0)
     checkpoint_inner: bool = False
 
     def module(self) -> NodeModel:

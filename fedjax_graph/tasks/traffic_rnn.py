@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core import batching, clients
+from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.local import LocalResult, local_steps
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.registry import Registry
@@ -36,16 +37,16 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrafficRNNTask:
+class TrafficRNNTask(Checked):
     """Hyper-parameters of forecasting with a plain recurrent network."""
 
     kind: str = "traffic_rnn"
     model: str = "rnn"  # a name of MODELS
-    hidden_size: int = 64
-    batch_size: int = 128
-    local_epochs: int = 1
+    hidden_size: int = limited(64, lower=1)
+    batch_size: int = limited(128, lower=1)
+    local_epochs: int = limited(1, lower=1)
     optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.01)
-    eval_batch_size: int = 512
+    eval_batch_size: int = limited(512, lower=1)
 
     def module(self) -> TrafficModel:
         """The model that clients train.

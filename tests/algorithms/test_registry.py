@@ -266,6 +266,9 @@ def test_a_task_of_ones_own_is_built_by_its_kind():
         kind: str = "own"
         width: int = 3
 
+        def build(self):
+            raise NotImplementedError
+
     config = make_config("local", {"task": {"kind": "own", "width": 5}})
     assert config.task == OwnTask(width=5)
     with pytest.raises(InputError, match="task 'own' is taken"):
