@@ -204,6 +204,7 @@ def test_a_dataset_of_a_plugin_is_loaded_by_name(plugin):
     [
         ("import fedjax_graph as fg\n1 / 0\n", "line 2: ZeroDivisionError: division"),
         ("x = (\n", "line 1: SyntaxError: "),
+        ("import sys\n\nsys.exit(3)\n", "line 3: SystemExit: 3"),
         ("import no_such_package\n", "No module named 'no_such_package'"),
         (
             """
@@ -231,6 +232,23 @@ def test_plugins_that_are_not_there(tmp_path):
         fg.plugins.load("absent.py")
     with pytest.raises(InputError, match="plugin absent_package.own: ModuleNot"):
         fg.plugins.load("absent_package.own")
+    with pytest.raises(InputError, match=r"plugin /x/my_method: .*/x/my_method\.py\?"):
+        fg.plugins.load("/x/my_method")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda own: fg.load(own), "dataset None: expected a name or a path"),
+        (lambda own: fg.plugins.load(own), "plugin None: expected the name"),
+        (lambda own: fg.make_config("fed_avg", own), "fed_avg: None found, expected"),
+        (lambda own: fg.get_method([own]), "unknown method [None]; known: "),
+    ],
+)
+def test_what_is_no_name_is_one_line(call, words):
+    with pytest.raises(fg.InputError) as raised:
+        call(None)
+    assert str(raised.value).startswith(words)
 
 
 def test_installed_packages_name_their_plugins_as_entry_points(tmp_path):
