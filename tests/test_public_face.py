@@ -17,6 +17,7 @@ import pytest
 import fedjax_graph as fg
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.plugins import GROUP
+from fedjax_graph.models.gcn import GCN, SGC
 from fedjax_graph.tasks import nodes, traffic_rnn
 from tests import tables
 from tests.nodes import NUM_CLASSES, NUM_FEATURES, make_splits
@@ -304,6 +305,33 @@ def test_a_model_that_lacks_what_the_task_needs_is_refused():
             node_task("bare").build()
         with pytest.raises(InputError, match="'bare': a Bare without 'num_features'"):
             traffic_rnn.TrafficRNNTask(model="bare").build()
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (lambda: None, "raised TypeError: "),
+        (lambda task: None, "returned None, expected a module"),
+        (lambda task: SGC, "expected a module"),
+        (GCN, "GCN was given the NodeTask as num_classes; register a function of it"),
+        (GCN(2), "raised "),
+        (lambda task: SGC(2, num_hops="two"), "num_hops='two' of a SGC, expected"),
+    ],
+)
+def test_a_factory_that_is_not_one_is_a_line_that_names_the_model(factory, words):
+    with tables.kept():
+        nodes.register_model("wrong", factory)
+        with pytest.raises(InputError) as raised:
+            node_task("wrong").build()
+    message = str(raised.value)
+    assert message.startswith("node model 'wrong': ") and words in message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_model_that_cannot_be_called_is_refused():
+    for module, kind in ((nodes, "node"), (traffic_rnn, "traffic")):
+        with pytest.raises(InputError, match=f"{kind} model 'one': 1 cannot be called"):
+            module.register_model("one", 1)
 
 
 def test_a_traffic_model_of_ones_own_forecasts(train):

@@ -76,9 +76,9 @@ def check(config: Any, what: str = "") -> None:
         declared = {**limits(), **field.metadata}
         bounds, choices = declared["bounds"], declared["choices"]
         is_filled = declared["is_filled"]
-        is_right = _fits(value, hint) and _is_within(value, bounds)
+        is_right = fits(value, hint) and _is_within(value, bounds)
         if not is_right or (is_filled and not value):
-            words = [_describe(hint), *(w.format(x) for w, x in bounds.items())]
+            words = [described(hint), *(w.format(x) for w, x in bounds.items())]
             expected = ", ".join(words) + ", at least one" * is_filled
             raise InputError(f"{what} {field.name}={value!r}: expected {expected}")
         if choices is not None and value not in choices:
@@ -95,16 +95,16 @@ def _plain(value: Any) -> Any:
     return value.item() if is_concrete and value.ndim == 0 else value
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of an annotation; a bool is no number."""
+def fits(value: Any, hint: Any) -> bool:
+    """Tells whether a value has an annotation's type; a bool is no number."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, choice) for choice in args)
+        return any(fits(value, choice) for choice in args)
     if origin is typing.Literal:
         return any(type(value) is type(arg) and value == arg for arg in args)
     if origin is tuple and isinstance(value, tuple):
         hints = args[:1] * len(value) if args[-1] is Ellipsis else args
-        return len(value) == len(hints) and all(map(_fits, value, hints))
+        return len(value) == len(hints) and all(map(fits, value, hints))
     if hint is Any:
         return True
     if hint in _NUMBERS:
@@ -123,15 +123,15 @@ def _is_within(value: Any, bounds: dict[str, float]) -> bool:
     return value is None or all(_IS_WITHIN[w](value, x) for w, x in bounds.items())
 
 
-def _describe(hint: Any) -> str:
-    """An annotation in words."""
+def described(hint: Any) -> str:
+    """Puts an annotation into words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_describe, args))
+        return " or ".join(map(described, args))
     if origin is typing.Literal:
         return " or ".join(map(repr, args))
     if origin is tuple and args[-1:] == (Ellipsis,):
-        return f"a tuple, each {_describe(args[0])}"
+        return f"a tuple, each {described(args[0])}"
     if hint is type(None):
         return "None"
     name = getattr(hint, "__name__", str(hint))

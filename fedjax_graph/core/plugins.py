@@ -31,9 +31,7 @@ def load(name: str) -> ModuleType:
       InputError: one line that names the plugin, and what went wrong in it.
     """
     if not isinstance(name, str):
-        raise InputError(
-            f"plugin {name!r}: expected the path of a .py file or a module"
-        )
+        raise InputError(f"plugin {name!r}: expected the name of a .py file or module")
     if name.endswith(".py"):
         return _load_file(Path(name))
     if "/" in name or os.sep in name:

@@ -26,7 +26,7 @@ from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.graphs.receptive_fields import Field, NodeData
 from fedjax_graph.models.gcn import GCN, SGC
-from fedjax_graph.models.protocols import NodeModel, checked
+from fedjax_graph.models.protocols import NodeModel, built
 
 TEST_METRICS = ("accuracy", "cross_entropy")  # what a test is summed up by
 
@@ -54,8 +54,8 @@ class NodeTask(Checked):
           InputError: if none is registered under this name, or it lacks what
             `NodeModel` asks for.
         """
-        model = MODELS.look_up(self.model)(self)
-        return checked(model, NodeModel, f"node model {self.model!r}")
+        what = f"node model {self.model!r}"
+        return built(MODELS.look_up(self.model), self, NodeModel, what)
 
     def build(self) -> Task:
         """The task's functions; raises as `module`."""
@@ -78,9 +78,17 @@ MODELS: Registry[Callable[[NodeTask], NodeModel]] = Registry(
         "gcn": lambda task: GCN(task.num_classes, task.hidden_size, task.dropout),
         "sgc": lambda task: SGC(task.num_classes),
     },
+    is_callable=True,
 )
-"""Name -> (task) -> model."""
+"""Name -> factory: the task's config -> module; see `register_model`."""
 register_model = MODELS.register
+"""Registers a model of one's own by a function of the task's config.
+
+    register_model("mine", lambda task: GCN(task.num_classes, task.hidden_size))
+
+or as a decorator of that function. The module that it returns offers what
+`models.protocols.NodeModel` asks for.
+"""
 
 
 def init(model: NodeModel, num_features: int, key: jax.Array) -> Model:

@@ -24,7 +24,7 @@ from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData
-from fedjax_graph.models.protocols import TrafficModel, checked
+from fedjax_graph.models.protocols import TrafficModel, built
 from fedjax_graph.models.rnn import RNNForecaster
 from fedjax_graph.tasks import forecasting
 
@@ -55,8 +55,8 @@ class TrafficRNNTask(Checked):
           InputError: if none is registered under this name, or it lacks what
             `TrafficModel` asks for.
         """
-        model = MODELS.look_up(self.model)(self)
-        return checked(model, TrafficModel, f"traffic model {self.model!r}")
+        what = f"traffic model {self.model!r}"
+        return built(MODELS.look_up(self.model), self, TrafficModel, what)
 
     def build(self) -> Task:
         """The task's functions; raises as `module`."""
@@ -76,10 +76,19 @@ class TrafficRNNTask(Checked):
 
 
 MODELS: Registry[Callable[[TrafficRNNTask], TrafficModel]] = Registry(
-    "traffic model", {"rnn": lambda task: RNNForecaster(task.hidden_size)}
+    "traffic model",
+    {"rnn": lambda task: RNNForecaster(task.hidden_size)},
+    is_callable=True,
 )
-"""Name -> (task) -> model."""
+"""Name -> factory: the task's config -> module; see `register_model`."""
 register_model = MODELS.register
+"""Registers a model of one's own by a function of the task's config.
+
+    register_model("mine", lambda task: RNNForecaster(task.hidden_size))
+
+or as a decorator of that function. The module that it returns offers what
+`models.protocols.TrafficModel` asks for.
+"""
 
 
 def init(model: TrafficModel, key: jax.Array) -> dict[str, Any]:
