@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedjax_graph.core.aggregation import register_aggregator
     from fedjax_graph.core.algorithm import FederatedAlgorithm
     from fedjax_graph.core.clients import Cohort, map_clients
+    from fedjax_graph.core.errors import InputError
     from fedjax_graph.core.federated import (
         FederatedConfig,
         federated,
@@ -30,6 +31,7 @@ __all__ = [
     "Cohort",
     "FederatedAlgorithm",
     "FederatedConfig",
+    "InputError",
     "OptimizerConfig",
     "RunConfig",
     "Task",
@@ -55,6 +57,7 @@ _MODULES = {
     "core.aggregation": ("register_aggregator",),
     "core.algorithm": ("FederatedAlgorithm",),
     "core.clients": ("Cohort", "map_clients"),
+    "core.errors": ("InputError",),
     "core.federated": ("FederatedConfig", "federated", "federated_round"),
     "core.local": ("local_update",),
     "core.optimizers": ("OptimizerConfig",),

@@ -17,6 +17,7 @@ import pytest
 import fedjax_graph as fg
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.plugins import GROUP
+from fedjax_graph.models.gcn import GCN, SGC
 from fedjax_graph.tasks import nodes, traffic_rnn
 from tests import tables
 from tests.nodes import NUM_CLASSES, NUM_FEATURES, make_splits
@@ -204,6 +205,7 @@ def test_a_dataset_of_a_plugin_is_loaded_by_name(plugin):
     [
         ("import fedjax_graph as fg\n1 / 0\n", "line 2: ZeroDivisionError: division"),
         ("x = (\n", "line 1: SyntaxError: "),
+        ("import sys\n\nsys.exit(3)\n", "line 3: SystemExit: 3"),
         ("import no_such_package\n", "No module named 'no_such_package'"),
         (
             """
@@ -231,6 +233,23 @@ def test_plugins_that_are_not_there(tmp_path):
         fg.plugins.load("absent.py")
     with pytest.raises(InputError, match="plugin absent_package.own: ModuleNot"):
         fg.plugins.load("absent_package.own")
+    with pytest.raises(InputError, match=r"plugin /x/my_method: .*/x/my_method\.py\?"):
+        fg.plugins.load("/x/my_method")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda own: fg.load(own), "dataset None: expected a name or a path"),
+        (lambda own: fg.plugins.load(own), "plugin None: expected the name"),
+        (lambda own: fg.make_config("fed_avg", own), "fed_avg: None found, expected"),
+        (lambda own: fg.get_method([own]), "unknown method [None]; known: "),
+    ],
+)
+def test_what_is_no_name_is_one_line(call, words):
+    with pytest.raises(fg.InputError) as raised:
+        call(None)
+    assert str(raised.value).startswith(words)
 
 
 def test_installed_packages_name_their_plugins_as_entry_points(tmp_path):
@@ -286,6 +305,33 @@ def test_a_model_that_lacks_what_the_task_needs_is_refused():
             node_task("bare").build()
         with pytest.raises(InputError, match="'bare': a Bare without 'num_features'"):
             traffic_rnn.TrafficRNNTask(model="bare").build()
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (lambda: None, "raised TypeError: "),
+        (lambda task: None, "returned None, expected a module"),
+        (lambda task: SGC, "expected a module"),
+        (GCN, "GCN was given the NodeTask as num_classes; register a function of it"),
+        (GCN(2), "raised "),
+        (lambda task: SGC(2, num_hops="two"), "num_hops='two' of a SGC, expected"),
+    ],
+)
+def test_a_factory_that_is_not_one_is_a_line_that_names_the_model(factory, words):
+    with tables.kept():
+        nodes.register_model("wrong", factory)
+        with pytest.raises(InputError) as raised:
+            node_task("wrong").build()
+    message = str(raised.value)
+    assert message.startswith("node model 'wrong': ") and words in message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_model_that_cannot_be_called_is_refused():
+    for module, kind in ((nodes, "node"), (traffic_rnn, "traffic")):
+        with pytest.raises(InputError, match=f"{kind} model 'one': 1 cannot be called"):
+            module.register_model("one", 1)
 
 
 def test_a_traffic_model_of_ones_own_forecasts(train):

@@ -13,6 +13,7 @@ import jax
 
 from fedjax_graph.core import aggregation
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.optimizers import OptimizerConfig
 
@@ -21,8 +22,9 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 class FedAvgConfig(FederatedConfig):
     """What every method that averages has."""
 
-    aggregation_noise: float = 0.0  # standard deviation, at each aggregation
-    aggregator: str = "weighted_mean"  # a name of `aggregation.AGGREGATORS`
+    # standard deviation, at each aggregation
+    aggregation_noise: float = limited(0.0, lower=0)
+    aggregator: str = limited("weighted_mean", choices=aggregation.AGGREGATORS)
     server_optimizer: OptimizerConfig | None = None  # None: the mean is taken over
 
     def average(self, state: Any, data: Data, key: jax.Array) -> aggregation.Aggregator:

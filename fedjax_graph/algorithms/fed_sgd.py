@@ -28,7 +28,10 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 
 @dataclasses.dataclass(frozen=True)
 class FedSGDConfig(FederatedConfig):
-    """The optimizer's figures are FL-AGCNS's."""
+    """Configures FedSGD.
+
+    The default server optimizer has the rate and decay of FL-AGCNS's code.
+    """
 
     server_optimizer: OptimizerConfig = OptimizerConfig("adam", 0.02, weight_decay=5e-6)
     encryption: Literal["none", "ckks"] = "none"

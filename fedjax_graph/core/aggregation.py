@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_graph.core import graphs
 from fedjax_graph.core.clients import Cohort
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.trees import IsPersonal, combine, partition
 
@@ -107,6 +108,9 @@ def graph_convolution(
         rows of a cohort are normalised to sum 1; one without any keeps its own model.
       num_steps: m.
       alpha: share of what was mixed.
+
+    Raises:
+      InputError: by the aggregator; see `cohort_adjacency`.
     """
 
     def aggregate(stacked, cohort):
@@ -120,7 +124,17 @@ def graph_convolution(
 
 
 def cohort_adjacency(adjacency: jax.Array, cohort: Cohort) -> jax.Array:
-    """The [C, C] part of a [K, K] adjacency; nobody takes from a client of weight 0."""
+    """The [C, C] part of a [K, K] adjacency; nobody takes from a client of weight 0.
+
+    Raises:
+      InputError: if the adjacency is not square, or has fewer rows than the cohort.
+    """
+    shape, cohort_size = jnp.shape(adjacency), len(cohort.indices)
+    if len(shape) != 2 or shape[0] != shape[1] or shape[0] < cohort_size:
+        raise InputError(
+            f"adjacency has shape {shape}, expected a square of the clients, of which "
+            f"{cohort_size} take part"
+        )
     part = adjacency[cohort.indices][:, cohort.indices]
     return part * (cohort.weights > 0)
 
@@ -147,9 +161,40 @@ def partial(aggregate: Aggregator, is_personal: IsPersonal) -> Aggregator:
 
     def aggregate_shared(stacked, cohort):
         shared, personal = partition(stacked, is_personal)
-        return combine(aggregate(shared, cohort), personal)
+        merged = aggregate(shared, cohort)
+        check_merged(shared, merged)
+        return combine(merged, personal)
 
     return aggregate_shared
+
+
+def check_merged(stacked: Stacked, merged: Any) -> None:
+    """Checks the shapes of what an aggregator returned; free in a compiled program.
+
+    Args:
+      stacked: what it was given, leaves [C, ...].
+      merged: its result.
+
+    Raises:
+      InputError: if that is another tree, or a leaf is neither [1, ...] nor [C, ...].
+    """
+    given, found = jax.tree.structure(stacked), jax.tree.structure(merged)
+    if given != found:
+        raise InputError(
+            f"aggregator returned the structure {_in_line(found)}, expected that of "
+            f"the models, {_in_line(given)}"
+        )
+    for x, new in zip(jax.tree.leaves(stacked), jax.tree.leaves(merged), strict=True):
+        one = (1, *x.shape[1:])
+        if jnp.shape(new) not in (one, x.shape):
+            raise InputError(
+                f"aggregator returned shape {jnp.shape(new)} for a leaf {x.shape}: "
+                f"expected {one} or {x.shape}"
+            )
+
+
+def _in_line(structure: Any) -> str:
+    return " ".join(str(structure).removeprefix("PyTreeDef").split())
 
 
 def broadcast(stacked: Stacked, num_clients: int) -> Stacked:
@@ -177,7 +222,9 @@ def _mix(mixing: jax.Array, x: jax.Array) -> jax.Array:
 
 
 AGGREGATORS: Registry[Aggregator] = Registry(
-    "aggregator", {"median": median, "weighted_mean": weighted_mean}
+    "aggregator",
+    {"median": median, "weighted_mean": weighted_mean},
+    is_callable=True,
 )
 """Those that need nothing but the cohort, under the names that a config gives."""
 register_aggregator = AGGREGATORS.register

@@ -1,4 +1,4 @@
-"""The contract of every method: a triple of pure functions, and what a run needs.
+"""The contract of every method: four pure functions that a run calls.
 
 State comes first in and first out, so a round is a `lax.scan` body and a method can be
 mapped over seeds. Data is an argument, never a closed-over constant.

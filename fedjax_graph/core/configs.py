@@ -43,6 +43,8 @@ def from_dict(
       InputError: if a key is no field, or a field without a default is left out.
     """
     what = what or config_type.__name__
+    if not isinstance(values, Mapping):
+        raise InputError(f"{what}: {values!r} found, expected a dict of fields")
     fields = _names(config_type)
     for key in values:
         if key not in fields:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from fedjax_graph.core import aggregation, clients, communication, trees
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.server import server_step
@@ -143,6 +144,9 @@ def federated_round(
       (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
       *shared) -> (models [1 or K, ...], mean loss of the cohort), or with `has_aux`
       also what the server learnt.
+
+    Raises:
+      InputError: by the round, if `aggregate` returns another structure or shape.
     """
     if aggregate is aggregation.none:
         is_personal = everything
@@ -158,6 +162,7 @@ def federated_round(
         shared, personal = trees.partition(updated, is_personal)
         merged = aggregate(shared, cohort)
         merged, *aux = merged if has_aux else (merged,)
+        aggregation.check_merged(shared, merged)
         merged = trees.combine(merged, personal)
         return write_back(models, merged, cohort, client_ids.shape[0]), loss, *aux
 
@@ -168,12 +173,12 @@ def federated_round(
 
 
 @dataclasses.dataclass(frozen=True)
-class FederatedConfig:
-    """What every method of a task has."""
+class FederatedConfig(Checked):
+    """Configures what every method of a task has: who trains what, and in chunks."""
 
     task: TaskConfig
-    participation: float = 1.0
-    clients_per_chunk: int | None = None
+    participation: float = limited(1.0, above=0, upper=1)
+    clients_per_chunk: int | None = limited(None, lower=1)
 
 
 class FederatedState(NamedTuple):
@@ -200,7 +205,11 @@ def plain_update(
 def task_round(
     config: FederatedConfig, task: Task, update, aggregate: Aggregator, **settings
 ) -> Callable[..., tuple[Any, ...]]:
-    """`federated_round` of a task: (models, data, key, *shared) -> as there."""
+    """Builds a federated round that reads clients, ids and weights from a task's data.
+
+    Returns:
+      (models, data, key, *shared) -> as of `federated_round`.
+    """
     run = federated_round(
         update,
         aggregate,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
+from fedjax_graph.core.checks import check, limited
 from fedjax_graph.core.errors import InputError
 
 RISE = 0.25  # share of the steps in which `triangular` reaches its highest rate
@@ -29,32 +30,38 @@ class OptimizerConfig:
     """
 
     name: str = "sgd"  # see OPTIMIZERS
-    learning_rate: float = 0.1  # the highest, under a schedule
-    momentum: float | None = None  # None: 0 of sgd, 0.9 (beta_1) of the Adam family
-    weight_decay: float = 0.0
+    learning_rate: float = limited(0.1, lower=0)  # the highest, under a schedule
+    # None: 0 of sgd, 0.9 (beta_1) of the Adam family
+    momentum: float | None = limited(None, lower=0, below=1)
+    weight_decay: float = limited(0.0, lower=0)
     schedule: str = "constant"  # see SCHEDULES
-    clip_norm: float | None = None  # most Euclidean norm over all leaves; None: any
-    second_momentum: float | None = None  # beta_2; None: optax's
-    epsilon: float | None = None  # added in a denominator; None: optax's
-    last_learning_rate: float = 0.0  # where a schedule ends
+    # most Euclidean norm over all leaves; None: any
+    clip_norm: float | None = limited(None, above=0)
+    # beta_2; None: optax's
+    second_momentum: float | None = limited(None, lower=0, below=1)
+    # added in a denominator; None: optax's
+    epsilon: float | None = limited(None, lower=0)
+    last_learning_rate: float = limited(0.0, lower=0)  # where a schedule ends
 
     def __post_init__(self) -> None:
-        """Checks names and ranges.
+        """Checks types, names, limits and what fits together.
 
         Raises:
           InputError: naming the field.
         """
+        check(self, "optimizer")
         _check_name("name", self.name, OPTIMIZERS)
         _check_name("schedule", self.schedule, SCHEDULES)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is not str and (value, field.default) != (None, None):
-                _check_number(field.name, value)
         for field in OWN_FIELDS:
             if getattr(self, field) is not None and field not in self._rule.fields:
                 raise InputError(f"optimizer {self.name}: has no {field}")
         if self.name == "nesterov" and not self.momentum:
             raise InputError("optimizer nesterov: needs a momentum, such as 0.9")
+        if self.last_learning_rate and self.schedule == "constant":
+            raise InputError(
+                f"optimizer last_learning_rate={self.last_learning_rate}: needs a "
+                "schedule that ends there, such as cosine"
+            )
 
     @property
     def is_linear(self) -> bool:
@@ -72,8 +79,18 @@ class OptimizerConfig:
           num_epochs: passes over the data that these steps make.
 
         Raises:
-          InputError: if a schedule lacks its number of steps.
+          InputError: if a number is no count, or a schedule lacks its number of steps.
         """
+        for name, value, least in (
+            ("num_steps", 0 if num_steps is None else num_steps, 0),
+            ("num_epochs", num_epochs, 1),
+        ):
+            is_whole = isinstance(value, numbers.Integral)
+            if isinstance(value, bool) or not is_whole or value < least:
+                raise InputError(
+                    f"optimizer {name}={value!r}: expected a whole number, {least} or "
+                    "more"
+                )
         rate = self._rate(num_steps, num_epochs)
         parts = []
         if self.clip_norm is not None:
@@ -113,16 +130,6 @@ def _check_name(field: str, value: Any, known: dict[str, Any]) -> None:
         raise InputError(
             f"optimizer {field} {value!r}: unknown; known: {', '.join(known)}"
         )
-
-
-def _check_number(field: str, value: Any) -> None:
-    expected, is_right = "a finite number, 0 or more", lambda x: 0 <= x < float("inf")
-    if field in ("momentum", "second_momentum"):
-        expected, is_right = "0 or more and below 1", lambda x: 0 <= x < 1
-    if field == "clip_norm":
-        expected, is_right = "a finite number above 0", lambda x: 0 < x < float("inf")
-    if not (isinstance(value, numbers.Real) and is_right(value)):
-        raise InputError(f"optimizer {field}={value}: expected {expected}")
 
 
 # --- Optimizers ----------------------------------------------------------------------
@@ -232,11 +239,14 @@ def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
     Args:
       text: such as "adam" or "sgd,momentum=0.9,schedule=cosine".
       default: what is not given stays as it is here; only the momenta and the epsilon
-        of another optimizer than the one named do not.
+        of another optimizer than the one named do not, nor the last rate of a schedule
+        where "schedule=constant" is given.
 
     Raises:
       InputError: if it cannot be read.
     """
+    if not isinstance(text, str):
+        raise InputError(f"optimizer {text!r}: expected text, as sgd,momentum=0.9")
     name, *pairs = [part.strip() for part in text.split(",")]
     known = sorted(
         field.name
@@ -244,6 +254,7 @@ def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
         if field.name != "name"
     )
     given: dict[str, Any] = {}
+    seen: set[str] = set()
     if name != default.name:
         given = dict.fromkeys(OWN_FIELDS)
     for pair in pairs:
@@ -253,10 +264,15 @@ def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
                 f"optimizer {text!r}: {pair!r} is no field; known: {', '.join(known)}, "
                 "as in sgd,momentum=0.9"
             )
+        if key in seen:
+            raise InputError(f"optimizer {text!r}: {key} is given twice")
+        seen.add(key)
         try:
             given[key] = value if key == "schedule" else float(value)
         except ValueError as error:
             raise InputError(
                 f"optimizer {text!r}: {key} is {value!r}, expected a number"
             ) from error
+    if given.get("schedule") == "constant":
+        given.setdefault("last_learning_rate", 0.0)
     return dataclasses.replace(default, name=name, **given)

@@ -6,6 +6,7 @@ its module under the entry point group `fedjax_graph.plugins`.
 
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 import zlib
@@ -17,6 +18,7 @@ from types import ModuleType
 from fedjax_graph.core.errors import InputError
 
 GROUP = "fedjax_graph.plugins"
+FAILURES = (Exception, SystemExit)  # of a plugin, which has no say in when to exit
 
 
 def load(name: str) -> ModuleType:
@@ -28,11 +30,15 @@ def load(name: str) -> ModuleType:
     Raises:
       InputError: one line that names the plugin, and what went wrong in it.
     """
+    if not isinstance(name, str):
+        raise InputError(f"plugin {name!r}: expected the name of a .py file or module")
     if name.endswith(".py"):
         return _load_file(Path(name))
+    if "/" in name or os.sep in name:
+        raise InputError(f"plugin {name}: no Python file; did you mean {name}.py?")
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except FAILURES as error:
         raise _broken(name, error) from error
 
 
@@ -45,7 +51,7 @@ def load_all(names: Iterable[str] = ()) -> None:
     for entry_point in metadata.entry_points(group=GROUP):
         try:
             entry_point.load()
-        except Exception as error:
+        except FAILURES as error:
             raise _broken(entry_point.value, error) from error
     for name in names:
         load(name)
@@ -64,13 +70,13 @@ def _load_file(path: Path) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except FAILURES as error:
         del sys.modules[name]
         raise _broken(str(path), error) from error
     return module
 
 
-def _broken(name: str, error: Exception) -> InputError:
+def _broken(name: str, error: BaseException) -> InputError:
     """The error in one line, with the last line of the plugin's file that ran."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == name]

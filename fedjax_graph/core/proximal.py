@@ -13,7 +13,7 @@ ROUNDING = 1e-6  # of float32, relative
 
 
 def squared_norm(tree: Any) -> jax.Array:
-    """Over all leaves together."""
+    """Computes the squared Euclidean norm of a pytree, summed over all its leaves."""
     return jnp.sum(jnp.stack([jnp.sum(x**2) for x in jax.tree.leaves(tree)]))
 
 

@@ -17,7 +17,7 @@ from fedjax_graph.core.local import LocalResult, Model, Params
 
 
 class Task(NamedTuple):
-    """Pure functions; K clients, each with a model of the same shape."""
+    """Holds a task's pure functions of K clients, whose models have the same shapes."""
 
     init: Callable[[jax.Array], Model]
     """key -> {"params": ..., "batch_stats": ...} of one client; the latter is {} for a

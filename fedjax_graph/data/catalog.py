@@ -143,6 +143,8 @@ def load(
       InputError: one line; there is no such dataset, it is of another kind or takes no
         such option, or a file is missing, broken or not what it should be.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise InputError(f"dataset {name!r}: expected a name or a path")
     name = resolve(os.fspath(name), kind)
     entry = find(name, kind)
     _check_options(name, entry.load, options)

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedjax_graph.core import clients, communication, mesh, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
+from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import nothing
 from fedjax_graph.driver.checkpoint import Checkpoints
@@ -26,15 +27,16 @@ from fedjax_graph.driver.writers import MetricsWriter, Progress, note_missing_ro
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Checked):
     """Says how a method is run: how long, on which seeds, how often it is scored."""
 
-    num_rounds: int
-    eval_every: int = 1
-    patience: int = 20  # rounds without a better validation loss
-    seeds: tuple[int, ...] = (0,)
-    seeds_per_chunk: int | None = None  # as `clients_per_chunk`, for seeds
-    examples_per_round: int = 0  # for the rate shown, of one seed
+    num_rounds: int = dataclasses.field(metadata=limits(lower=0))
+    eval_every: int = limited(1, lower=1)
+    patience: int = limited(20, lower=1)  # rounds without a better validation loss
+    seeds: tuple[int, ...] = limited((0,), lower=0, below=2**32, is_filled=True)
+    # as `clients_per_chunk`, for seeds
+    seeds_per_chunk: int | None = limited(None, lower=1)
+    examples_per_round: int = limited(0, lower=0)  # for the rate shown, of one seed
     rate_name: str = "windows_per_s"
     is_drawn: Callable[[tuple[Any, ...]], bool] = nothing
     """Path of a leaf in a split -> whether it has a leading axis of seeds, as where

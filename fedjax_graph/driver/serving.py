@@ -68,7 +68,8 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
       datetime64. It returns the next 12 readings [12, N] in the same unit.
 
     Raises:
-      InputError: if there is no such run or it cannot be read; by the function, if
+      InputError: if there is no such run, it cannot be read or its method is not
+        registered; by the function, if
         the readings or time stamps have the wrong shape or readings make no sense.
     """
     workdir = pathlib.Path(workdir)
@@ -100,6 +101,11 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         settings = checkpoints.settings()
         name = settings["method"]  # `method` under its registered name
+        if name not in algorithms.REGISTRY:
+            raise InputError(
+                f"{workdir}: its method {name!r} is unknown; load its plugin first "
+                "(fg.plugins.load)"
+            )
         config = algorithms.make_config(name, settings["config"])
         algorithm = algorithms.get_method(name).factory(config)
         data = make_data(np.zeros((windows.WINDOW_STEPS, num_clients)), stamps)

@@ -1,10 +1,13 @@
 """What a task asks of a model; a user's own model has to offer the same."""
 
-from typing import Any, Protocol, TypeVar
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 import jax
 import jraph
 
+from fedjax_graph.core.checks import described, fits
 from fedjax_graph.core.errors import InputError
 
 M = TypeVar("M")
@@ -60,12 +63,42 @@ class TrafficModel(FlaxModule, Protocol):
         ...
 
 
+def built(factory: Callable[[Any], M], config: Any, protocol: type, what: str) -> M:
+    """Builds a model by a registered factory: the task's config -> module.
+
+    Raises:
+      InputError: naming `what` the model is, where the factory fails or what it returns
+        is not what the protocol asks for.
+    """
+    try:
+        model = factory(config)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{what}: its factory, called with the {type(config).__name__}, raised "
+            f"{type(error).__name__}: {reason}"
+        ) from error
+    if model is None or isinstance(model, type):
+        raise InputError(
+            f"{what}: its factory, called with the {type(config).__name__}, returned "
+            f"{model!r}, expected a module"
+        )
+    for field in dataclasses.fields(model) if dataclasses.is_dataclass(model) else ():
+        if getattr(model, field.name) is config and not fits(config, field.type):
+            raise InputError(
+                f"{what}: {type(model).__name__} was given the {type(config).__name__} "
+                f"as {field.name}; register a function of it that returns a module"
+            )
+    return checked(model, protocol, what)
+
+
 def checked(model: M, protocol: type, what: str) -> M:
     """Returns a model that has what its protocol asks for.
 
     Raises:
       InputError: naming `what` the model is, and what it lacks.
     """
+    hints = get_type_hints(protocol)
     asked = [
         name
         for base in reversed(protocol.__mro__)
@@ -76,5 +109,11 @@ def checked(model: M, protocol: type, what: str) -> M:
             raise InputError(
                 f"{what}: a {type(model).__name__} without {name!r}; see "
                 f"{protocol.__module__}.{protocol.__name__} for what a model offers"
+            )
+        value, hint = getattr(model, name), hints.get(name, Any)
+        if not fits(value, hint):
+            raise InputError(
+                f"{what}: {name}={value!r} of a {type(model).__name__}, expected "
+                f"{described(hint)}; register a function of the task's config"
             )
     return model

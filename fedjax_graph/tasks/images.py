@@ -16,6 +16,7 @@ import optax
 
 from fedjax_graph.core import batching, clients
 from fedjax_graph.core.algorithm import Metrics
+from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task, in_head
@@ -41,14 +42,14 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageTask:
+class ImageTask(Checked):
     """Hyper-parameters of image classification; the defaults: the released code's."""
 
     kind: str = "images"
-    width: int = 64
-    num_classes: int = 10
-    batch_size: int = 128
-    local_epochs: int = 20
+    width: int = limited(64, lower=1)
+    num_classes: int = limited(10, lower=1)
+    batch_size: int = limited(128, lower=1)
+    local_epochs: int = limited(20, lower=1)
     optimizer: OptimizerConfig = OptimizerConfig(
         "nesterov",
         0.4,
@@ -58,7 +59,7 @@ class ImageTask:
         last_learning_rate=0.001,
     )
     augment: bool = True
-    eval_batch_size: int = 256
+    eval_batch_size: int = limited(256, lower=1)
 
     def build(self) -> Task:
         model = ResNet9(self.width, self.num_classes)
@@ -140,12 +141,25 @@ def epoch_batches(
 
 
 def normalise(data: ImageData, pixels: jax.Array) -> jax.Array:
-    """Of mean 0 and standard deviation 1 by channel, from [..., 3] uint8."""
+    """Standardises pixels by the training set's mean and deviation of each channel.
+
+    Args:
+      data: brings these.
+      pixels: [..., 3] uint8.
+    """
     return (pixels / jnp.float32(255) - data.mean) / data.std
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Of each example: [B, classes] and [B] -> [B]."""
+    """Computes the cross-entropy of each example.
+
+    Args:
+      logits: [B, classes].
+      labels: [B].
+
+    Returns:
+      [B] float32.
+    """
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 

@@ -18,6 +18,7 @@ import optax
 from fedjax_graph.core import clients
 from fedjax_graph.core.aggregation import client_mean
 from fedjax_graph.core.algorithm import Metrics
+from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.local import LocalResult, Model
 from fedjax_graph.core.meta_learning import inner_update, masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -25,24 +26,25 @@ from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.graphs.receptive_fields import Field, NodeData
 from fedjax_graph.models.gcn import GCN, SGC
-from fedjax_graph.models.protocols import NodeModel, checked
+from fedjax_graph.models.protocols import NodeModel, built
 
 TEST_METRICS = ("accuracy", "cross_entropy")  # what a test is summed up by
 
 
 @dataclasses.dataclass(frozen=True)
-class NodeTask:
+class NodeTask(Checked):
     """Hyper-parameters of node classification; rounds and steps are the paper's."""
 
-    num_features: int
-    num_classes: int
+    num_features: int = dataclasses.field(metadata=limits(lower=1))
+    num_classes: int = dataclasses.field(metadata=limits(lower=1))
     kind: str = "nodes"
     model: str = "gcn"  # a name of MODELS
-    hidden_size: int = 16  # of GCN
-    dropout: float = 0.5  # of GCN
-    inner_steps: int = 15  # local steps
+    hidden_size: int = limited(16, lower=1)  # of GCN
+    dropout: float = limited(0.5, lower=0, below=1)  # of GCN
+    inner_steps: int = limited(15, lower=0)  # local steps
     optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # alpha, of those
-    adapt_steps: int = 0  # taken on a task's support set before its query set is scored
+    # taken on a task's support set before its query set is scored
+    adapt_steps: int = limited(0, lower=0)
     checkpoint_inner: bool = False
 
     def module(self) -> NodeModel:
@@ -52,8 +54,8 @@ class NodeTask:
           InputError: if none is registered under this name, or it lacks what
             `NodeModel` asks for.
         """
-        model = MODELS.look_up(self.model)(self)
-        return checked(model, NodeModel, f"node model {self.model!r}")
+        what = f"node model {self.model!r}"
+        return built(MODELS.look_up(self.model), self, NodeModel, what)
 
     def build(self) -> Task:
         """The task's functions; raises as `module`."""
@@ -76,9 +78,17 @@ MODELS: Registry[Callable[[NodeTask], NodeModel]] = Registry(
         "gcn": lambda task: GCN(task.num_classes, task.hidden_size, task.dropout),
         "sgc": lambda task: SGC(task.num_classes),
     },
+    is_callable=True,
 )
-"""Name -> (task) -> model."""
+"""Name -> factory: the task's config -> module; see `register_model`."""
 register_model = MODELS.register
+"""Registers a model of one's own by a function of the task's config.
+
+    register_model("mine", lambda task: GCN(task.num_classes, task.hidden_size))
+
+or as a decorator of that function. The module that it returns offers what
+`models.protocols.NodeModel` asks for.
+"""
 
 
 def init(model: NodeModel, num_features: int, key: jax.Array) -> Model:

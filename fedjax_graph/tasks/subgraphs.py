@@ -17,6 +17,7 @@ import optax
 
 from fedjax_graph.core import clients
 from fedjax_graph.core.algorithm import Metrics
+from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.meta_learning import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -30,18 +31,18 @@ Fitness = Literal["loss", "accuracy"]
 
 
 @dataclasses.dataclass(frozen=True)
-class SubgraphTask:
+class SubgraphTask(Checked):
     """Hyper-parameters of node classification on whole subgraphs."""
 
-    num_features: int
-    num_classes: int
+    num_features: int = dataclasses.field(metadata=limits(lower=1))
+    num_classes: int = dataclasses.field(metadata=limits(lower=1))
     kind: str = "subgraphs"
     model: str = "gcn"  # see `models.fixed_gnns`; or "code", the network of one
     code: tuple[int, ...] = ()
     fusion: Fusion = "leaves"  # of a code
-    width: int = WIDTH  # of a code
-    dropout: float = 0.0
-    local_steps: int = 1  # of methods that take steps at the client
+    width: int = limited(WIDTH, lower=1)  # of a code
+    dropout: float = limited(0.0, lower=0, below=1)
+    local_steps: int = limited(1, lower=1)  # of methods that take steps at the client
     optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # of those
     fitness: Fitness = "loss"  # what `loss` of an evaluation is, which chooses a model
 

@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core import batching, clients
+from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.local import LocalResult, local_steps
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Task, in_head
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData
-from fedjax_graph.models.protocols import TrafficModel, checked
+from fedjax_graph.models.protocols import TrafficModel, built
 from fedjax_graph.models.rnn import RNNForecaster
 from fedjax_graph.tasks import forecasting
 
@@ -36,16 +37,16 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrafficRNNTask:
+class TrafficRNNTask(Checked):
     """Hyper-parameters of forecasting with a plain recurrent network."""
 
     kind: str = "traffic_rnn"
     model: str = "rnn"  # a name of MODELS
-    hidden_size: int = 64
-    batch_size: int = 128
-    local_epochs: int = 1
+    hidden_size: int = limited(64, lower=1)
+    batch_size: int = limited(128, lower=1)
+    local_epochs: int = limited(1, lower=1)
     optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.01)
-    eval_batch_size: int = 512
+    eval_batch_size: int = limited(512, lower=1)
 
     def module(self) -> TrafficModel:
         """The model that clients train.
@@ -54,8 +55,8 @@ class TrafficRNNTask:
           InputError: if none is registered under this name, or it lacks what
             `TrafficModel` asks for.
         """
-        model = MODELS.look_up(self.model)(self)
-        return checked(model, TrafficModel, f"traffic model {self.model!r}")
+        what = f"traffic model {self.model!r}"
+        return built(MODELS.look_up(self.model), self, TrafficModel, what)
 
     def build(self) -> Task:
         """The task's functions; raises as `module`."""
@@ -75,10 +76,19 @@ class TrafficRNNTask:
 
 
 MODELS: Registry[Callable[[TrafficRNNTask], TrafficModel]] = Registry(
-    "traffic model", {"rnn": lambda task: RNNForecaster(task.hidden_size)}
+    "traffic model",
+    {"rnn": lambda task: RNNForecaster(task.hidden_size)},
+    is_callable=True,
 )
-"""Name -> (task) -> model."""
+"""Name -> factory: the task's config -> module; see `register_model`."""
 register_model = MODELS.register
+"""Registers a model of one's own by a function of the task's config.
+
+    register_model("mine", lambda task: RNNForecaster(task.hidden_size))
+
+or as a decorator of that function. The module that it returns offers what
+`models.protocols.TrafficModel` asks for.
+"""
 
 
 def init(model: TrafficModel, key: jax.Array) -> dict[str, Any]:

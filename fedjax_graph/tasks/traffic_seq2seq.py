@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core.batching import steps_per_epoch
+from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task, in_head
@@ -31,20 +32,22 @@ AGGREGATOR = 2  # `fold_in` 0 and 1 of a round's key are the cohort's and the cl
 
 
 @dataclasses.dataclass(frozen=True)
-class TrafficSeq2SeqTask:
+class TrafficSeq2SeqTask(Checked):
     """Hyper-parameters of the task; defaults: the paper's GRU with 63K parameters."""
 
     kind: str = "traffic_seq2seq"
-    hidden_size: int = 100  # 200 for the 727K model
-    num_layers: int = 1  # 2 for the 727K model
-    embedding_size: int = 0  # width of zeros where CNFGNN has h_G
+    hidden_size: int = limited(100, lower=1)  # 200 for the 727K model
+    num_layers: int = limited(1, lower=1)  # 2 for the 727K model
+    embedding_size: int = limited(0, lower=0)  # width of zeros where CNFGNN has h_G
     optimizer: OptimizerConfig = OptimizerConfig("adam", 1e-3)
-    batch_size: int = 128
-    local_epochs: int = 1
-    sampling_decay: float = 1000.0  # k; 1: the truth is fed in the first steps alone
+    batch_size: int = limited(128, lower=1)
+    local_epochs: int = limited(1, lower=1)
+    # k; 1: the truth is fed in the first steps alone
+    sampling_decay: float = limited(1000.0, above=0)
     masked_loss: bool = False  # leaves missing readings out
-    eval_batch_size: int = 48
-    clients_per_chunk: int | None = None  # in forecasts, of models of their own
+    eval_batch_size: int = limited(48, lower=1)
+    # in forecasts, of models of their own
+    clients_per_chunk: int | None = limited(None, lower=1)
 
     def build(self) -> Task:
         predict, size = predict_batch(self), self.eval_batch_size

@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_graph.core import aggregation, graphs, trees
 from fedjax_graph.core.clients import Cohort
+from fedjax_graph.core.errors import InputError
 
 
 def stacked_params(num_clients, seed=0):
@@ -301,3 +302,16 @@ def test_the_client_mean_counts_real_clients_once():
         expected = rows[[0, 1, 3]].astype(float).mean(axis=0)
         assert mean[name].shape == rows.shape[1:]
         npt.assert_allclose(mean[name], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 2), (4,), (4, 4, 1)])
+def test_an_adjacency_that_does_not_fit_is_refused(shape):
+    cohort, stacked = cohort_of(np.ones(3)), stacked_params(3)
+    aggregate = aggregation.graph_convolution(jnp.ones(shape))
+    for call in (jax.eval_shape, lambda f, *args: f(*args)):
+        with pytest.raises(InputError) as raised:
+            call(aggregate, stacked, cohort)
+        assert str(raised.value) == (
+            f"adjacency has shape {shape}, expected a square of the clients, of which "
+            "3 take part"
+        )

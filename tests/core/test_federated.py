@@ -7,6 +7,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.core import aggregation, clients
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import federated_round
 
 IDS = np.array([3, 1, 4, 15, 9])
@@ -83,6 +84,38 @@ def test_only_sampled_clients_count(seed, aggregate, rows):
         new_params, new_loss = toy_round(key, readings=altered, **settings)
         is_same = np.array_equal(params, new_params) and loss == new_loss
         assert is_same == (client not in cohort)
+
+
+@pytest.mark.parametrize(
+    "aggregate, message",
+    [
+        (
+            lambda stacked, cohort: {"w": jnp.mean(stacked["w"], axis=0)},
+            "aggregator returned shape (3,) for a leaf (5, 3): expected (1, 3) or "
+            "(5, 3)",
+        ),
+        (
+            lambda stacked, cohort: {"w": stacked["w"][:2]},
+            "aggregator returned shape (2, 3) for a leaf (5, 3): expected (1, 3) or "
+            "(5, 3)",
+        ),
+        (
+            lambda stacked, cohort: (stacked["w"],),
+            "aggregator returned the structure ((*,)), expected that of the models, "
+            "({'w': *})",
+        ),
+    ],
+)
+def test_an_aggregators_wrong_result_is_one_line(aggregate, message):
+    start, data = {"w": jnp.zeros((1, 3))}, {"x": jnp.asarray(READINGS)}
+    round_ = federated_round(drift, aggregate)
+    with pytest.raises(InputError) as raised:
+        jax.eval_shape(round_, start, data, IDS, WEIGHTS, jax.random.key(0))
+    assert str(raised.value) == message
+    first = aggregation.partial(aggregate, lambda path: False)
+    with pytest.raises(InputError) as raised:
+        aggregation.initial(first, start, len(IDS))
+    assert str(raised.value) == message
 
 
 def test_cohorts_change_from_round_to_round():

@@ -244,6 +244,9 @@ def test_text_names_an_optimizer_and_what_differs(text, expected):
         ("sgd,epsilon=1", ["sgd", "has no epsilon"]),
         ("adagrad,momentum=0.9", ["adagrad", "has no momentum"]),
         ("nesterov", ["nesterov", "needs a momentum"]),
+        ("adam,momentum=0.5,momentum=0.6", ["momentum is given twice"]),
+        ("sgd,last_learning_rate=0.1", ["last_learning_rate=0.1: needs a schedule"]),
+        (None, ["optimizer None: expected text"]),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(text, words):
@@ -255,10 +258,43 @@ def test_what_cannot_be_read_is_refused_in_one_line(text, words):
         assert word in message
 
 
-@pytest.mark.parametrize("value", ["0.1", None, [0.1]])
+def test_a_constant_rate_has_no_last_one():
+    default = OptimizerConfig(schedule="cosine", last_learning_rate=0.01)
+    assert parse("sgd,schedule=constant", default) == OptimizerConfig()
+
+
+@pytest.mark.parametrize("value", ["0.1", None, [0.1], True, np.True_])
 def test_a_rate_that_is_no_number_is_refused(value):
     with pytest.raises(InputError, match="optimizer learning_rate=.*finite number"):
         OptimizerConfig(learning_rate=value)
+
+
+@pytest.mark.parametrize("name", [["sgd"], None, 3])
+def test_a_name_that_is_no_text_is_refused(name):
+    for field in ("name", "schedule"):
+        with pytest.raises(InputError, match=f"optimizer {field}=.*expected text"):
+            OptimizerConfig(**{field: name})
+
+
+@pytest.mark.parametrize("rate", [np.float32(0.5), jnp.float32(0.5), np.array(0.5)])
+def test_scalars_of_other_libraries_become_numbers(rate):
+    config = OptimizerConfig(learning_rate=rate)
+    assert type(config.learning_rate) is float
+    assert config == OptimizerConfig(learning_rate=0.5)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"num_steps": -1}, "num_steps=-1: expected a whole number, 0 or more"),
+        ({"num_steps": "a"}, "num_steps='a': expected a whole number"),
+        ({"num_steps": True}, "num_steps=True: expected a whole number"),
+        ({"num_epochs": 0}, "num_epochs=0: expected a whole number, 1 or more"),
+    ],
+)
+def test_what_counts_no_steps_is_refused(arguments, words):
+    with pytest.raises(InputError, match=f"optimizer {words}"):
+        OptimizerConfig().build(**arguments)
 
 
 def test_a_schedule_without_its_number_of_steps_is_refused():

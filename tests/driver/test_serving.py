@@ -151,6 +151,13 @@ def test_a_missing_or_broken_run_is_one_line(finished, tmp_path, method, damage,
     assert "\n" not in str(caught.value)
 
 
+def test_a_run_of_an_unknown_method_asks_for_its_plugin(finished, monkeypatch):
+    others = {k: v for k, v in algorithms.REGISTRY._entries.items() if k != "cnfgnn"}
+    monkeypatch.setattr(algorithms.REGISTRY, "_entries", others)
+    with pytest.raises(InputError, match="'cnfgnn' is unknown; load its plugin first"):
+        load_forecaster(finished[0], "cnfgnn")
+
+
 def test_a_forecaster_of_a_run_on_some_of_the_sensors(
     tmp_path, network, quick_compilation
 ):

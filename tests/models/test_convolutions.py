@@ -467,3 +467,16 @@ def test_edges_are_weights():
     graph = random_graph(0)._replace(edges=jnp.ones((NUM_EDGES, 2)))
     with pytest.raises(InputError, match=r"shape \(20, 2\): expected .* \(20,\)"):
         convolutions.GCNConv(3).init(jax.random.key(0), graph)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, 7])
+def test_an_end_that_is_no_node_is_refused_where_it_counts(wrong):
+    ends = np.array([0, 1, wrong], np.int32), np.array([1, 2, 0], np.int32)
+    graph = make_graph(np.ones((3, 2), np.float32), *ends, np.ones(3, np.float32))
+    turned = graph._replace(senders=graph.receivers, receivers=graph.senders)
+    bare = graph._replace(edges=None)
+    for given, name in ((graph, "senders"), (turned, "receivers"), (bare, "senders")):
+        with pytest.raises(InputError, match=f"{name} of a graph .* {wrong} is no ind"):
+            convolutions.make_structure(given, None)
+    padded = graph._replace(edges=np.array([1, 1, 0], np.float32))
+    npt.assert_array_equal(convolutions.make_structure(padded, None).degrees, [0, 1, 1])

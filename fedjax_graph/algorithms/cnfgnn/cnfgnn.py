@@ -43,7 +43,7 @@ from fedjax_graph.tasks.traffic_seq2seq import ClientData, local_training
 
 @dataclasses.dataclass(frozen=True)
 class HalvesConfig:
-    """What all ways to train the two halves have; defaults: the paper's."""
+    """Configures the two halves and their optimizers; the defaults are the paper's."""
 
     hidden_size: int = 64
     gn_layers: int = 2
@@ -60,7 +60,10 @@ class HalvesConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SplitConfig(HalvesConfig):
-    """Where the halves are apart."""
+    """Configures methods whose clients and server exchange hidden states.
+
+    `exchange_bits` is the width of the numbers exchanged.
+    """
 
     exchange_bits: int = 32  # of h_c, h_G and their gradients; 16, 8 or 4 cost less
 

@@ -121,7 +121,10 @@ def exchange(models: Any, graph: graphs.Graph) -> Any:
 
 
 def neighbours_mean(models: Any, data: Data) -> tuple[Neighbours, None]:
-    """What `laplacian_pull` needs; a client without neighbours has weight 0."""
+    """Computes each client's weighted mean of its neighbours' models.
+
+    Beside it stands the sum of those weights, 0 for a client alone.
+    """
     total = graphs.neighbour_sum(data.graph, jnp.ones(data.graph.num_nodes))
     share = 1 / jnp.where(total > 0, total, 1)
 

@@ -76,7 +76,7 @@ class EvolutionState(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """Holds P', best first."""
+    """Holds a ranked population P' of codes and their scores, best first."""
 
     codes: jax.Array  # [P, L + 2] int32
     fitness: jax.Array  # [P] federated scores
