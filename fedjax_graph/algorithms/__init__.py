@@ -4,6 +4,7 @@ Importing this package imports no method: each is imported when it is looked up.
 """
 
 import dataclasses
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from fedjax_graph.core import configs
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
-from fedjax_graph.core.registry import Lazy, Registry, imported
+from fedjax_graph.core.registry import Lazy, Registry, check_name, imported
 from fedjax_graph.core.task import TaskConfig
 from fedjax_graph.tasks import TASKS
 
@@ -23,7 +24,10 @@ F = TypeVar("F", bound=Factory)
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A registered method: `factory(config_type(...))` is its algorithm."""
+    """A registered method: `factory(config_type(...))` is its algorithm.
+
+    Its factory raises `InputError` for a config of another type.
+    """
 
     config_type: type
     factory: Factory
@@ -67,7 +71,23 @@ def _method(
             f"method {title!r}: its config has to be a dataclass; annotate the "
             "factory's argument with it, or pass config_type"
         )
-    return Method(typing.cast(type, config_type), factory, title, is_trained)
+    own_type = typing.cast(type, config_type)
+    return Method(own_type, _checked(factory, own_type, title), title, is_trained)
+
+
+def _checked(factory: Factory, config_type: type, title: str) -> Factory:
+    """The factory, which refuses a config of another type."""
+
+    @functools.wraps(factory)
+    def build(config: Any, *args: Any, **settings: Any) -> FederatedAlgorithm:
+        if not isinstance(config, config_type):
+            raise InputError(
+                f"method {title!r}: expected a {config_type.__name__}, found a "
+                f"{type(config).__name__}"
+            )
+        return factory(config, *args, **settings)
+
+    return build
 
 
 def _annotated_config(factory: Factory) -> type | None:
@@ -145,6 +165,11 @@ def method_names() -> tuple[str, ...]:
     return tuple(REGISTRY)
 
 
+def is_users(name: str) -> bool:
+    """Tells whether a method was registered by a user, and is not the library's."""
+    return REGISTRY.is_users(name)
+
+
 @typing.overload
 def register_method(
     name: str,
@@ -189,10 +214,14 @@ def register_method(
       is_trained: whether it has rounds to run.
 
     Raises:
-      InputError: if the name is taken, or the config is no dataclass.
+      InputError: if the name is taken or no plain word, the factory cannot be called,
+        or the config is no dataclass.
     """
+    check_name(REGISTRY.kind, name)
 
     def register(factory: F) -> F:
+        if not callable(factory):
+            raise InputError(f"method {name!r}: {factory!r} cannot be called")
         method = _method(factory, title or name, config_type, is_trained)
         REGISTRY.register(name, method)
         return factory

@@ -177,7 +177,9 @@ def _mix(mixing: jax.Array, x: jax.Array) -> jax.Array:
 
 
 AGGREGATORS: Registry[Aggregator] = Registry(
-    "aggregator", {"median": median, "weighted_mean": weighted_mean}
+    "aggregator",
+    {"median": median, "weighted_mean": weighted_mean},
+    is_callable=True,
 )
 """Those that need nothing but the cohort, under the names that a config gives."""
 register_aggregator = AGGREGATORS.register

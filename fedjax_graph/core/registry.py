@@ -5,12 +5,14 @@ stands beside it under a name of its own.
 """
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from fedjax_graph.core.errors import InputError
 
 T = TypeVar("T")
+NAME = re.compile(r"(?!\.{1,2}$)[\w.+-]+", re.ASCII)  # names folders and list items too
 
 
 class Lazy(NamedTuple, Generic[T]):
@@ -36,14 +38,23 @@ class Registry(Mapping[str, T]):
     `look_up` raises the `InputError` that a user can act on.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, T | Lazy[T]]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        entries: Mapping[str, T | Lazy[T]],
+        *,
+        is_callable: bool = False,
+    ) -> None:
         """Starts a table.
 
         Args:
           kind: what its values are, for messages: "method", "dataset".
           entries: the library's own.
+          is_callable: whether its values are functions, or others that are called.
         """
         self.kind = kind
+        self._is_callable = is_callable
+        self._library = frozenset(entries)
         self._entries: dict[str, T | Lazy[T]] = dict(entries)
 
     def __getitem__(self, name: str) -> T:
@@ -61,13 +72,17 @@ class Registry(Mapping[str, T]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
+    def is_users(self, name: str) -> bool:
+        """Tells whether a name was registered by a user, and is not the library's."""
+        return name in self._entries and name not in self._library
+
     def look_up(self, name: str) -> T:
         """Finds the value of a name.
 
         Raises:
           InputError: if there is none; it lists those known.
         """
-        if name not in self._entries:
+        if not isinstance(name, str) or name not in self._entries:
             raise InputError(f"unknown {self.kind} {name!r}; known: {', '.join(self)}")
         return self[name]
 
@@ -81,11 +96,31 @@ class Registry(Mapping[str, T]):
         """Adds a value under a new name; without a value, returns a decorator.
 
         Raises:
-          InputError: if the name is taken.
+          InputError: if the name is taken or no plain word, or the value is no function
+            where the table has functions.
         """
+        check_name(self.kind, name)
         if value is None:
             return lambda value: self.register(name, value)
+        if self._is_callable and not callable(value):
+            raise InputError(f"{self.kind} {name!r}: {value!r} cannot be called")
         if name in self._entries:
             raise InputError(f"{self.kind} {name!r} is taken; choose another name")
         self._entries[name] = value
         return value
+
+
+def check_name(kind: str, name: object) -> None:
+    """Checks a name that is to be registered: it becomes a folder of a run.
+
+    Args:
+      kind: what is named, for messages.
+      name: letters, digits and "_.+-" pass.
+
+    Raises:
+      InputError: naming it.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InputError(
+            f"{kind} name {name!r}: expected letters, digits and _ . + - alone"
+        )

@@ -8,6 +8,7 @@ import pytest
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms import get_method, make_config, register_method
 from fedjax_graph.core import configs
+from fedjax_graph.core.aggregation import register_aggregator
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -55,6 +56,36 @@ def test_a_name_is_registered_once():
         table.look_up("x")
     with pytest.raises(KeyError):
         table["x"]
+
+
+BAD_NAMES = ["", ".", "..", "../../esc", "a/b", "a,b", "a b", "a\n", "é", None, 3, []]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_name_that_is_no_plain_word_is_refused(name):
+    table = Registry("thing", {})
+    for register in (table.register, lambda name: table.register(name, 1)):
+        with pytest.raises(InputError, match="thing name .*: expected letters"):
+            register(name)
+    with pytest.raises(InputError, match="method name .*: expected letters"):
+        register_method(name, lambda config: config, OwnConfig)
+    with pytest.raises(InputError, match="unknown thing"):
+        table.look_up(name)
+    assert not len(table) and table.register("A-b_c.1+", 1) == 1
+
+
+def test_what_is_called_has_to_be_callable():
+    with pytest.raises(InputError, match="aggregator 'one': 1 cannot be called"):
+        register_aggregator("one", 1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="method 'one': 1 cannot be called"):
+        register_method("one", 1, OwnConfig)  # pyright: ignore
+
+
+def test_a_users_own_method_is_told_from_the_librarys():
+    register_method("own", get_method("fed_avg").factory, OwnConfig)
+    assert algorithms.is_users("own")
+    get_method("fed_sgd")
+    assert not any(map(algorithms.is_users, ("fed_avg", "fed_sgd", "nobodys")))
 
 
 # --- Methods -------------------------------------------------------------------------
@@ -107,6 +138,17 @@ def test_a_method_without_a_config_is_refused():
         with pytest.raises(InputError, match="'own': its config has to be a dataclass"):
             register_method("own", own)
     assert "own" not in algorithms.REGISTRY
+
+
+def test_a_config_of_another_method_is_refused():
+    for config, found in (
+        (FederatedConfig(ImageTask()), "FederatedConfig"),
+        (3, "int"),
+    ):
+        with pytest.raises(InputError) as raised:
+            get_method("fed_avg").factory(config)
+        message = f"method 'FedAvg': expected a FedAvgConfig, found a {found}"
+        assert str(raised.value) == message
 
 
 def test_every_method_has_a_title_of_its_own():
