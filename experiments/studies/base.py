@@ -22,7 +22,6 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 
 MOST_COPIED_BYTES = 1.3 * 2**30  # METR-LA in full has 1.2 GiB, PEMS-BAY 2.8 GiB
 TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # of a server that only takes means
-LIBRARY_METHODS = frozenset(algorithms.method_names())  # as plugins come later
 _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 
 
@@ -291,14 +290,9 @@ class Study(DataOptions, MachineOptions):
 # --- Methods -------------------------------------------------------------------------
 
 
-def is_plugged_in(name: str) -> bool:
-    """Whether a method is registered that the library does not bring."""
-    return name in algorithms.method_names() and name not in LIBRARY_METHODS
-
-
 def plugged_in() -> list[str]:
     """The names of users' methods that run on any task."""
-    names = filter(is_plugged_in, algorithms.method_names())
+    names = filter(algorithms.is_users, algorithms.method_names())
     return [name for name in names if algorithms.get_method(name).takes_task]
 
 

@@ -3,8 +3,9 @@
 import dataclasses
 from typing import ClassVar, Self
 
-from experiments.studies.base import Study, is_plugged_in, titles_of
+from experiments.studies.base import Study, titles_of
 from experiments.studies.options import option
+from fedjax_graph import algorithms
 from fedjax_graph.algorithms.fl_agcns.fl_rl import FLRLConfig
 from fedjax_graph.algorithms.fl_agcns.search import SearchConfig
 from fedjax_graph.core import encryption
@@ -198,7 +199,7 @@ class FLAGCNSSettings(Study):
         if "all" in named:
             others = [method for method in named if method != "all"]
             named = tuple(dict.fromkeys([*SEARCHES, *FIXED, *others]))
-        for method in filter(is_plugged_in, named):
+        for method in filter(algorithms.is_users, named):
             raise InputError(
                 f"--methods={method}: fl_agcns runs searches and networks; run a "
                 "method of one's own with cnfgnn, sfl or graphfl"
