@@ -54,7 +54,7 @@ class CNFGNNStudy(CNFGNNOptions):
         running.check_kind(workdir, is_sweep=self.sweep is not None)
         if self.sweep:
             rows = sweep(self, dataset, is_seen, methods, workdir)
-            print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
+            running.announce_sweep(workdir)
             return rows
         entries = run_methods(self, dataset, is_seen, methods, workdir)
         if not self.eval_only:

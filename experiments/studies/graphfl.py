@@ -88,7 +88,7 @@ def _sweep(
     series = graphfl_sweeps.series(study, field, rows)
     titles = graphfl_sweeps.AXIS_TITLES[field], "test accuracy (%)"
     plots.curves(workdir / "sweep.png", series, *titles, dataset.name)
-    print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
+    running.announce_sweep(workdir)
     return rows
 
 
