@@ -49,7 +49,8 @@ from fedjax_graph.data.graphs import synthetic
 
 @fg.register_dataset("my_graph", kind="graphs", description="of a test")
 def my_graph():
-    return synthetic.node_graph(num_nodes=1600, num_classes=3, num_features=20)
+    graph = synthetic.node_graph(num_nodes=1600, num_classes=3, num_features=20)
+    return graph._replace(name="my_graph")
 """
 
 
