@@ -38,13 +38,12 @@ BENCHMARKS = {
 class BenchmarkStudy(BenchmarkSettings):
     """Measurements of one system's hot loops."""
 
-    def run(self) -> dict[str, Any]:
+    def run_loaded(self) -> dict[str, Any]:
         """Measures, prints and returns the figures.
 
         Raises:
           InputError: one line, where a setting or a file does not fit.
         """
-        self.load_plugins()
         self.set_up_jax()
         figures = {
             "system": self.system,

@@ -92,12 +92,17 @@ def with_flags(message: str) -> str:
     """A library's message with its arguments as flags: `num_cpu_devices=1` with dashes.
 
     An argument is told by an underscore in its name or a `=` behind it, so that words
-    of plain English stay; `workdir` is none of those.
+    of plain English stay; `workdir` is none of those. What a user typed stays as it is:
+    a message that begins with its flag, what follows a comma, an optimizer's fields.
     """
+    if message.startswith("--"):
+        return message
 
     def dashed(match: re.Match[str]) -> str:
         name, rest = match.groups()
         is_argument = "_" in name or rest == "=" or name == "workdir"
         return f"--{name}{rest}" if is_argument and name in flags.FLAGS else match[0]
 
-    return re.sub(r"(?<![\w./='-])([a-z_]+)(=|(?![\w/.]))", dashed, message)
+    return re.sub(
+        r"(?<![\w./=',-])(?<!optimizer )([a-z_]+)(=|(?![\w/.]))", dashed, message
+    )

@@ -56,13 +56,12 @@ class DatasetsStudy(DataOptions):
     )
     json: bool = option(False, "Print one JSON object instead of a table.")
 
-    def run(self) -> None:
+    def run_loaded(self) -> None:
         """Lists all datasets, or fetches and counts one.
 
         Raises:
           InputError: one line, where there is no such dataset or a file is broken.
         """
-        self.load_plugins()
         if self.dataset is None:
             self._list()
             return

@@ -158,7 +158,7 @@ def peer_measure(
     """The peer's own figures, under names that begin with `peer_`."""
 
     def run():
-        command = [settings.peer_python, settings.peer_script]
+        command = [settings.peer_python, str(settings.peer_script)]
         command += [f"--nodes={num_nodes}", f"--edges={num_edges}"]
         if jax.default_backend() == "gpu":
             command += ["--device=cuda"]

@@ -6,6 +6,7 @@ import sys
 from experiments.studies.base import DataOptions, MachineOptions
 from experiments.studies.options import option
 from fedjax_graph import data
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import synthetic
 from fedjax_graph.data.graphs.node_dataset import NodeDataset, largest_component
 
@@ -48,8 +49,8 @@ class BenchmarkSettings(DataOptions, MachineOptions):
     client_steps: int = option(4, "Optimization steps of each client.", lower=1)
     server_steps: int = option(4, "Optimization steps of the server.", lower=1)
     peer: bool = option(False, "Measure the PyTorch peer in turn.")
-    peer_script: str = option(
-        "../shared/bench/torch_peer.py", "A script that prints a JSON line."
+    peer_script: str | None = option(
+        None, "With --peer: a script that prints a JSON line."
     )
     peer_python: str = option(sys.executable, "A Python that has torch.")
     # SFL
@@ -86,6 +87,16 @@ class BenchmarkSettings(DataOptions, MachineOptions):
     search_population: int = option(60, "Codes in a population of FL-AGCNS.", lower=2)
     search_steps: int = option(5, "Steps of the SuperNet in a generation.", lower=1)
     search_codes: int = option(20, "Codes that such a step trains.", lower=1)
+
+    def __post_init__(self) -> None:
+        """Checks every option.
+
+        Raises:
+          InputError: naming the flag.
+        """
+        super().__post_init__()
+        if self.peer and self.peer_script is None:
+            raise InputError("--peer needs --peer_script=FILE, which measures the peer")
 
     @property
     def is_tiny(self) -> bool:

@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import os
 import pathlib
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -20,6 +21,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 
 MOST_COPIED_BYTES = 1.3 * 2**30  # METR-LA in full has 1.2 GiB, PEMS-BAY 2.8 GiB
+TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # of a server that only takes means
 _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 
 
@@ -31,7 +33,7 @@ class DataOptions(Options):
         None, "Name of a dataset, or the path of a user's own .npz file."
     )
     data_dir: str | None = option(
-        os.environ.get("FEDJAX_GRAPH_DATA"),
+        None,
         "Folder with the dataset files; by default $FEDJAX_GRAPH_DATA, then the cache "
         "that `python -m experiments.datasets --download` fills.",
     )
@@ -39,18 +41,41 @@ class DataOptions(Options):
         None, "Files or modules that register methods, models or datasets of one's own."
     )
 
-    def load_plugins(self) -> None:
-        """Imports the plugins of installed packages and those that `plugin` names.
+    def __post_init__(self) -> None:
+        """Takes the environment's folder where none is given, and checks every option.
 
         Raises:
-          InputError: if one cannot be imported.
+          InputError: naming the flag.
+        """
+        if self.data_dir is None:
+            object.__setattr__(self, "data_dir", os.environ.get("FEDJAX_GRAPH_DATA"))
+        super().__post_init__()
+
+    def run(self) -> Any:
+        """Does all that the binary does, plugins first.
+
+        Returns:
+          What `run_loaded` returns.
+
+        Raises:
+          InputError: one line, where a plugin cannot be imported, or a setting or a
+            file does not fit.
         """
         plugins.load_all(self.plugin or ())
+        return self.run_loaded()
+
+    @abc.abstractmethod
+    def run_loaded(self) -> Any:
+        """Does what the binary does once the plugins are there.
+
+        Raises:
+          InputError: one line, where a setting or a file does not fit.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MachineOptions(Options):
-    """On what programs run."""
+    """Options of the hardware: matrix precision, and CPU cores as devices."""
 
     precision: str = option(
         "tf32",
@@ -114,12 +139,12 @@ class Study(DataOptions, MachineOptions):
     clients_per_chunk: str = option(
         "auto", "Clients side by side: auto, all or a number."
     )
-    client_optimizer: str | None = option(
+    client_optimizer: str | OptimizerConfig | None = option(
         None,
         "What clients step with, and fields that differ from the defaults, such as "
         "sgd,momentum=0.9; the rate has a flag of its own.",
     )
-    server_optimizer: str | None = option(
+    server_optimizer: str | OptimizerConfig | None = option(
         None, "What the server steps with, such as adam,second_momentum=0.99."
     )
     resume: bool = option(False, "Go on from --workdir's checkpoint.")
@@ -128,9 +153,23 @@ class Study(DataOptions, MachineOptions):
         "test", "What --eval_only scores.", choices=["train", "validation", "test"]
     )
 
+    def __post_init__(self) -> None:
+        """Checks every option.
+
+        Raises:
+          InputError: naming the flag.
+        """
+        super().__post_init__()
+        if self.clients_per_chunk != "auto":  # which asks JAX for the device
+            self.chunk()
+        for name in ("client_optimizer", "server_optimizer"):
+            if getattr(self, name) == "":
+                known = ", ".join(optimizers.OPTIMIZERS)
+                raise InputError(f"--{name}=: name an optimizer; known: {known}")
+
     @abc.abstractmethod
-    def run(self) -> Any:
-        """Does all that the binary does.
+    def run_loaded(self) -> Any:
+        """Does what the binary does once the plugins are there.
 
         Returns:
           The entries of `results.json` by method, or of a sweep its rows.
@@ -173,12 +212,7 @@ class Study(DataOptions, MachineOptions):
                 f"--workdir={workdir} already holds a run; give --resume to continue "
                 "it or name another folder"
             )
-        try:
-            workdir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"--workdir={workdir} cannot be made ({error.strerror}); name another"
-            ) from error
+        make_folder("workdir", workdir)
         if not os.access(workdir, os.W_OK):
             raise InputError(
                 f"--workdir={workdir} is not writable; name another folder"
@@ -186,14 +220,14 @@ class Study(DataOptions, MachineOptions):
         return workdir
 
     def choose_methods(
-        self, known: dict[str, str], default: tuple[str, ...]
+        self, known: Collection[str], default: tuple[str, ...]
     ) -> list[str]:
         """The methods that `methods` names; `all` stands for those that are known.
 
         A plugin's method of any task is known by its own name.
 
         Args:
-          known: titles of the methods of this study.
+          known: names of the methods of this study, in their order.
           default: what runs where none is named.
 
         Raises:
@@ -205,7 +239,7 @@ class Study(DataOptions, MachineOptions):
         if "all" in named:
             raise InputError("--methods: all stands alone")
         for method in named:
-            if method not in known and not is_plugged_in(method):
+            if method not in known and method not in plugged_in():
                 raise InputError(
                     f"--methods: unknown method {method!r}; known: all, "
                     + ", ".join(known)
@@ -224,14 +258,23 @@ class Study(DataOptions, MachineOptions):
         """The server's optimizer: the default, with what `server_optimizer` changes.
 
         Raises:
-          InputError: if it cannot be read.
+          InputError: if it cannot be read, or has a schedule: no method tells its
+            server how many steps it is going to take.
         """
-        return self._steps("server_optimizer", default)
+        steps = self._steps("server_optimizer", default)
+        if self.server_optimizer is not None and steps.schedule != "constant":
+            raise InputError(
+                f"--server_optimizer={self.server_optimizer}: the server's schedule is "
+                "constant, as its number of steps is not known beforehand"
+            )
+        return steps
 
     def _steps(self, name: str, default: OptimizerConfig) -> OptimizerConfig:
         chosen = getattr(self, name)
+        if not isinstance(chosen, str):
+            return chosen or default
         try:
-            return optimizers.parse(chosen, default) if chosen else default
+            return optimizers.parse(chosen, default)
         except InputError as error:
             raise InputError(f"--{name}={chosen}: {error}") from error
 
@@ -244,10 +287,40 @@ class Study(DataOptions, MachineOptions):
         return clients.parse_clients_per_chunk(self.clients_per_chunk)
 
 
-def is_plugged_in(method: str) -> bool:
-    """Whether a method of any task was registered from outside the library."""
-    if method not in algorithms.method_names():
-        return False
-    registered = algorithms.get_method(method)
-    is_ours = registered.factory.__module__.startswith("fedjax_graph.")
-    return registered.takes_task and not is_ours
+# --- Methods -------------------------------------------------------------------------
+
+
+def plugged_in() -> list[str]:
+    """The names of users' methods that run on any task."""
+    names = filter(algorithms.is_users, algorithms.method_names())
+    return [name for name in names if algorithms.get_method(name).takes_task]
+
+
+def titles_of(
+    methods: Iterable[str], own: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Titles of a study's methods and of users', as they are registered.
+
+    Args:
+      methods: names.
+      own: titles that the study has itself, by name.
+    """
+    own, names = own or {}, dict.fromkeys((*methods, *plugged_in()))
+    return {x: own[x] if x in own else algorithms.get_method(x).title for x in names}
+
+
+# --- Folders -------------------------------------------------------------------------
+
+
+def make_folder(flag: str, folder: pathlib.Path) -> None:
+    """Makes the folder that a flag names, if needed.
+
+    Raises:
+      InputError: if it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"--{flag}={folder} cannot be made ({error.strerror}); name another folder"
+        ) from error

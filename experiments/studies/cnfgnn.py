@@ -34,7 +34,7 @@ class CNFGNNStudy(CNFGNNOptions):
     CNFGNNStudy(dataset="metr_la", methods=("cnfgnn",), workdir="runs/mine").run()
     """
 
-    def run(self) -> dict[str, Entry] | list[dict[str, Any]]:
+    def run_loaded(self) -> dict[str, Entry] | list[dict[str, Any]]:
         """Does all that the binary does.
 
         Returns:
@@ -43,7 +43,6 @@ class CNFGNNStudy(CNFGNNOptions):
         Raises:
           InputError: one line, where an option or a file does not fit.
         """
-        self.load_plugins()
         self.set_up_jax(copied_bytes=configs.hidden_bytes(self))
         methods = self.chosen_methods()
         configs.check_optimizers(self, methods)
@@ -55,7 +54,7 @@ class CNFGNNStudy(CNFGNNOptions):
         running.check_kind(workdir, is_sweep=self.sweep is not None)
         if self.sweep:
             rows = sweep(self, dataset, is_seen, methods, workdir)
-            print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
+            running.announce_sweep(workdir)
             return rows
         entries = run_methods(self, dataset, is_seen, methods, workdir)
         if not self.eval_only:

@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.studies import cnfgnn_defaults as paper
 from experiments.studies import running
+from experiments.studies.base import TAKES_THE_MEAN
 from experiments.studies.cnfgnn_options import CNFGNNOptions
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig
@@ -14,8 +15,6 @@ from fedjax_graph.core import batching
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
-
-TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # FedAvg's server, if it were asked for
 
 
 def config_values(
@@ -156,11 +155,25 @@ def check_optimizers(study: CNFGNNOptions, methods: Sequence[str]) -> None:
         "server": any("server_optimizer" in fields_of(name) for name in methods),
     }
     for side, found in concerned.items():
-        optimizer(study, side, TAKES_THE_MEAN)
+        steps = optimizer(study, side, TAKES_THE_MEAN)
         if getattr(study, f"{side}_optimizer") and not found:
             raise InputError(
                 f"--{side}_optimizer: none of {', '.join(methods)} has an optimizer on "
                 f"the {side}{'s' if side == 'client' else ''}"
+            )
+        if side == "client" and steps.schedule != "constant":
+            _check_rounds_apart(study, methods)
+
+
+def _check_rounds_apart(study: CNFGNNOptions, methods: Sequence[str]) -> None:
+    """Checks that clients start their steps anew each round, as a schedule needs."""
+    for method in methods:
+        is_trained = algorithms.get_method(paper.registered(method)).is_trained
+        goes_on = method == "gru_centralized" or "task" not in fields_of(method)
+        if is_trained and goes_on:
+            raise InputError(
+                f"--client_optimizer={study.client_optimizer}: {method} steps on from "
+                "round to round, so its schedule is constant"
             )
 
 

@@ -2,19 +2,12 @@
 
 from typing import Any
 
-TITLES = {
-    "cnfgnn": "CNFGNN",
-    "at_without_fedavg": "CNFGNN (AT, w/o FedAvg)",
-    "split_learning": "CNFGNN (SL)",
-    "split_learning_fedavg": "CNFGNN (SL + FedAvg)",
-    "gru_gn": "GRU + GN (centralized)",
-    "gru_centralized": "GRU (centralized)",
-    "gru_local": "GRU (local)",
-    "gru_fedavg": "GRU + FedAvg",
-    "gru_fmtl": "GRU + FMTL",
-    "historical_average": "historical average",
-    "persistence": "persistence",
-}
+METHODS = (
+    *("cnfgnn", "at_without_fedavg", "split_learning", "split_learning_fedavg"),
+    *("gru_gn", "gru_centralized", "gru_local", "gru_fedavg", "gru_fmtl"),
+    *("historical_average", "persistence"),
+)
+OWN_TITLES = {"gru_local": "GRU (local)", "gru_fedavg": "GRU + FedAvg"}
 STRATEGIES = {  # of Table 10: value of --strategy -> (method, title)
     "centralized": ("gru_gn", "Centralized"),
     "sl": ("split_learning", "SL"),

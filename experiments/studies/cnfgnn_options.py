@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from experiments.studies import cnfgnn_defaults as paper
+from experiments.studies.base import titles_of
 from experiments.studies.options import option
 from experiments.studies.traffic import TrafficStudy
 from fedjax_graph import algorithms
@@ -165,7 +166,7 @@ class CNFGNNOptions(TrafficStudy):
         strategies = [paper.STRATEGIES[name][0] for name in self.strategy or ()]
         default = () if strategies else self._default_methods()
         papers = self.methods == ("all",)
-        named = paper.TITLES if papers else self.choose_methods(known(), default)
+        named = paper.METHODS if papers else self.choose_methods(known(), default)
         methods = strategies + [name for name in named if name not in strategies]
         for method in methods:
             self._check_fits(method)
@@ -181,9 +182,9 @@ class CNFGNNOptions(TrafficStudy):
         return tuple(method for method in methods if method not in excluded)
 
     def _check_fits(self, method: str) -> None:
-        is_single = method in paper.OF_SINGLE_SENSORS or method not in paper.TITLES
+        is_single = method in paper.OF_SINGLE_SENSORS or method not in paper.METHODS
         if self.is_inductive and is_single:
-            may = "" if method in paper.TITLES else "may "
+            may = "" if method in paper.METHODS else "may "
             raise InputError(
                 f"--train_fraction is not for {method}, whose models {may}belong to "
                 "single sensors: there are none for unseen ones"
@@ -200,9 +201,9 @@ def known() -> dict[str, str]:
 
     These are the methods that federate any task, plugins' among them.
     """
-    others = {
-        name: method.title
+    others = [
+        name
         for name, method in algorithms.REGISTRY.items()
         if method.takes_task and name not in paper.REGISTERED.values()
-    }
-    return paper.TITLES | others
+    ]
+    return titles_of([*paper.METHODS, *others], paper.OWN_TITLES)

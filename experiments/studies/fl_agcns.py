@@ -18,7 +18,7 @@ class FLAGCNSStudy(FLAGCNSSettings):
     round.
     """
 
-    def run(self) -> dict[str, Entry]:
+    def run_loaded(self) -> dict[str, Entry]:
         """Runs or scores all methods, and writes what came out after each.
 
         Returns:

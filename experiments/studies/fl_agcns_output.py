@@ -12,7 +12,7 @@ from experiments.studies import running
 from experiments.studies.fl_agcns_choice import search_name
 from experiments.studies.fl_agcns_problem import Problem
 from experiments.studies.fl_agcns_runs import Outcome
-from experiments.studies.fl_agcns_settings import SEARCHES, TITLES, FLAGCNSSettings
+from experiments.studies.fl_agcns_settings import SEARCHES, FLAGCNSSettings, titles
 from experiments.studies.running import Entry
 from fedjax_graph.driver import diagrams, plots, results, writers
 from fedjax_graph.models import architecture
@@ -101,7 +101,7 @@ def table(entries: Mapping[str, Entry]) -> str:
         "search s": search_seconds,
         "code": lambda entry: architecture.to_text(entry["code"] or ()),
     }
-    return running.table("method", columns, entries, TITLES)
+    return running.table("method", columns, entries, titles())
 
 
 def draw(
@@ -111,16 +111,17 @@ def draw(
     name: str,
 ) -> None:
     """Draws the pictures of a run."""
-    records = running.records_of(workdir, TITLES)
-    trained = [r for r in records if r["method"] in TITLES.values()]
+    title_of = titles()
+    records = running.records_of(workdir, title_of)
+    trained = [r for r in records if r["method"] in title_of.values()]
     plots.training_curves(workdir / "training_curves.png", trained)
-    searches = {search_name(method): title for method, title in SEARCHES.items()}
+    searches = {search_name(method): title_of[method] for method in SEARCHES}
     searched = [r for r in records if r["method"] in searches]
     if searched:
         searched = [r | {"method": searches[r["method"]]} for r in searched]
         plots.search_curves(workdir / "search_curves.png", searched)
     points = {
-        TITLES[method]: (entry["params_millions"], entry["test"]["accuracy"])
+        title_of[method]: (entry["params_millions"], entry["test"]["accuracy"])
         for method, entry in entries.items()
     }
     plots.scatter(
@@ -129,10 +130,10 @@ def draw(
         "parameters (millions)",
         "test accuracy (%)",
         name,
-        [SEARCHES[method] for method in entries if method in SEARCHES],
+        [title_of[method] for method in entries if method in SEARCHES],
     )
     for method, entry in entries.items():
         if entry["code"]:
             labels, edges = architecture.diagram(entry["code"], study.fusion)
             path = workdir / f"architecture_{method}.png"
-            diagrams.architecture(path, labels, edges, TITLES[method])
+            diagrams.architecture(path, labels, edges, title_of[method])

@@ -3,8 +3,9 @@
 import dataclasses
 from typing import ClassVar, Self
 
-from experiments.studies.base import Study
+from experiments.studies.base import Study, titles_of
 from experiments.studies.options import option
+from fedjax_graph import algorithms
 from fedjax_graph.algorithms.fl_agcns.fl_rl import FLRLConfig
 from fedjax_graph.algorithms.fl_agcns.search import SearchConfig
 from fedjax_graph.core import encryption
@@ -12,15 +13,8 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models import architecture
 
-SEARCHES = {
-    "fl_agcns": "FL-AGCNS",
-    "controller_eo": "ControllerEO",
-    "client_eo": "ClientEO",
-    "fl_random": "FL-Random",
-    "fl_rl": "FL-RL",
-    "fl_gradient": "FL-Gradient",
-}
 EVOLUTIONARY = ("fl_agcns", "controller_eo", "client_eo")
+SEARCHES = (*EVOLUTIONARY, "fl_random", "fl_rl", "fl_gradient")
 FIXED = {
     "gat": "GAT",
     "sage": "SAGE",
@@ -31,7 +25,7 @@ FIXED = {
     "arma": "ARMA",
     "gated_graph": "GatedGraph",
 }
-TITLES = SEARCHES | FIXED | {"code": "given code"}
+METHODS = (*SEARCHES, *FIXED, "code")
 SHORT_RUN = {  # without a dataset
     "num_generations": 20,
     "population_size": 20,
@@ -45,6 +39,12 @@ SHORT_RUN = {  # without a dataset
 }
 SHORT_RUN_METHODS = ("fl_agcns", "gcn", "appnp")
 EXAMPLE_CODE = "3,6,0,0,6,54,55,5"
+
+
+def titles() -> dict[str, str]:
+    """Titles of the study's methods: a fixed network's is that of its model."""
+    named = titles_of(METHODS, FIXED | {"code": "given code"})
+    return {method: named[method] for method in METHODS}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,6 +182,7 @@ class FLAGCNSSettings(Study):
         if self.code:
             architecture.parse(self.code)
         self.given_stages()
+        self.adam()  # raises where the server's optimizer cannot be read
         encryption.check(self.encryption)
         return methods
 
@@ -198,7 +199,14 @@ class FLAGCNSSettings(Study):
         if "all" in named:
             others = [method for method in named if method != "all"]
             named = tuple(dict.fromkeys([*SEARCHES, *FIXED, *others]))
-        methods = dataclasses.replace(self, methods=named).choose_methods(TITLES, named)
+        for method in filter(algorithms.is_users, named):
+            raise InputError(
+                f"--methods={method}: fl_agcns runs searches and networks; run a "
+                "method of one's own with cnfgnn, sfl or graphfl"
+            )
+        methods = dataclasses.replace(self, methods=named).choose_methods(
+            METHODS, named
+        )
         size = FLRLConfig.codes_per_round
         if "fl_rl" in methods and self.num_trials > size and self.num_trials % size:
             raise InputError(

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.studies import graphfl_methods, graphfl_sweeps, running
-from experiments.studies.graphfl_methods import TITLES
 from experiments.studies.graphfl_settings import GraphFLSettings
 from experiments.studies.node_problem import (
     Problem,
@@ -41,7 +40,7 @@ class GraphFLStudy(GraphFLSettings):
         """The methods to run; see `graphfl_methods.chosen_methods`."""
         return graphfl_methods.chosen_methods(self)
 
-    def run(self) -> dict[str, Entry] | list[dict[str, Any]]:
+    def run_loaded(self) -> dict[str, Entry] | list[dict[str, Any]]:
         """Runs or scores all methods, and writes what came out.
 
         Returns:
@@ -50,7 +49,6 @@ class GraphFLStudy(GraphFLSettings):
         Raises:
           InputError: one line, where a setting or a file does not fit.
         """
-        self.load_plugins()
         study = self.resolved()
         study.check()
         methods = study.chosen_methods()
@@ -90,7 +88,7 @@ def _sweep(
     series = graphfl_sweeps.series(study, field, rows)
     titles = graphfl_sweeps.AXIS_TITLES[field], "test accuracy (%)"
     plots.curves(workdir / "sweep.png", series, *titles, dataset.name)
-    print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
+    running.announce_sweep(workdir)
     return rows
 
 
@@ -141,7 +139,7 @@ def _run_problem(
         for method in methods
     }
     entries = running.entries_of(runs, TEST_METRICS)
-    print(running.table("method", COLUMNS, entries, TITLES))
+    print(running.table("method", COLUMNS, entries, graphfl_methods.titles()))
     if not study.eval_only:
         settings = {
             "flags": study.record(),
@@ -153,7 +151,7 @@ def _run_problem(
             **facts,
         }
         results.write_results(workdir, dataset.name, settings, {**before, **entries})
-        records = running.records_of(workdir, TITLES)
+        records = running.records_of(workdir, graphfl_methods.titles())
         plots.training_curves(workdir / "training_curves.png", records)
     return Outcome(entries, facts)
 

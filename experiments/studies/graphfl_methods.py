@@ -2,30 +2,26 @@
 
 from typing import Any
 
+from experiments.studies.base import TAKES_THE_MEAN, titles_of
 from experiments.studies.graphfl_settings import GraphFLSettings
 from fedjax_graph import algorithms
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.nodes import NodeTask
 
-TITLES = {
-    "il": "IL",
-    "fl": "FL",
-    "graphfl": "GraphFL",
-    "fed_prox": "FedProx",
-    "scaffold": "SCAFFOLD",
-    "ditto": "Ditto",
-    "fed_per": "FedPer",
-    "lg_fed_avg": "LG-FedAvg",
-    "fed_att": "FedAtt",
-    "fed_avg_m": "FedAvgM",
-    "fed_adam": "FedAdam",
-    "fed_yogi": "FedYogi",
-}
+METHODS = (
+    *("il", "fl", "graphfl", "fed_prox", "scaffold", "ditto", "fed_per"),
+    *("lg_fed_avg", "fed_att", "fed_avg_m", "fed_adam", "fed_yogi"),
+)
+OWN_TITLES = {"il": "IL", "fl": "FL"}
 REGISTERED = {"il": "local", "fl": "fed_avg"}  # names where they are other ones
 THREE = ("il", "fl", "graphfl")  # are what the paper compares
 ROOTED = ("adam", "adamw")  # divide by the root of moments that start at 0
-TAKE_OVER = OptimizerConfig("sgd", 1.0)  # a server that only takes the mean over
+
+
+def titles() -> dict[str, str]:
+    """Titles of the methods of the study, and of users'."""
+    return titles_of(METHODS, OWN_TITLES)
 
 
 def registered_name(method: str) -> str:
@@ -40,7 +36,7 @@ def chosen_methods(study: GraphFLSettings) -> list[str]:
       InputError: if one is not known here, an optimizer cannot be read, or the server's
         concerns none of the methods.
     """
-    methods = study.choose_methods(TITLES, THREE)
+    methods = study.choose_methods(METHODS, THREE)
     for method in methods:
         client_optimizer(study, method)
     servers = [server_optimizer(study, method) for method in methods]
@@ -83,7 +79,7 @@ def server_optimizer(study: GraphFLSettings, method: str) -> OptimizerConfig | N
     default = config_type.server_optimizer
     if study.server_optimizer is None:
         return default
-    return study.server_steps(default or TAKE_OVER)
+    return study.server_steps(default or TAKES_THE_MEAN)
 
 
 def config_values(

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from experiments.studies.graphfl_methods import TITLES
+from experiments.studies import graphfl_methods
 from experiments.studies.graphfl_protocols import PAPER
 from experiments.studies.graphfl_settings import GraphFLSettings
 from experiments.studies.running import Entry
@@ -89,10 +89,10 @@ def series(
       field: name of the option that is swept.
       rows: of `sweep.json`.
     """
-    curves = {}
+    curves, titles = {}, graphfl_methods.titles()
     for model, method in dict.fromkeys((row["model"], row["method"]) for row in rows):
         own = [row for row in rows if (row["model"], row["method"]) == (model, method)]
-        curves[f"{TITLES.get(method, method)}, {model.upper()}"] = plots.Line(
+        curves[f"{titles.get(method, method)}, {model.upper()}"] = plots.Line(
             [_abscissa(sweep, field, row[field]) for row in own],
             [row["accuracy"] for row in own],
             [row["std"] or 0.0 for row in own],

@@ -57,6 +57,11 @@ class Options(abc.ABC):
         Raises:
           InputError: naming the flag.
         """
+        known = options_of(type(self))
+        if not (isinstance(self.given, frozenset) and self.given <= set(known)):
+            raise InputError(
+                f"given={self.given!r}: expected a frozenset of names of options"
+            )
         check(self)
 
     @abc.abstractmethod
@@ -96,24 +101,28 @@ def defaults_of(study_type: type) -> dict[str, Any]:
 
 
 def recorded(value: Any) -> Any:
-    """An option's value as JSON has it: tuples are lists."""
+    """An option's value as JSON has it: tuples are lists, configs are dicts."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
     return list(value) if isinstance(value, tuple) else value
 
 
 def kind_of(study_type: type, name: str) -> type:
-    """The type of an option without `| None`: bool, int, float, str or tuple."""
+    """The type of an option on the command line: bool, int, float, str or tuple."""
+    parts = _parts(study_type, name)
+    return typing.get_origin(parts[0]) or parts[0]
+
+
+def _parts(study_type: type, name: str) -> list[Any]:
+    """The types of an option without `None`; the command line's first, then configs."""
     hint = typing.get_type_hints(study_type)[name]
-    if isinstance(hint, types.UnionType):
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    return typing.get_origin(hint) or hint
+    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return [part for part in parts if part is not type(None)]
 
 
 def item_of(study_type: type, name: str) -> type:
     """The type of the items of an option that is a tuple: str or int."""
-    hint = typing.get_type_hints(study_type)[name]
-    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    (hint,) = [part for part in parts if typing.get_origin(part) is tuple]
-    return typing.get_args(hint)[0]
+    return typing.get_args(_parts(study_type, name)[0])[0]
 
 
 def check(study: Any) -> None:
@@ -126,7 +135,9 @@ def check(study: Any) -> None:
         value = getattr(study, name)
         if value is None and field.default is None:
             continue
-        kind = kind_of(type(study), name)
+        kind, *configs = kind_of(type(study), name), *_parts(type(study), name)[1:]
+        if isinstance(value, tuple(configs)):
+            continue
         if kind is tuple:
             item = item_of(type(study), name)
             reason = _objection_to_list(item, value, field.metadata)

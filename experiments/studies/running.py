@@ -162,6 +162,11 @@ def announce(
     print(f"on {jax.devices()[0].device_kind}; {verb} {workdir}", flush=True)
 
 
+def announce_sweep(workdir: pathlib.Path) -> None:
+    """Prints what a sweep left, and where."""
+    print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
+
+
 def entries_of(
     runs: Mapping[str, Run], test_keys: Sequence[str], entry_keys: Sequence[str] = ()
 ) -> dict[str, Entry]:

@@ -5,6 +5,7 @@ import pathlib
 from typing import Any
 
 from experiments.studies import running, sfl_output, sfl_problem
+from experiments.studies.base import TAKES_THE_MEAN, titles_of
 from experiments.studies.running import Entry, Run
 from experiments.studies.sfl_problem import Problem
 from experiments.studies.sfl_settings import SFLSettings
@@ -17,25 +18,11 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import results
 from fedjax_graph.driver.serving import save_network
 
-TITLES = {
-    "fed_avg": "FedAvg",
-    "fed_avg_m": "FedAvgM",
-    "fed_adam": "FedAdam",
-    "fed_yogi": "FedYogi",
-    "fed_att": "FedAtt",
-    "fed_prox": "FedProx",
-    "scaffold": "SCAFFOLD",
-    "fed_per": "FedPer",
-    "lg_fed_avg": "LG-FedAvg",
-    "ditto": "Ditto",
-    "graph_fed_avg": "GraphFedAvg",
-    "mp_fed_avg": "MPFedAvg",
-    "sfl": "SFL",
-    "sfl_star": "SFL*",
-    "sfl_per": "SFL + FedPer",
-    "sfl_lg": "SFL + LG-FedAvg",
-    "local": "local",
-}
+METHODS = (
+    *("fed_avg", "fed_avg_m", "fed_adam", "fed_yogi", "fed_att", "fed_prox"),
+    *("scaffold", "fed_per", "lg_fed_avg", "ditto", "graph_fed_avg", "mp_fed_avg"),
+    *("sfl", "sfl_star", "sfl_per", "sfl_lg", "local"),
+)
 GRAPH_METHODS = ("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_per", "sfl_lg")
 METHOD_OPTIONS = {  # option: field of the configs of the methods that it concerns
     "propagation_steps": "propagation_steps",
@@ -47,14 +34,13 @@ METHOD_OPTIONS = {  # option: field of the configs of the methods that it concer
     "structure_target": "structure",
     "server_optimizer": "server_optimizer",
 }
-TAKE_OVER = OptimizerConfig("sgd", 1.0)  # a server that only takes the mean over
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SFLStudy(SFLSettings):
     """A comparison of methods whose clients are sensors, or share images by labels."""
 
-    def run(self) -> dict[str, Entry]:
+    def run_loaded(self) -> dict[str, Entry]:
         """Runs or scores the methods; writes tables, figures and pictures.
 
         Returns:
@@ -64,7 +50,6 @@ class SFLStudy(SFLSettings):
         Raises:
           InputError: one line, where an option or a file does not fit.
         """
-        self.load_plugins()
         self.set_up_jax(copied_bytes=sfl_problem.model_bytes(self))
         methods = self.chosen_methods()
         problem = sfl_problem.make(self)
@@ -80,7 +65,8 @@ class SFLStudy(SFLSettings):
             save_network(workdir / "network.npz", dataset, problem.splits["train"])
         runs = self._run_methods(methods, problem, workdir)
         entries = running.entries_of(runs, problem.test_keys, problem.entry_keys)
-        print(sfl_output.table(problem, entries, TITLES))
+        titles = titles_of(METHODS)
+        print(sfl_output.table(problem, entries, titles))
         if self.eval_only:
             return entries
         settings = {
@@ -91,7 +77,7 @@ class SFLStudy(SFLSettings):
         }
         entries = {**before, **entries}
         results.write_results(workdir, dataset.name, settings, entries)
-        sfl_output.draw(workdir, problem, runs, TITLES)
+        sfl_output.draw(workdir, problem, runs, titles)
         print(f"results.json, metrics.jsonl and pictures are in {workdir}")
         return entries
 
@@ -104,7 +90,7 @@ class SFLStudy(SFLSettings):
           InputError: if one is not known here or needs the graph that is not given, or
             if an option concerns none of them.
         """
-        methods = self.choose_methods(TITLES, self.setting("methods"))
+        methods = self.choose_methods(METHODS, self.setting("methods"))
         if self.client_graph == "none" and self.methods in (None, ("all",)):
             methods = [m for m in methods if m not in (*GRAPH_METHODS, "sfl_star")]
             methods += ["sfl_star"]
@@ -114,7 +100,10 @@ class SFLStudy(SFLSettings):
                     f"{method} needs the graph of the data; with --client_graph=none "
                     "run sfl_star, which learns it"
                 )
-        for name, field in METHOD_OPTIONS.items():
+        concerning = dict(METHOD_OPTIONS)
+        if self.kind == "images":  # a traffic network may lack the graph
+            concerning["client_graph"] = "client_graph"
+        for name, field in concerning.items():
             if not any(field in fields_of(method) for method in methods):
                 reason = f"concerns none of the methods {', '.join(methods)}"
                 self.refuse((name,), reason)
@@ -151,7 +140,7 @@ class SFLStudy(SFLSettings):
             default = fields_of(method)["server_optimizer"].default
             has_own = isinstance(default, OptimizerConfig)
             values["server_optimizer"] = self.server_steps(
-                default if has_own else TAKE_OVER
+                default if has_own else TAKES_THE_MEAN
             )
         return values
 

@@ -47,13 +47,13 @@ def draw(
         state = runs["sfl_star"].result.best_state
         matrices["learnt by SFL*"] = state.learnt_adjacency[0]
     most = MOST_CLIENTS
-    few = {t + few_of(x): np.asarray(x)[:most, :most] for t, x in matrices.items()}
+    few = {t + cut_note(x): np.asarray(x)[:most, :most] for t, x in matrices.items()}
     path = workdir / "client_graph.png"
     if "sfl_star" in runs or not path.exists():  # keeps what an earlier SFL* learnt
         plots.heat_maps(path, few, "takes from client", "client")
 
 
-def few_of(matrix: np.ndarray) -> str:
+def cut_note(matrix: np.ndarray) -> str:
     """Says that a picture shows a part of the clients."""
     is_part = len(matrix) > MOST_CLIENTS
     return f", clients 0 to {MOST_CLIENTS - 1} of {len(matrix)}" if is_part else ""

@@ -14,6 +14,7 @@ import dataclasses
 import pathlib
 
 from experiments import cli
+from experiments.studies.base import make_folder
 from experiments.studies.options import Options, option
 from experiments.tables import commands, writing
 from experiments.tables.papers import PAPERS, Paper, Table, load_paper
@@ -55,7 +56,8 @@ class TablesStudy(Options):
             print(commands.commands(self.paper, paper, tables))
             return
         if self.write_flagfiles:
-            folder = make_folder("write_flagfiles", self.write_flagfiles, self.paper)
+            folder = pathlib.Path(self.write_flagfiles, self.paper)
+            make_folder("write_flagfiles", folder)
             for file, text in commands.flagfiles(self.paper, paper).items():
                 writers.write_atomically(folder / file, text)
             print(f"flagfiles are in {folder}")
@@ -65,7 +67,8 @@ class TablesStudy(Options):
                 "--runs and --out are needed: folders of runs and for tables"
             )
         runs = read_runs(pathlib.Path(self.runs))
-        folder = make_folder("out", self.out)
+        folder = pathlib.Path(self.out)
+        make_folder("out", folder)
         defaults = default_flags(self.paper)
         for table in tables:
             filled = writing.fill(paper, table, runs, defaults, self.allow_cut)
@@ -84,22 +87,6 @@ class TablesStudy(Options):
                 f"known: {known}"
             )
         return chosen
-
-
-def make_folder(flag: str, name: str, *parts: str) -> pathlib.Path:
-    """Makes the folder that a flag names.
-
-    Raises:
-      InputError: if it cannot be made.
-    """
-    folder = pathlib.Path(name, *parts)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"--{flag}={name} cannot be made ({error.strerror}); name another folder"
-        ) from error
-    return folder
 
 
 def main() -> None:

@@ -100,7 +100,10 @@ class Candidate(NamedTuple):
     ours: tuple[Value, ...]  # one for each metric
 
     def rank(self, row: Row):
-        """The largest is taken."""
+        """Returns the sort key by which the best run for a row is chosen.
+
+        Full data first, then complete, closest to its command, newest.
+        """
         known = [
             ours is not None
             for ours, paper in zip(self.ours, row.values, strict=True)

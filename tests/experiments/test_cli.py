@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from experiments import cli
+
 MAIN = """
 import jax.numpy as jnp
 from experiments import cli
@@ -44,3 +46,15 @@ def test_a_librarys_arguments_are_named_as_flags():
     process = run(body.format(message))
     expected = message.replace("verbosity=1", "--verbosity=1")
     assert process.stderr == f"error: {expected}\n"  # this binary has no --workdir
+
+
+def test_what_a_user_typed_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(cli.flags, "FLAGS", {"learning_rate": None, "schedule": None})
+    for message in (
+        "--client_optimizer=sgd,learning_rate=-1: optimizer learning_rate=-1.0: no",
+        "optimizer 'sgd,learning_rate=x': x is no number",
+        "optimizer learning_rate=-1: expected 0 or more",
+        "--client_optimizer=sgd,learning_rate=x: learning_rate is 'x'",
+    ):
+        assert cli.with_flags(message) == message
+    assert cli.with_flags("learning_rate=-1: no") == "--learning_rate=-1: no"

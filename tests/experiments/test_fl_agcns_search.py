@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from experiments.studies import fl_agcns_choice
-from experiments.studies.fl_agcns_settings import TITLES
+from experiments.studies.fl_agcns_settings import titles
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.models import architecture, relaxation, supernet
@@ -209,7 +209,7 @@ def test_every_search_finds_a_code(searching, searches, few_convolutions):
         binary.assert_picture(
             searching.folder / "others" / f"architecture_{method}.png"
         )
-    titles = [TITLES[method] for method in OTHERS]
+    titles = [titles()[method] for method in OTHERS]
     assert list(binary.table_of(searches["others"])) == titles
 
 
@@ -419,7 +419,7 @@ def test_a_checkpoint_is_scored_on_any_split(searching, searches, answers):
             searching.entry("whole", method)["best_round_by_seed"]
             == [NUM_EPOCHS] * NUM_RETRAIN
         )
-        accuracy = rows["validation"][TITLES[method]][0].split(" ±")[0]
+        accuracy = rows["validation"][titles()[method]][0].split(" ±")[0]
         expected = records[method]["validation_accuracy"]
         assert float(accuracy) == pytest.approx(expected, abs=1e-3)
 

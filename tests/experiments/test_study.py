@@ -1,0 +1,178 @@
+"""What every study does, whichever system it is of."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+import fedjax_graph as fg
+from experiments import benchmark, datasets
+from experiments.studies.base import titles_of
+from experiments.studies.cnfgnn import CNFGNNStudy
+from experiments.studies.fl_agcns import FLAGCNSStudy
+from experiments.studies.graphfl import GraphFLStudy
+from experiments.studies.sfl import SFLStudy
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.core.errors import InputError
+from tests import tables
+
+SYSTEMS = (CNFGNNStudy, SFLStudy, GraphFLStudy, FLAGCNSStudy)
+STUDIES = (*SYSTEMS, benchmark.BenchmarkStudy, datasets.DatasetsStudy)
+BINARIES = ("cnfgnn", "sfl", "graphfl", "fl_agcns", "benchmark", "datasets")
+
+# Runs each binary with a plugin that is not there; prints status and errors of each.
+ALL_BINARIES = """
+import contextlib, importlib, io, json, sys
+from absl import flags
+
+answers = {}
+for name in sys.argv[1:]:
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith("experiments."):
+            for flag in list(defined):
+                delattr(flags.FLAGS, flag.name)
+    flags.FLAGS.unparse_flags()
+    binary = importlib.import_module("experiments." + name)
+    sys.argv[1:] = ["--plugin=nope.py"]
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            binary.main()
+        except SystemExit as end:
+            answers[name] = end.code, err.getvalue()
+print(json.dumps(answers))
+"""
+OF_A_GRAPH = """
+import fedjax_graph as fg
+from fedjax_graph.data.graphs import synthetic
+
+@fg.register_dataset("my_graph", kind="graphs", description="of a test")
+def my_graph():
+    graph = synthetic.node_graph(num_nodes=1600, num_classes=3, num_features=20)
+    return graph._replace(name="my_graph")
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentumConfig(FedAvgConfig):
+    """A config of a user's own for a factory of the library."""
+
+
+@pytest.fixture(autouse=True)
+def own_tables():
+    with tables.kept():
+        yield
+
+
+@pytest.fixture
+def my_momentum():
+    """A user's method that is made by the library's factory."""
+    name = "my_momentum"
+    fg.register_method(name, fed_avg, MomentumConfig, title="My momentum")
+    return name
+
+
+def test_a_plugin_that_is_not_there_is_one_line_of_every_binary():
+    process = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ALL_BINARIES, *BINARIES],
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    line = "error: plugin nope.py: no such file\n"
+    assert json.loads(process.stdout) == {name: [2, line] for name in BINARIES}
+
+
+@pytest.mark.parametrize("study_type", STUDIES)
+def test_plugins_are_loaded_before_anything_else(study_type):
+    with pytest.raises(InputError, match=r"plugin nope\.py"):
+        study_type(plugin=("nope.py",), dataset="nowhere").run()
+
+
+def test_fl_agcns_runs_on_a_plugins_graph(tmp_path):
+    plugin, workdir = tmp_path / "my_graphs.py", tmp_path / "run"
+    plugin.write_text(OF_A_GRAPH)
+    settings = {"num_epochs": 1, "num_retrain": 1, "methods": ("gcn",)}
+    entries = FLAGCNSStudy(
+        dataset="my_graph", plugin=(str(plugin),), workdir=str(workdir), **settings
+    ).run()
+    assert list(entries) == ["gcn"]
+    assert json.loads((workdir / "results.json").read_text())["dataset"] == "my_graph"
+
+
+def test_a_users_method_is_told_by_its_registration(my_momentum):
+    chosen = SFLStudy(methods=("fed_avg", my_momentum)).chosen_methods()
+    assert chosen == ["fed_avg", my_momentum]
+    assert GraphFLStudy(methods=(my_momentum,)).chosen_methods() == [my_momentum]
+    assert CNFGNNStudy(methods=(my_momentum,)).chosen_methods() == [my_momentum]
+    titles = titles_of(["sfl_star", "fed_avg"], {"fed_avg": "FL"})
+    assert titles == {"sfl_star": "SFL*", "fed_avg": "FL", my_momentum: "My momentum"}
+
+
+def test_fl_agcns_refuses_a_users_method(my_momentum, tmp_path):
+    workdir = tmp_path / "run"
+    study = FLAGCNSStudy(methods=("gcn", my_momentum), workdir=str(workdir))
+    with pytest.raises(InputError, match="my_momentum: fl_agcns runs searches and n"):
+        study.run()
+    assert not workdir.exists()
+
+
+SCHEDULED = "adam,schedule=cosine"
+
+
+@pytest.mark.parametrize(
+    ("study_type", "settings", "words"),
+    [
+        *(
+            (study_type, {name: value}, f"--{name}={value}: {reason}")
+            for study_type in SYSTEMS
+            for name, value, reason in (
+                ("server_optimizer", SCHEDULED, "the server's schedule is constant"),
+                ("server_optimizer", "adan", "optimizer name 'adan': unknown"),
+                ("server_optimizer", "", "name an optimizer; known: sgd"),
+            )
+        ),
+        (CNFGNNStudy, {"client_optimizer": SCHEDULED}, "cnfgnn steps on from round"),
+        (SFLStudy, {"clients_per_chunk": "few"}, "clients_per_chunk=few: expected"),
+        (FLAGCNSStudy, {"clients_per_chunk": "0"}, "clients_per_chunk=0: expected"),
+        (SFLStudy, {"given": ("dataset",)}, "expected a frozenset of names of opt"),
+        (SFLStudy, {"given": frozenset({"datset"})}, "expected a frozenset of names"),
+        (SFLStudy, {"client_graph": "none", "methods": ("fed_avg",)}, "concerns none"),
+        (benchmark.BenchmarkStudy, {"peer": True}, "--peer needs --peer_script=FILE"),
+        (SFLStudy, {"client_optimizer": 3}, "--client_optimizer=3: expected a str"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_folder_is_made(
+    tmp_path, study_type, settings, words
+):
+    workdir = tmp_path / "run"
+    methods = {"methods": ("fed_adam",)} if study_type is SFLStudy else {}
+    if study_type in SYSTEMS:
+        settings = methods | settings | {"workdir": str(workdir)}
+    with pytest.raises(InputError) as refusal:
+        study_type(**settings).run()
+    assert words in str(refusal.value)
+    assert not workdir.exists()
+
+
+def test_an_optimizer_may_be_given_as_a_config():
+    momentum = fg.OptimizerConfig("sgd", 0.3, momentum=0.5)
+    study = SFLStudy(client_optimizer=momentum)
+    assert study.client_steps(fg.OptimizerConfig("adam", 0.1)) == momentum
+    recorded = json.loads(json.dumps(study.record()))["client_optimizer"]
+    assert recorded == dataclasses.asdict(momentum)
+    with pytest.raises(InputError, match="the server's schedule is constant"):
+        SFLStudy(
+            server_optimizer=fg.OptimizerConfig("adam", 0.1, schedule="cosine")
+        ).server_steps(momentum)
+
+
+def test_the_folder_of_the_environment_is_read_when_a_study_is_made(monkeypatch):
+    monkeypatch.setenv("FEDJAX_GRAPH_DATA", "one")
+    assert SFLStudy().data_dir == "one"
+    monkeypatch.setenv("FEDJAX_GRAPH_DATA", "two")
+    assert SFLStudy().data_dir == SFLStudy().record()["data_dir"] == "two"
+    assert SFLStudy(data_dir="three").data_dir == "three"
+    monkeypatch.delenv("FEDJAX_GRAPH_DATA")
+    assert SFLStudy().data_dir is None
