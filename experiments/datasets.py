@@ -12,8 +12,8 @@ import sys
 from typing import Any
 
 from experiments import cli
-from experiments.studies.base import DataOptions
 from experiments.studies.options import option
+from experiments.studies.surroundings import DataOptions
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import catalog, download
 

@@ -3,8 +3,8 @@
 import dataclasses
 import sys
 
-from experiments.studies.base import DataOptions, MachineOptions
 from experiments.studies.options import option
+from experiments.studies.surroundings import DataOptions, MachineOptions
 from fedjax_graph import data
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import synthetic

@@ -12,108 +12,14 @@ import pathlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
-import jax
-
-from experiments.studies.options import Options, option
+from experiments.studies.options import option
+from experiments.studies.surroundings import DataOptions, MachineOptions
 from fedjax_graph import algorithms
-from fedjax_graph.core import clients, mesh, optimizers, plugins
+from fedjax_graph.core import clients, optimizers
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 
-MOST_COPIED_BYTES = 1.3 * 2**30  # METR-LA in full has 1.2 GiB, PEMS-BAY 2.8 GiB
 TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # of a server that only takes means
-_JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataOptions(Options):
-    """Which data, and what plugins bring."""
-
-    dataset: str | None = option(
-        None, "Name of a dataset, or the path of a user's own .npz file."
-    )
-    data_dir: str | None = option(
-        None,
-        "Folder with the dataset files; by default $FEDJAX_GRAPH_DATA, then the cache "
-        "that `python -m experiments.datasets --download` fills.",
-    )
-    plugin: tuple[str, ...] | None = option(
-        None, "Files or modules that register methods, models or datasets of one's own."
-    )
-
-    def __post_init__(self) -> None:
-        """Takes the environment's folder where none is given, and checks every option.
-
-        Raises:
-          InputError: naming the flag.
-        """
-        if self.data_dir is None:
-            object.__setattr__(self, "data_dir", os.environ.get("FEDJAX_GRAPH_DATA"))
-        super().__post_init__()
-
-    def run(self) -> Any:
-        """Does all that the binary does, plugins first.
-
-        Returns:
-          What `run_loaded` returns.
-
-        Raises:
-          InputError: one line, where a plugin cannot be imported, or a setting or a
-            file does not fit.
-        """
-        plugins.load_all(self.plugin or ())
-        return self.run_loaded()
-
-    @abc.abstractmethod
-    def run_loaded(self) -> Any:
-        """Does what the binary does once the plugins are there.
-
-        Raises:
-          InputError: one line, where a setting or a file does not fit.
-        """
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MachineOptions(Options):
-    """Options of the hardware: matrix precision, and CPU cores as devices."""
-
-    precision: str = option(
-        "tf32",
-        "Precision of matrix products on accelerators; a CPU always computes float32.",
-        choices=list(_JAX_PRECISION),
-    )
-    num_cpu_devices: int | None = option(
-        None,
-        "Without an accelerator: CPU cores that share the work; by default all, but "
-        "one for data so large that copies of it would fill the memory.",
-        lower=1,
-    )
-
-    def set_up_jax(self, copied_bytes: int = 0) -> None:
-        """Applies the precision, and makes the CPU's cores devices.
-
-        In a process that has used JAX before, the devices stay as they are.
-
-        Args:
-          copied_bytes: what each device will hold a copy of. Where that is much, and
-            `num_cpu_devices` is not given, the CPU stays one device.
-
-        Raises:
-          InputError: if `num_cpu_devices` is given and comes too late.
-        """
-        precision = _JAX_PRECISION[self.precision]
-        jax.config.update("jax_default_matmul_precision", precision)
-        is_large = copied_bytes > MOST_COPIED_BYTES
-        chosen = self.num_cpu_devices
-        try:
-            mesh.use_cpu_cores(chosen or (1 if is_large else None))
-        except RuntimeError as error:  # JAX has been used
-            found = len(jax.devices("cpu"))
-            if chosen not in (None, found):
-                raise InputError(
-                    f"--num_cpu_devices={chosen}: JAX is already in use with {found}; "
-                    "run the study first in its process"
-                ) from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
