@@ -9,20 +9,15 @@ from fedjax_graph.data.graphs import (
 )
 from fedjax_graph.tasks.nodes import NodeTask
 
-NUM_CLIENTS, NUM_CLASSES, NUM_FEATURES = 10, 4, 100
+NUM_CLIENTS, SIZES = 10, {"num_classes": 4, "num_features": 100}
 
 
 def main() -> None:
-    graph = fg.load(
-        "synthetic_graph",
-        num_nodes=600,
-        num_classes=NUM_CLASSES,
-        num_features=NUM_FEATURES,
-    )
+    graph = fg.load("synthetic_graph", num_nodes=600, **SIZES)
     # Few labels, dealt to clients; half of a client's judge what the others taught it.
     draw = label_splits.non_iid(
         graph.labels,
-        num_classes=NUM_CLASSES,
+        num_classes=SIZES["num_classes"],
         num_clients=NUM_CLIENTS,
         labels_per_class=20,
         num_validation=100,
@@ -34,12 +29,8 @@ def main() -> None:
         label_splits.stack([draw]),  # as many draws as there are seeds
         NUM_CLIENTS,
     )
-    task = NodeTask(
-        NUM_FEATURES,
-        NUM_CLASSES,
-        inner_steps=5,
-        optimizer=fg.OptimizerConfig("sgd", 0.3),
-    )
+    optimizer = fg.OptimizerConfig("sgd", 0.3)
+    task = NodeTask(**SIZES, inner_steps=5, optimizer=optimizer)
     outer = {"server_optimizer": fg.OptimizerConfig("sgd", 1.0)}
     config = fg.RunConfig(15, eval_every=5, is_drawn=receptive_fields.is_drawn)
     for name, settings in (("fed_avg", {}), ("graphfl", outer)):
