@@ -209,8 +209,8 @@ def test_every_search_finds_a_code(searching, searches, few_convolutions):
         binary.assert_picture(
             searching.folder / "others" / f"architecture_{method}.png"
         )
-    titles = [titles()[method] for method in OTHERS]
-    assert list(binary.table_of(searches["others"])) == titles
+    expected = [titles()[method] for method in OTHERS]
+    assert list(binary.table_of(searches["others"])) == expected
 
 
 def test_finalists_are_judged_from_scratch(searching, searches, few_convolutions):
