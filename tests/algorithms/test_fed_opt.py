@@ -30,8 +30,6 @@ from tests.algorithms.quadratic import (
     to_rows,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TASK = QuadraticTask()
 IS_PARAM = np.arange(9) < PARAMS.stop
 HALF = OptimizerConfig("sgd", 0.5)

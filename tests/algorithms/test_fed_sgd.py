@@ -16,8 +16,6 @@ from fedjax_graph.tasks.subgraphs import SubgraphTask
 from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES, alone
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TASK = SubgraphTask(NUM_FEATURES, NUM_CLASSES)
 KEYS = [jax.random.key(seed) for seed in range(4)]
 DECAY = 0.02

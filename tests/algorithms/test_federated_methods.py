@@ -40,8 +40,6 @@ from tests.algorithms.quadratic import (
     to_rows,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TASK = QuadraticTask()
 both_cohorts = pytest.mark.parametrize("participation", [1.0, 0.6])
 

@@ -32,8 +32,6 @@ from tests.algorithms.quadratic import (
     to_rows,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TASK = QuadraticTask()
 
 

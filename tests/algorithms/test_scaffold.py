@@ -21,8 +21,6 @@ from tests.algorithms.quadratic import (
     to_rows,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TASK = QuadraticTask()
 FOUR_KEYS = (*KEYS, jax.random.key(8))
 WEIGHTS = {"equal": (1, 1, 1, 1, 1), "unequal": (2, 1, 5, 3, 4)}

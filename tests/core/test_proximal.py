@@ -9,8 +9,6 @@ import pytest
 
 from fedjax_graph.core.proximal import pull
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def draw(seed):
     rng = np.random.default_rng(seed)

@@ -17,8 +17,6 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import architecture
 from fedjax_graph.models.architecture import OPS, parse, random_codes
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 PUBLISHED = [1, 6, 0, 0, 6, 54, 55, 5]  # for Cora; layers 2 and 3 are absent
 decode_all = jax.jit(jax.vmap(architecture.decode))
 canonical_all = jax.jit(jax.vmap(architecture.canonical))

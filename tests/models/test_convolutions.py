@@ -15,8 +15,6 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import convolutions
 from fedjax_graph.models.convolutions import CONVOLUTIONS
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 NUM_NODES, NUM_EDGES, SIZE = 6, 20, 5
 PADDED_NODES, PADDED_EDGES = 9, 28  # the shape of the golden graph: one compilation
 every_one = pytest.mark.parametrize("name", CONVOLUTIONS)

@@ -13,8 +13,6 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS, FixedGNN
 from fedjax_graph.models.supernet import empty_graph
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 NUM_NODES, NUM_FEATURES, NUM_CLASSES, HIDDEN_SIZE = 8, 7, 3, 5
 NUM_PADDED_NODES, NUM_PADDED_EDGES = 3, 6
 every_one = pytest.mark.parametrize("op", FIXED_GNNS)

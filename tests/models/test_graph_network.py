@@ -11,8 +11,6 @@ import pytest
 from fedjax_graph.core import graphs
 from fedjax_graph.models import graph_network
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 SMALL = graph_network.GraphNetwork(4, 3, (7, 6, 5), 2)
 
 

@@ -8,8 +8,6 @@ import pytest
 
 from fedjax_graph.models import linear
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 @pytest.mark.parametrize("shape", [(4,), (6, 4), (3, 5, 4), (0, 2, 4)])
 def test_linear_multiplies_the_last_axis(shape):

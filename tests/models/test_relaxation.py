@@ -28,8 +28,6 @@ from tests.models.supernet_cases import (
     total_loss,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def certain(code, num_layers=3):
     """Probabilities of 0 and 1."""

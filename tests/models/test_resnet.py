@@ -9,8 +9,6 @@ import pytest
 
 from fedjax_graph.models import normalization, resnet
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)

@@ -27,8 +27,6 @@ from tests.models.supernet_cases import (
     total_loss,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def plain_path(code):
     """The layers of a code as {layer: (op, layer that is read or 0)}."""

@@ -7,8 +7,6 @@ import pytest
 
 from fedjax_graph.tasks import augmentation
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 SHAPE = (12, 10, 11, 3)
 
 

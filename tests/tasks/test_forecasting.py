@@ -9,8 +9,6 @@ import pytest
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.tasks import forecasting
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def expected_metrics(forecast, truth, std):
     """By definition, of [..., 12] arrays."""

@@ -17,8 +17,6 @@ from fedjax_graph.tasks import augmentation
 from fedjax_graph.tasks import images as task_images
 from fedjax_graph.tasks.images import ImageTask
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 # Of what jax 0.10 compiles quickly (`tests/conftest.py`), ResNet9's gradient is wrong.
 EMITTERS = {"xla_cpu_use_fusion_emitters": True}
 careful_jit = functools.partial(

@@ -13,8 +13,6 @@ from fedjax_graph.tasks.nodes import NodeTask
 from tests import nodes
 from tests.nodes import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 HOPS = {"gcn": 1, "sgc": 0}
 RATE, HIDDEN_SIZE, FEW_FEATURES = 0.8, 3, 2  # few: less than a field has nodes
 both_models = pytest.mark.parametrize("model", HOPS)

@@ -16,8 +16,6 @@ from fedjax_graph.tasks.scheduled_sampling import (
     target_weights,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 @pytest.mark.parametrize("decay", [1.0, 60.0, 1000.0])
 @pytest.mark.parametrize("step", [0, 1, 100, 5000])

@@ -17,8 +17,6 @@ from fedjax_graph.tasks.subgraphs import SubgraphTask
 from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES, alone
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 RATE, WIDTH = 0.8, 4
 CODE = (3, 2, 16, 5)  # GINConv, which has running statistics, and GCNConv of it
 KEY = jax.random.key(3)

@@ -10,8 +10,6 @@ import pytest
 from fedjax_graph.algorithms.cnfgnn.joint_training import of_each_client, side_by_side
 from fedjax_graph.core.optimizers import OptimizerConfig
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def stacked_trees(num):
     """Parameters of 3 clients and `num` gradients, which differ in size."""

@@ -18,8 +18,6 @@ from fedjax_graph.models.architecture import (
     random_codes,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 SIZE, NUM_LAYERS, NUM_CLIENTS = 10, 3, 3
 seeds = st.integers(0, 10**6)
 properties = functools.partial(hypothesis.settings, deadline=None, derandomize=True)

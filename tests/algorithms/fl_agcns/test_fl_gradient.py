@@ -19,8 +19,6 @@ from fedjax_graph.models.relaxation import relaxed
 from fedjax_graph.tasks import subgraphs
 from tests import client_graphs
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 SIZES = (client_graphs.NUM_FEATURES, client_graphs.NUM_CLASSES)
 CONFIG = FLGradientConfig(*SIZES, num_layers=2, width=4)
 KEY = jax.random.key(0)  # of dropout, which there is not

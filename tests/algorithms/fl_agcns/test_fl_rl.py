@@ -18,8 +18,6 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import check, space_size
 from tests import client_graphs
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 CONTROLLER = Controller(num_layers=2, size=4)
 SMALL = Controller(num_layers=1, size=3)
 SPACE = np.array(list(itertools.product(range(1, 6), range(13), range(1, 6))), np.int32)

@@ -36,8 +36,6 @@ from tests.algorithms.quadratic import (
     to_rows,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TASK = QuadraticTask()
 METHODS = {  # name: (factory, which of the nine numbers are personal)
     "sfl": (sfl, np.zeros(9, bool)),

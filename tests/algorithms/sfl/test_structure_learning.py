@@ -23,8 +23,6 @@ from fedjax_graph.algorithms.sfl.structure_learning import (
 )
 from fedjax_graph.models.normalization import unit_rows
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TARGETS = ["distance", "similarity"]
 
 
