@@ -1,8 +1,9 @@
 """Binaries run as a user runs them, for tests.
 
 Starting a process and compiling costs seconds, so processes share the compilation cache
-of the tests (of the very programs, so results stay bit for bit), and command lines that
-are not to be killed run one after another in one process.
+of the tests (of the very programs, so results stay bit for bit), command lines that are
+not to be killed run one after another in one process, loops are compiled as loops, and
+a process has one core, so one device, unless it is asked for more.
 """
 
 import json
@@ -16,6 +17,29 @@ import numpy as np
 
 RATES = ("windows_per_s", "images_per_s", "client_steps_per_s")
 TIMINGS = ("seconds", "compile_seconds", *RATES)
+
+# What each process does first. Only the count of operations has to see each step.
+QUICK = """
+import os, jax
+from fedjax_graph.algorithms.cnfgnn import flops
+scan, count = jax.lax.scan, flops.count
+def rolled(*args, unroll=1, **named):
+    return scan(*args, **named)
+def unrolled_count(*args):
+    jax.lax.scan = scan
+    try:
+        return count(*args)
+    finally:
+        jax.lax.scan = rolled
+jax.lax.scan, flops.count = rolled, unrolled_count
+if os.environ.get("ONE_CORE"):
+    os.sched_setaffinity(0, {int(os.environ["ONE_CORE"])})
+"""
+
+RUN = """
+import runpy, sys
+runpy.run_module(sys.argv.pop(1), run_name="__main__")
+"""
 
 # Runs command lines one after another; gives status, output and errors of each.
 MANY = """
@@ -58,13 +82,19 @@ runpy.run_module(module, run_name="__main__")
 class Machine:
     """A folder with datasets and runs of a binary, and the processes started there.
 
-    `preamble` is run before the binary by `run_many` and `run_killed`.
+    `preamble` is run before the binary. With `all_cores` a process has as many devices.
     """
 
-    def __init__(self, folder: pathlib.Path, module: str, preamble: str = ""):
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        module: str,
+        preamble: str = "",
+        all_cores: bool = False,
+    ):
         self.folder = folder
         self.module = module
-        self._preamble = preamble
+        self._preamble = QUICK + preamble
         self._environment = {
             key: value
             for key, value in os.environ.items()
@@ -73,10 +103,16 @@ class Machine:
             "FEDJAX_GRAPH_CACHE": str(folder / "cache"),
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         }
+        if not all_cores and hasattr(os, "sched_setaffinity"):
+            cores = sorted(os.sched_getaffinity(0))
+            worker = int(
+                os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+            )
+            self._environment["ONE_CORE"] = str(cores[worker % len(cores)])
 
-    def python(self, *arguments, **options):
+    def python(self, program, *arguments, **options):
         return subprocess.run(
-            [sys.executable, "-W", "error", *arguments],
+            [sys.executable, "-W", "error", "-c", self._preamble + program, *arguments],
             env=self._environment,
             capture_output=True,
             text=True,
@@ -85,18 +121,16 @@ class Machine:
         )
 
     def run(self, *command_line, **options):
-        return self.python("-m", self.module, *command_line, **options)
+        return self.python(RUN, self.module, *command_line, **options)
 
     def run_killed(self, path, *command_line):
         """A run that dies before anything is renamed to a path that ends so."""
-        return self.python(
-            "-c", self._preamble + KILLED, self.module, path, *command_line
-        )
+        return self.python(KILLED, self.module, path, *command_line)
 
     def run_many(self, command_lines):
         """Status, output and errors of each, by name."""
         lines = json.dumps(list(command_lines.values()))
-        process = self.python("-c", self._preamble + MANY, self.module, input=lines)
+        process = self.python(MANY, self.module, input=lines)
         assert process.returncode == 0, process.stderr
         return dict(zip(command_lines, json.loads(process.stdout), strict=True))
 

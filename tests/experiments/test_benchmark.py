@@ -57,44 +57,21 @@ KEYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def figures(tmp_path_factory):
-    """What each benchmark prints, all run by one process."""
-    folder = tmp_path_factory.mktemp("benchmark")
-    machine = binary.Machine(folder, "experiments.benchmark")
-    answers = machine.run_many(
-        {
-            system: [f"--system={system}", "--json", *COMMON, *flags]
-            for system, flags in COMMAND_LINES.items()
-        }
-    )
-    for status, _, errors in answers.values():
-        assert status == 0, errors
-    return {system: json.loads(answer[1]) for system, answer in answers.items()}
+SLOW = ("graphfl", "fl_agcns")
 
 
-@pytest.mark.parametrize("system", COMMAND_LINES)
-def test_every_figure_is_there(figures, system):
-    entry = figures[system]
+@pytest.mark.parametrize(
+    "system",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in COMMAND_LINES
+    ],
+)
+def test_every_figure_is_there(tmp_path, system):
+    machine = binary.Machine(tmp_path, "experiments.benchmark")
+    flags = (f"--system={system}", "--json", *COMMON, *COMMAND_LINES[system])
+    process = machine.run(*flags)
+    assert process.returncode == 0, process.stderr
+    entry = json.loads(process.stdout)
     assert entry["system"] == system
     assert set(entry) >= KEYS[system]
-    assert all(entry[key] > 0 for key in KEYS[system])
-
-
-@pytest.mark.parametrize("system", ["graphfl", "fl_agcns"])
-def test_rounds_compile_once(figures, system):
-    assert figures[system]["num_compilations"] == 1
-
-
-def test_loops_over_clients_end_with_the_same_parameters(figures):
-    assert all(figures["graphfl"][f"{loop}_difference"] < 1e-6 for loop in LOOPS)
-
-
-def test_ratios_are_of_the_figures_beside_them(figures):
-    graphfl, sfl = figures["graphfl"], figures["sfl"]
-    assert graphfl["speed_over_loop"] == graphfl["loop_s"] / graphfl["round_s"]
-    speed = sfl["round_images_per_s"] / sfl["loop_images_per_s"]
-    assert sfl["speed_over_loop"] == speed
-    cnfgnn = figures["cnfgnn"]
-    assert cnfgnn["shape"] == "tiny"
-    assert cnfgnn["compile_s"] >= cnfgnn["client_compile_s"]

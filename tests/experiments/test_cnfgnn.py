@@ -35,8 +35,8 @@ def write_network(path, seed=0, num_steps=100, num_sensors=4):
 
 
 class Machine(binary.Machine):
-    def __init__(self, folder, preamble=""):
-        super().__init__(folder, "experiments.cnfgnn", preamble)
+    def __init__(self, folder, **options):
+        super().__init__(folder, "experiments.cnfgnn", **options)
         write_network(folder / "tiny.npz")
 
     def command_line(self, workdir, *flags, methods=METHODS):
@@ -51,7 +51,7 @@ class Machine(binary.Machine):
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
-    return Machine(tmp_path_factory.mktemp("machine"))
+    return Machine(tmp_path_factory.mktemp("machine"), all_cores=True)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 from tests.experiments import binary
 from tests.experiments.test_cnfgnn import METHODS, Machine
 
+pytestmark = pytest.mark.slow
 LONGITUDE = np.array([-118.1, -118.4, -118.3, -118.2])
 SEEN = [1, 2]
 HALF = "--train_fraction=0.5"
@@ -19,27 +20,11 @@ OF_SINGLE_SENSORS = (
     *("at_without_fedavg", "split_learning", "gru_local", "gru_fmtl"),
     "historical_average",
 )
-# Loops stay loops, which compile faster, but for `flops`, which has to see each step.
-ROLLED = """
-import functools, jax
-from fedjax_graph.algorithms.cnfgnn import flops
-scan, count = jax.lax.scan, flops.count
-@functools.wraps(scan)
-def rolled(*args, unroll=1, **kwargs):
-    return scan(*args, **kwargs)
-@functools.wraps(count)
-def unrolled_count(*args):
-    jax.lax.scan = scan
-    found = count(*args)
-    jax.lax.scan = rolled
-    return found
-jax.lax.scan, flops.count = rolled, unrolled_count
-"""
 
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
-    machine = Machine(tmp_path_factory.mktemp("machine"), ROLLED)
+    machine = Machine(tmp_path_factory.mktemp("machine"))
     with np.load(machine.folder / "tiny.npz") as arrays:
         arrays = dict(arrays)
     indices = {"longitude": LONGITUDE, "latitude": np.linspace(34, 35, 4)}

@@ -10,6 +10,7 @@ from fedjax_graph.core.errors import InputError
 from tests.experiments import binary
 from tests.experiments.test_cnfgnn import METHODS, Machine
 
+pytestmark = pytest.mark.slow
 GRUS = ["gru_centralized", "gru_fmtl"]
 HIDDEN = 54 * 4 * 4  # training windows x hidden size x float32, of one sensor
 NUM_SENSORS, NUM_EDGES = 4, 3

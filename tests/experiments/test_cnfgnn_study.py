@@ -81,7 +81,7 @@ def returned(machine):
     assert list(binary.table_of(answers["run"][1])) == titles
     assert [answer[::2] for answer in answers.values()] == [[0, ""]] * len(twins)
     lines = json.dumps([settings(name, "python") for name in twins])
-    process = machine.python("-c", PYTHON, input=lines)
+    process = machine.python(PYTHON, input=lines)
     assert (process.returncode, process.stderr) == (0, "")
     return dict(zip(twins, json.loads(process.stdout), strict=True))
 

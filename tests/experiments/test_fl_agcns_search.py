@@ -62,11 +62,27 @@ def few_convolutions(monkeypatch):
         monkeypatch.setattr(module, "OPS", OPS)
 
 
+def printed(machine, lines):
+    """What command lines that are in order printed, by name."""
+    found = {}
+    for name, (status, out, err) in machine.run_many(lines).items():
+        assert (name, status, err) == (name, 0, "")
+        found[name] = out
+    return found
+
+
 @pytest.fixture(scope="module")
 def searches(searching):
-    """What finished searches printed, by the name of their folder."""
+    """What a finished search printed, by the name of its folder."""
+    line = searching.command_line("whole", methods=METHODS)
+    return printed(searching, {"whole": line})
+
+
+@pytest.fixture(scope="module")
+def more_searches(searching, searches):
+    """Likewise of others; for slow tests."""
+    del searches
     lines = {
-        "whole": searching.command_line("whole", methods=METHODS),
         "others": searching.command_line(
             "others", "--num_epochs=1", "--num_retrain=1", methods=OTHERS
         ),
@@ -76,11 +92,7 @@ def searches(searching):
     }
     if importlib.util.find_spec("tenseal"):
         lines["ckks"] = searching.command_line("ckks", CKKS, methods=METHODS[:2])
-    printed = {}
-    for name, (status, out, err) in searching.run_many(lines).items():
-        assert (name, status, err) == (name, 0, "")
-        printed[name] = out
-    return printed
+    return printed(searching, lines)
 
 
 # --- Searches ------------------------------------------------------------------------
@@ -198,7 +210,8 @@ def test_subgraphs_are_described(searching, searches):
     assert f"{facts['edges_cut_share']:.1%} lie between the 2" in searches["whole"]
 
 
-def test_every_search_finds_a_code(searching, searches, few_convolutions):
+@pytest.mark.slow
+def test_every_search_finds_a_code(searching, more_searches, few_convolutions):
     found = searching.results("others")["methods"]
     assert list(found) == list(OTHERS)
     for (method, entry), rounds in zip(found.items(), ROUNDS_OF_OTHERS, strict=True):
@@ -210,10 +223,11 @@ def test_every_search_finds_a_code(searching, searches, few_convolutions):
             searching.folder / "others" / f"architecture_{method}.png"
         )
     expected = [titles()[method] for method in OTHERS]
-    assert list(binary.table_of(searches["others"])) == expected
+    assert list(binary.table_of(more_searches["others"])) == expected
 
 
-def test_finalists_are_judged_from_scratch(searching, searches, few_convolutions):
+@pytest.mark.slow
+def test_finalists_are_judged_from_scratch(searching, more_searches, few_convolutions):
     entry = searching.entry("finalists", "fl_agcns")
     finalists = entry["search"]["finalists"]
     codes, scores = finalists["codes"], np.array(finalists["scores"])
@@ -228,8 +242,9 @@ def test_finalists_are_judged_from_scratch(searching, searches, few_convolutions
     assert config["dropout"] == entry["config"]["task"]["dropout"] == 0.3
 
 
-def test_evolution_differs_by_who_evolves(searching, searches):
-    """Up to the first generation that evolves, all three searches are the same."""
+@pytest.mark.slow
+def test_evolution_differs_by_who_evolves(searching, more_searches):
+    """Up to the first generation that evolves, all three more_searches are the same."""
     metrics = searching.metrics("whole") + searching.metrics("others")
     figures = {
         method: [
@@ -246,8 +261,9 @@ def test_evolution_differs_by_who_evolves(searching, searches):
     assert len(set(lasts)) == 3
 
 
-def test_encryption_costs_and_changes_nothing_else(searching, searches):
-    if "ckks" not in searches:
+@pytest.mark.slow
+def test_encryption_costs_and_changes_nothing_else(searching, more_searches):
+    if "ckks" not in more_searches:
         pytest.skip("TenSEAL, of the extra [ckks], is missing")
     encrypted = searching.results("ckks")["methods"]
     for method, entry in encrypted.items():
@@ -277,30 +293,13 @@ def test_encryption_costs_and_changes_nothing_else(searching, searches):
 
 
 @pytest.fixture(scope="module")
-def killed(searching, searches):
-    """Flags that finish a run which was killed in its second generation."""
-    flags = searching.command_line("killed", methods=METHODS)
-    process = searching.run_killed("fl_agcns_search/checkpoints/2", *flags)
-    assert process.returncode == -signal.SIGKILL, process.stderr
-    checkpoints = searching.folder / "killed" / "fl_agcns_search" / "checkpoints"
-    assert (checkpoints / "1").is_dir() and not (checkpoints / "2").exists()
-    assert not (searching.folder / "killed" / "fl_agcns").exists()
-    return [*flags, "--resume"]
-
-
-@pytest.fixture(scope="module")
-def answers(searching, searches, killed):
+def answers(searching, searches):
     """Answers to command lines about runs that are there."""
 
     def again(*flags, methods=METHODS, workdir="whole"):
         return searching.command_line(workdir, *flags, methods=methods)
 
-    def finalists(*flags):
-        return again(*flags, "--dropout=0.3", methods=METHODS[:1], workdir="finalists")
-
     lines = {
-        "resumed": killed,
-        "added": again("--resume", methods=("sgc",), workdir="killed"),
         "scored": again("--eval_only"),
         "scored on validation": again("--eval_only", "--split=validation"),
         "scored on training": again("--eval_only", "--split=train"),
@@ -309,10 +308,7 @@ def answers(searching, searches, killed):
         "other population": again("--resume", "--population_size=5"),
         "other data": again("--resume", "--partition=random"),
         "not yet run": again("--eval_only", methods=("sage",)),
-        "finalists scored": finalists("--num_finalists=3", "--eval_only"),
-        "other finalists": finalists("--resume"),
         "no network yet": again("--eval_only", methods=METHODS[:1], workdir="searched"),
-        "finalists resumed": finalists("--num_finalists=3", "--resume"),
     }
     (searching.folder / "searched").mkdir()
     shutil.copytree(
@@ -330,15 +326,28 @@ def answers(searching, searches, killed):
     return found
 
 
-def test_a_killed_search_ends_as_if_never_stopped(searching, answers):
-    status, _, _ = answers["resumed"]  # stderr names the checkpoint half written
-    assert status == 0
+@pytest.mark.slow
+def test_a_killed_search_ends_as_if_never_stopped(searching, searches):
+    """It is killed in its second generation; then a method is added."""
+    del searches
+    flags = searching.command_line("killed", methods=METHODS)
+    process = searching.run_killed("fl_agcns_search/checkpoints/2", *flags)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    checkpoints = searching.folder / "killed" / "fl_agcns_search" / "checkpoints"
+    assert (checkpoints / "1").is_dir() and not (checkpoints / "2").exists()
+    assert not (searching.folder / "killed" / "fl_agcns").exists()
+    added = searching.command_line("killed", "--resume", methods=("sgc",))
+    answers = searching.run_many({"resumed": [*flags, "--resume"], "added": added})
+    assert answers["resumed"][0] == 0  # stderr names the checkpoint half written
     whole, resumed = map(searching.metrics, ("whole", "killed"))
     assert resumed[: len(whole)] == whole
     for method in METHODS:
         assert untimed(searching.entry("killed", method)) == untimed(
             searching.entry("whole", method)
         )
+    assert list(binary.table_of(output(answers, "added"))) == ["SGC"]
+    assert list(searching.results("killed")["methods"]) == [*METHODS, "sgc"]
+    assert searching.entry("killed", "sgc")["num_rounds"] == NUM_EPOCHS
 
 
 def untimed(entry):
@@ -348,14 +357,29 @@ def untimed(entry):
     return entry | {"search": binary.without_timings(entry["search"] or {})}
 
 
-def test_finalists_are_judged_once(searching, searches, answers):
+@pytest.mark.slow
+def test_finalists_are_judged_once(searching, more_searches):
     """Seconds are a clock's: had they been judged again, they would differ."""
+
+    def again(*flags):
+        return searching.command_line(
+            "finalists", "--dropout=0.3", *flags, methods=METHODS[:1]
+        )
+
+    lines = {
+        "scored": again("--num_finalists=3", "--eval_only"),
+        "others": again("--resume"),
+        "resumed": again("--num_finalists=3", "--resume"),
+    }
+    answers = searching.run_many(lines)
     rows = [
         binary.table_of(out)["FL-AGCNS"][:2]
-        for out in (searches["finalists"], output(answers, "finalists scored"))
+        for out in (more_searches["finalists"], output(answers, "scored"))
     ]
     assert rows[0] == rows[1]
-    output(answers, "finalists resumed")
+    words = ["chosen among 3 finalists", "--num_finalists=3"]
+    binary.assert_refused(answers["others"], words)
+    output(answers, "resumed")
     made = fl_agcns_choice.read(searching.folder / "finalists" / "fl_agcns_search")
     entry = searching.entry("finalists", "fl_agcns")
     assert made.finalists._asdict() == entry["search"]["finalists"]
@@ -392,12 +416,6 @@ def test_a_search_that_goes_on_forgets_its_old_network(tmp_path, capsys):
     assert "went on from 3,4,5" in capsys.readouterr().out
 
 
-def test_a_method_can_be_added(searching, answers):
-    assert list(binary.table_of(output(answers, "added"))) == ["SGC"]
-    assert list(searching.results("killed")["methods"]) == [*METHODS, "sgc"]
-    assert searching.entry("killed", "sgc")["num_rounds"] == NUM_EPOCHS
-
-
 def test_a_checkpoint_is_scored_on_any_split(searching, searches, answers):
     rows = {
         name: {title: cells[:2] for title, cells in binary.table_of(out).items()}
@@ -432,7 +450,6 @@ def test_a_checkpoint_is_scored_on_any_split(searching, searches, answers):
         ("other population", ["population_size", "5"]),
         ("other data", ["results.json", "other data"]),
         ("not yet run", ["sage", "no finished round"]),
-        ("other finalists", ["chosen among 3 finalists", "--num_finalists=3"]),
         ("no network yet", ["not ended with a network", "--resume"]),
     ],
 )

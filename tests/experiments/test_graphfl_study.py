@@ -102,7 +102,7 @@ def machine(tmp_path_factory):
         for name, options in kinds.items()
     ]
     process = machine.python(
-        "-c", RUN, str(folder / "returned.json"), input=json.dumps(studies)
+        RUN, str(folder / "returned.json"), input=json.dumps(studies)
     )
     assert process.returncode == 0, process.stderr
     return machine

@@ -339,29 +339,13 @@ def test_images_of_ones_own_are_dealt_out(machine, outputs):
 
 
 @pytest.fixture(scope="module")
-def killed(machine, outputs):
-    """Flags that finish a run which was killed in two methods with a memory."""
-    flags = machine.traffic("killed", methods=REMEMBERING)
-    for number, method in enumerate(REMEMBERING):
-        process = machine.run_killed(f"{method}/checkpoints/2", *flags)
-        assert process.returncode == -signal.SIGKILL, process.stderr
-        # The lines of two rounds are there, the checkpoint of the second is not.
-        records = machine.records("killed")
-        assert len(records) == NUM_ROUNDS * (number + 1)
-        checkpoints = machine.folder / "killed" / method / "checkpoints"
-        assert (checkpoints / "1").is_dir() and not (checkpoints / "2").exists()
-        flags = [*flags, *["--resume"][number:]]
-    return flags
-
-
-@pytest.fixture(scope="module")
-def answers(machine, outputs, killed):
+def answers(machine, outputs):
     """Answers to many command lines, by name."""
     folder = machine.folder
     write_network(folder / "size.npz", adjacency=np.eye(4))
     write_network(folder / "negative.npz", adjacency=-np.eye(NUM_SENSORS))
     (folder / "cut.tar.gz").write_bytes(b"CIFAR-10")
-    lines = {"resumed": killed}
+    lines = {}
     scored = ("--eval_only", "--split=validation")
     methods = ("fed_avg", "sfl_star")
     lines["scored"] = machine.traffic("all", "--eval_only", methods=methods)
@@ -407,9 +391,22 @@ def answers(machine, outputs, killed):
     return found
 
 
-def test_a_killed_run_ends_as_if_never_stopped(machine, answers):
-    status, _, err = answers["resumed"]
-    assert status == 0, err
+@pytest.mark.slow
+def test_a_killed_run_ends_as_if_never_stopped(machine, outputs):
+    """It is killed in two methods with a memory."""
+    del outputs
+    flags = machine.traffic("killed", methods=REMEMBERING)
+    for number, method in enumerate(REMEMBERING):
+        process = machine.run_killed(f"{method}/checkpoints/2", *flags)
+        assert process.returncode == -signal.SIGKILL, process.stderr
+        # The lines of two rounds are there, the checkpoint of the second is not.
+        records = machine.records("killed")
+        assert len(records) == NUM_ROUNDS * (number + 1)
+        checkpoints = machine.folder / "killed" / method / "checkpoints"
+        assert (checkpoints / "1").is_dir() and not (checkpoints / "2").exists()
+        flags = [*flags, *["--resume"][number:]]
+    process = machine.run(*flags)
+    assert process.returncode == 0, process.stderr
     whole = [r for r in machine.metrics("all") if r["method"] in REMEMBERING]
     assert machine.metrics("killed") == whole
     entries = {

@@ -93,7 +93,7 @@ def returned(machine):
     for name, (status, _, err) in machine.run_many(lines).items():
         assert (name, status, err) == (name, 0, "")
     line = json.dumps(settings | {"workdir": str(folder / "python")})
-    process = machine.python("-c", PYTHON, input=line)
+    process = machine.python(PYTHON, input=line)
     assert (process.returncode, process.stderr) == (0, "")
     return json.loads(process.stdout)
 
