@@ -16,14 +16,13 @@ import dataclasses
 import json
 from typing import Any
 
-import jax
-
 from experiments import cli
 from experiments.benchmarks.cnfgnn import benchmark_cnfgnn
 from experiments.benchmarks.fl_agcns import benchmark_fl_agcns
 from experiments.benchmarks.graphfl import benchmark_graphfl
 from experiments.benchmarks.settings import BenchmarkSettings
 from experiments.benchmarks.sfl import benchmark_sfl
+from fedjax_graph.core import mesh
 from fedjax_graph.driver.results import format_table
 
 BENCHMARKS = {
@@ -47,7 +46,7 @@ class BenchmarkStudy(BenchmarkSettings):
         self.set_up_jax()
         figures = {
             "system": self.system,
-            "device": jax.devices()[0].device_kind,
+            "device": mesh.device_kind(),
             "precision": self.precision,
             **BENCHMARKS[self.system](self),
         }

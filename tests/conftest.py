@@ -45,6 +45,7 @@ def pytest_configure(config):
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_num_cpu_devices", 8)  # for meshes; without one, the first
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     flags = os.environ.get("XLA_FLAGS", "")
     if jax.__version_info__ < (0, 11) and QUICK not in flags:

@@ -19,7 +19,7 @@ from experiments.benchmarks.measure import (
 )
 from experiments.benchmarks.settings import TRAFFIC, BenchmarkSettings
 from fedjax_graph.algorithms.cnfgnn import cnfgnn
-from fedjax_graph.core import aggregation, clients, communication, graphs
+from fedjax_graph.core import aggregation, clients, communication, graphs, mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.models import seq2seq
@@ -160,7 +160,7 @@ def peer_measure(
     def run():
         command = [settings.peer_python, str(settings.peer_script)]
         command += [f"--nodes={num_nodes}", f"--edges={num_edges}"]
-        if jax.default_backend() == "gpu":
+        if mesh.backend() == "gpu":
             command += ["--device=cuda"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)

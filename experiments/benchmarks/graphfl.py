@@ -129,7 +129,7 @@ def client_loop(config, params, data: nodes.NodeData, key: jax.Array, adjust=Non
             lambda x, *g: x - RATE * sum(g) / len(g), params, *gradients
         )
 
-    data, params = jax.device_put((data, params), jax.devices()[0])
+    data, params = mesh.put_on_first((data, params))
     num_clients = len(data.client_ids)
     keys = clients.client_keys(jax.random.split(key)[1], data.client_ids)
     own = task.client_data(data)

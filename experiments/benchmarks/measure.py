@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.benchmarks.settings import BenchmarkSettings
+from fedjax_graph.core import mesh
 
 Measure = Callable[[], dict[str, float]]
 NUM_ROUNDS = 5  # over which compilations are counted
@@ -52,13 +53,13 @@ def num_compilations(
 
 def matmul_rate(settings: BenchmarkSettings) -> float:
     """Measured rate of a large matrix product at --precision, FLOP/s."""
-    size = 4096 if jax.default_backend() == "cpu" else 16384
+    size = 4096 if mesh.backend() == "cpu" else 16384
     size = 64 if settings.is_tiny else size
     x = jnp.ones((size, size))
     program, _ = compiled(jnp.matmul, x, x)
     rate = 2 * size**3 / min(seconds(program, x, x) for _ in range(3))
-    is_cpu = jax.default_backend() == "cpu"  # whose product runs on all cores
-    return rate if is_cpu else rate * jax.device_count()
+    is_cpu = mesh.backend() == "cpu"  # whose product runs on all cores
+    return rate if is_cpu else rate * mesh.num_devices()
 
 
 def copy_rate(settings: BenchmarkSettings) -> float:
@@ -83,6 +84,6 @@ def in_turn(
 def peak_memory_bytes() -> int:
     """The most bytes in use so far, of the accelerator if there is one, else of this
     process."""
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = mesh.memory_stats()
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(stats.get("peak_bytes_in_use", kib * 1024))

@@ -18,7 +18,7 @@ from experiments.benchmarks.measure import (
 from experiments.benchmarks.settings import BenchmarkSettings
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.sfl import structure_learning
-from fedjax_graph.core import aggregation, clients, graphs
+from fedjax_graph.core import aggregation, clients, graphs, mesh
 from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.tasks.images import ImageTask
 
@@ -96,7 +96,7 @@ def image_measures(settings: BenchmarkSettings) -> dict[str, Measure]:
 
     Where there are several devices, each of them computes the loop's one client.
     """
-    is_cpu = jax.default_backend() == "cpu"
+    is_cpu = mesh.backend() == "cpu"
     batch = settings.image_batch or (16 if is_cpu else 128)
     width = settings.image_width or (8 if is_cpu else 64)
     num_clients = settings.image_clients

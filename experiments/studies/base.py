@@ -5,10 +5,14 @@ does; `dataclasses.replace` makes another one of it, and a sweep is a list of th
 """
 
 import abc
+import contextlib
 import dataclasses
 import datetime
+import io
+import json
 import os
 import pathlib
+import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -18,6 +22,7 @@ from fedjax_graph import algorithms
 from fedjax_graph.core import clients, optimizers
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.driver import compile_for
 
 TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # of a server that only takes means
 
@@ -66,6 +71,8 @@ class Study(DataOptions, MachineOptions):
           InputError: naming the flag.
         """
         super().__post_init__()
+        if self.compile_for:
+            compile_for.parse(self.compile_for)
         if self.clients_per_chunk != "auto":  # which asks JAX for the device
             self.chunk()
         for name in ("client_optimizer", "server_optimizer"):
@@ -190,7 +197,46 @@ class Study(DataOptions, MachineOptions):
         Raises:
           InputError: if the option cannot be read.
         """
-        return clients.parse_clients_per_chunk(self.clients_per_chunk)
+        backend = None
+        if self.compile_for:
+            backend = compile_for.parse(self.compile_for).backend
+        return clients.parse_clients_per_chunk(self.clients_per_chunk, backend)
+
+    # --- Chips that are not here -----------------------------------------------------
+
+    def run(self) -> Any:
+        """Does all that the binary does; under `compile_for` it only compiles.
+
+        Returns:
+          What `run_loaded` returns, or the records of `compile_for.Report`s.
+
+        Raises:
+          InputError: one line, where a plugin cannot be imported, or a setting or a
+            file does not fit.
+        """
+        if not self.compile_for:
+            return super().run()
+        if self.methods and "all" in self.methods:
+            raise InputError("--compile_for: name the methods; all is none")
+        records = []
+        for method in self.methods or (self.system,):
+            report = self._compiled(method)
+            print("\n".join([f"{method}: {report.lines()[0]}", *report.lines()[1:]]))
+            print(json.dumps({"method": method, **report.record()}), flush=True)
+            records.append(report.record())
+        return records
+
+    def _compiled(self, method: str) -> compile_for.Report:
+        """Prepares a run of one method, and compiles its round in place of running."""
+        with tempfile.TemporaryDirectory() as folder:
+            workdir = str(pathlib.Path(folder, "run"))
+            one = dataclasses.replace(self, methods=(method,), workdir=workdir)
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    super(Study, one).run()
+            except compile_for.Compiled as done:
+                return done.args[0]
+        raise InputError(f"--compile_for: {method} is not trained, so has no round")
 
 
 # --- Methods -------------------------------------------------------------------------

@@ -8,15 +8,14 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import jax
 import numpy as np
 
 from experiments.studies.base import Study
 from fedjax_graph import algorithms
-from fedjax_graph.core import configs
+from fedjax_graph.core import configs, mesh
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver import results, rounds, writers
+from fedjax_graph.driver import compile_for, results, rounds, writers
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.rounds import RunResult
 
@@ -106,18 +105,24 @@ def run_method(
         eval_every=study.eval_every,
         patience=study.patience or PATIENCE,
         seeds=study.seeds if registered.is_trained else study.seeds[:1],
-        seeds_per_chunk=1 if jax.default_backend() == "cpu" else None,
+        seeds_per_chunk=1 if mesh.backend() == "cpu" else None,
         examples_per_round=examples_per_round,
         rate_name=rate_name,
     )
     run_config = dataclasses.replace(run_config, **run_settings)
+    if study.compile_for:
+        data = rounds.of_seed(splits["train"], 0, run_config.is_drawn)
+        target = compile_for.parse(study.compile_for)
+        raise compile_for.Compiled(
+            compile_for.compile_round(algorithm, data, target, study.edge_parts)
+        )
     settings = writers.to_jsonable(
         {
             "method": registered_name,
             "config": dataclasses.asdict(config),
             "seeds": run_config.seeds,
             "data": checksum,
-            "num_devices": jax.device_count(),
+            "num_devices": mesh.num_devices(),
             "precision": study.precision,
             "eval_every": study.eval_every,
         }
@@ -159,7 +164,7 @@ def announce(
         print(f"note: {note}")
     print(text)
     verb = "scoring" if study.eval_only else "writing to"
-    print(f"on {jax.devices()[0].device_kind}; {verb} {workdir}", flush=True)
+    print(f"on {mesh.device_kind()}; {verb} {workdir}", flush=True)
 
 
 def announce_sweep(workdir: pathlib.Path) -> None:

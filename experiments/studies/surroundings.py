@@ -10,6 +10,7 @@ import jax
 from experiments.studies.options import Options, option
 from fedjax_graph.core import mesh, plugins
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import compile_for
 
 MOST_COPIED_BYTES = 1.3 * 2**30  # METR-LA in full has 1.2 GiB, PEMS-BAY 2.8 GiB
 _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
@@ -52,7 +53,8 @@ class DataOptions(Options):
             file does not fit.
         """
         plugins.load_all(self.plugin or ())
-        return self.run_loaded()
+        with mesh.restored():
+            return self.run_loaded()
 
     @abc.abstractmethod
     def run_loaded(self) -> Any:
@@ -79,8 +81,19 @@ class MachineOptions(Options):
         lower=1,
     )
 
+    compile_for: str | None = option(
+        None,
+        "Compile a round of --methods for chips that are not here, such as h200x8 or "
+        "v5e:2x2, print what it needs there, and stop.",
+    )
+    edge_parts: int = option(
+        1,
+        "Devices that share the edges of CNFGNN's graph; the others share windows.",
+        lower=1,
+    )
+
     def set_up_jax(self, copied_bytes: int = 0) -> None:
-        """Applies the precision, and makes the CPU's cores devices.
+        """Applies the precision, makes the CPU's cores devices, and sets the mesh.
 
         In a process that has used JAX before, the devices stay as they are.
 
@@ -91,16 +104,20 @@ class MachineOptions(Options):
         Raises:
           InputError: if `num_cpu_devices` is given and comes too late.
         """
+        if self.compile_for:
+            compile_for.use_host()
         precision = _JAX_PRECISION[self.precision]
         jax.config.update("jax_default_matmul_precision", precision)
-        is_large = copied_bytes > MOST_COPIED_BYTES
+        is_large = copied_bytes > MOST_COPIED_BYTES or self.compile_for is not None
         chosen = self.num_cpu_devices
         try:
             mesh.use_cpu_cores(chosen or (1 if is_large else None))
         except RuntimeError as error:  # JAX has been used
-            found = len(jax.devices("cpu"))
+            found = mesh.num_cpu_devices()
             if chosen not in (None, found):
                 raise InputError(
                     f"--num_cpu_devices={chosen}: JAX is already in use with {found}; "
                     "run the study first in its process"
                 ) from error
+        if self.compile_for is None:
+            jax.set_mesh(mesh.make_mesh(self.edge_parts))

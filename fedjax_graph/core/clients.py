@@ -100,17 +100,21 @@ def map_rows(
 
 def auto_clients_per_chunk(backend: str | None = None) -> int | None:
     """Returns 1 on a CPU, where one at a time measured fastest; else None, for all."""
-    return 1 if (backend or jax.default_backend()) == "cpu" else None
+    return 1 if (backend or mesh.backend()) == "cpu" else None
 
 
-def parse_clients_per_chunk(text: str) -> int | None:
+def parse_clients_per_chunk(text: str, backend: str | None = None) -> int | None:
     """Reads `auto`, `all` or a positive count.
+
+    Args:
+      text: one of them.
+      backend: what `auto` is for; by default the one in use.
 
     Raises:
       InputError: on anything else.
     """
     if text == "auto":
-        return auto_clients_per_chunk()
+        return auto_clients_per_chunk(backend)
     if text == "all":
         return None
     if text.isdecimal() and int(text) > 0:

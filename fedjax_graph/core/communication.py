@@ -11,6 +11,7 @@ bits and a scale for each row.
 `split_learning_total` and `multi_task_total` are CNFGNN's formulas (Eqs. 6 to 10).
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -154,7 +155,10 @@ def _count_equation(equation: jex_core.JaxprEqn) -> Bytes:
     if kind == "while" and total != Bytes():
         raise ValueError("an exchange stands in a loop of unknown length")
     if kind == "shard_map":  # what is seen inside is one device's share
-        return total.times(params["mesh"].size)
+        sizes = params["mesh"].shape
+        return total.times(
+            math.prod(sizes[axis] for axis in params["newly_manual_axes"])
+        )
     return total.times(params["length"]) if kind == "scan" else total
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.flatten_util import ravel_pytree
 
-from fedjax_graph.core import aggregation
+from fedjax_graph.core import aggregation, mesh
 from fedjax_graph.core.aggregation import Stacked
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.clients import Cohort
@@ -201,9 +201,9 @@ def _plain_mean(
 def _encrypted_mean(
     stacked: Stacked, cohort: Cohort, sent: Any = None
 ) -> tuple[Any, Metrics]:
-    if jax.device_count() > 1:
+    if mesh.num_devices() > 1:
         raise InputError(
-            f"encryption=ckks runs on one device, not {jax.device_count()}: run with "
+            f"encryption=ckks runs on one device, not {mesh.num_devices()}: run with "
             "num_cpu_devices=1 on a CPU, else let one accelerator be visible"
         )
     shares = cohort.weights / jnp.sum(cohort.weights)

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_graph.core import mesh
+
 Params = Any
 Batch = Any
 Model = dict[str, Any]  # {"params": what is trained, "batch_stats": running statistics}
@@ -76,7 +78,7 @@ def local_steps(
         params, stats = model["params"], model["batch_stats"]
         (params, stats, opt_state), losses = jax.lax.scan(
             step,
-            (params, stats, optimizer.init(params)),
+            mesh.varying((params, stats, optimizer.init(params))),
             batches,
         )
         model = {"params": params, "batch_stats": stats}

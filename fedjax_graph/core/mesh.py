@@ -1,24 +1,38 @@
-"""Work spread over devices: an axis of independent parts is cut into equal shares.
+"""Work spread over the devices of a mesh: an axis is cut into equal shares.
 
-XLA's partitioner is the engine (`jax.shard_map` over a mesh of all devices). On one
-device each function here is the plain call. A CPU counts as one device unless told
+The caller sets the mesh, and everything below takes it from there:
+
+    with jax.set_mesh(fg.make_mesh()):
+        result = fg.run("cnfgnn", algorithm, splits, config)
+
+A mesh has two named axes. Clients, windows and codes are shared out along both; the
+server's graph network cuts its minibatch along `clients` and its edges along `edges`.
+XLA's partitioner is the engine (`jax.shard_map`). Where no mesh is set, or it has one
+device, each function here is the plain call.
+
+This is the only file that asks JAX for devices. A CPU counts as one device unless told
 otherwise: `use_cpu_cores` makes each core a device, so that clients, whose own products
 are too small to be shared by cores, train side by side.
 """
 
+import contextlib
+import math
 import mmap
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-AXIS = "devices"
+from fedjax_graph.core.errors import InputError
+
+AXES = CLIENTS, EDGES = ("clients", "edges")
+_NO_MESH = Mesh(np.empty((), object), ())
 _WAIT_FLAG = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
@@ -37,6 +51,11 @@ def use_cpu_cores(num_cores: int | None = None) -> None:
         _let_devices_wait()
     if jax.config.jax_num_cpu_devices != num_cores:
         jax.config.update("jax_num_cpu_devices", num_cores)
+
+
+def num_cpu_devices() -> int:
+    """How many devices the CPU is to JAX."""
+    return len(jax.devices("cpu"))
 
 
 def _let_devices_wait() -> None:
@@ -59,21 +78,118 @@ def _let_devices_wait() -> None:
         os.environ["XLA_FLAGS"] = f"{flags} --{_WAIT_FLAG}={10**6}".strip()
 
 
-def _mesh() -> Mesh:
-    return Mesh(np.array(jax.devices()), (AXIS,))
+# --- The mesh ------------------------------------------------------------------------
 
 
-def _spec(axis: int | None) -> PartitionSpec:
-    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)
+def make_mesh(edge_parts: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Makes a mesh with the axes `clients` and `edges`.
+
+    Args:
+      edge_parts: size of the axis `edges`; it has to divide the devices.
+      devices: by default all that JAX has, of all processes.
+
+    Raises:
+      InputError: if the devices cannot be arranged so.
+    """
+    found = list(jax.devices() if devices is None else devices)
+    if edge_parts < 1 or len(found) % edge_parts:
+        raise InputError(
+            f"edge_parts={edge_parts}: expected a divisor of the {len(found)} devices"
+        )
+    return Mesh(np.array(found).reshape(-1, edge_parts), AXES)
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """A context at whose end the mesh that was set before it is set again."""
+    before = jax.sharding.get_mesh()
+    try:
+        yield
+    finally:
+        jax.set_mesh(before)
+
+
+def _current() -> AbstractMesh:
+    return jax.sharding.get_abstract_mesh()
+
+
+def num_devices() -> int:
+    """Number of devices that share the work here: 1 within a share, or without a mesh.
+
+    Raises:
+      InputError: if the mesh that is set has other axes than `make_mesh` gives.
+    """
+    mesh = _current()
+    if mesh.empty or mesh.manual_axes:
+        return 1
+    if mesh.axis_names != AXES:
+        raise InputError(f"mesh: expected the axes {AXES}, not {mesh.axis_names}")
+    return mesh.size
+
+
+def backend() -> str:
+    """The platform that computes: `cpu`, `gpu` or `tpu`.
+
+    That of the mesh's devices, also where they are only described, or else JAX's own.
+    """
+    device = None if _current().empty else _current().abstract_device
+    kind = device.platform if device else jax.default_backend()
+    return {"cuda": "gpu", "rocm": "gpu"}.get(kind, kind)
+
+
+def _devices() -> list[jax.Device]:
+    mesh = jax.sharding.get_mesh()
+    return jax.devices() if mesh.empty else list(mesh.devices.flat)
+
+
+def device_kind() -> str:
+    """The name that JAX has for the devices in use."""
+    return _devices()[0].device_kind
+
+
+def memory_stats() -> dict[str, int]:
+    """What the first device in use says of its memory; a CPU says nothing."""
+    return _devices()[0].memory_stats() or {}
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """A context in which one CPU device computes, whatever else there is."""
+    with restored(), jax.default_device(jax.devices("cpu")[0]):
+        jax.set_mesh(_NO_MESH)
+        yield
+
+
+def _num_parts(axes: Sequence[str]) -> int:
+    mesh = _current()
+    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in axes)
+
+
+def edge_parts() -> int:
+    """Into how many parts `split_edges` cuts; 1 where each device has a share."""
+    return 1 if EDGES in _current().manual_axes else _num_parts((EDGES,))
+
+
+def padded_size(size: int, axes: Sequence[str] = AXES) -> int:
+    """The next multiple of the number of devices along some axes of the mesh."""
+    return share_size(size, axes) * _num_parts(axes)
+
+
+def share_size(size: int, axes: Sequence[str] = AXES) -> int:
+    """The part of `size` rows that falls to each device, rounded up."""
+    return -(-size // _num_parts(axes))
+
+
+# --- Placing -------------------------------------------------------------------------
 
 
 def put_replicated(tree: Any) -> Any:
-    """Copies of a pytree on every device (host call).
+    """Copies of a pytree on every device of the mesh (host call).
 
     A leaf that stands several times in the tree is copied once.
     """
-    is_single = jax.device_count() == 1
-    target = None if is_single else NamedSharding(_mesh(), PartitionSpec())
+    mesh = jax.sharding.get_mesh()
+    target = None if mesh.size < 2 else NamedSharding(mesh, PartitionSpec())
     leaves, structure = jax.tree.flatten(tree)
     numbers: dict[int, int] = {}  # in order of appearance, the same in all processes
     for leaf in leaves:
@@ -83,17 +199,55 @@ def put_replicated(tree: Any) -> Any:
     return jax.tree.unflatten(structure, [placed[numbers[id(leaf)]] for leaf in leaves])
 
 
+def put_on_first(tree: Any) -> Any:
+    """Moves a pytree to one device, the first in use (host call)."""
+    return jax.device_put(tree, _devices()[0])
+
+
+def _constrain(tree: Any, spec: PartitionSpec) -> Any:
+    if num_devices() == 1:
+        return tree
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, spec), tree)
+
+
 def replicated(tree: Any) -> Any:
     """Within a program: the same values on every device."""
-    if jax.device_count() == 1:
+    return _constrain(tree, PartitionSpec())
+
+
+def cut_clients(tree: Any) -> Any:
+    """Within a program: rows [K', ...] cut by clients, K' a multiple of the devices."""
+    return _constrain(tree, _spec(0))
+
+
+def split_edges(tree: Any) -> Any:
+    """Within a program: rows [E, ...] cut along the mesh's axis `edges`."""
+    if edge_parts() == 1:
         return tree
-    sharding = NamedSharding(_mesh(), PartitionSpec())
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, sharding), tree)
+    spec = PartitionSpec(EDGES)
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, spec), tree)
 
 
-def padded_size(size: int) -> int:
-    """The next multiple of the number of devices."""
-    return -(-size // jax.device_count()) * jax.device_count()
+def varying(tree: Any) -> Any:
+    """Marks constants that each share will change, such as the carry of a scan."""
+    axes = set(_current().manual_axes)
+    if not axes:
+        return tree
+
+    def mark(x):
+        missing = axes - jax.typeof(x).manual_axis_type.varying
+        return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
+
+    return jax.tree.map(mark, tree)
+
+
+def _spec(axis: int | None, axes: Sequence[str] = AXES) -> PartitionSpec:
+    if axis is None:
+        return PartitionSpec()
+    return PartitionSpec(*[None] * axis, tuple(axes))
+
+
+# --- Sharing work --------------------------------------------------------------------
 
 
 def concat_parts(fn: Callable[..., Any], out_axis: int = 0) -> Callable[..., Any]:
@@ -107,24 +261,24 @@ def concat_parts(fn: Callable[..., Any], out_axis: int = 0) -> Callable[..., Any
     Returns:
       (*rows, shared=()) -> results. Where the devices do not divide the rows, the last
       row is computed again as padding and dropped (`out_axis` = 0) or left
-      (otherwise).
+      (otherwise). A leaf may have the rows of padding already.
     """
 
     def parts(*rows, shared=()):
-        if jax.device_count() == 1:
+        if num_devices() == 1:
             return fn(*rows, *shared)
         spread = jax.shard_map(
-            lambda rows, shared: fn(*rows, *shared),
-            mesh=_mesh(),
+            lambda rows, shared: fn(*rows, *varying(shared)),
             in_specs=(_spec(0), _spec(None)),
             out_specs=_spec(out_axis),
-            check_vma=False,
         )
-        size = jax.tree.leaves(rows)[0].shape[0]
-        if size % jax.device_count() == 0:
+        size = min(x.shape[0] for x in jax.tree.leaves(rows))
+        if size % num_devices() == 0:
             return spread(rows, shared)
         indices = jnp.minimum(jnp.arange(padded_size(size)), size - 1)
-        results = spread(jax.tree.map(lambda x: x[indices], rows), shared)
+        results = spread(
+            jax.tree.map(lambda x: x[indices] if len(x) == size else x, rows), shared
+        )
         if out_axis:
             return results
         return jax.tree.map(lambda x: x[:size], results)
@@ -132,22 +286,85 @@ def concat_parts(fn: Callable[..., Any], out_axis: int = 0) -> Callable[..., Any
     return parts
 
 
+def to_clients(values: jax.Array) -> jax.Array:
+    """Within `concat_parts`: moves windows to where their clients are, an all-to-all.
+
+    Args:
+      values: [K, B, ...] of the device's windows.
+
+    Returns:
+      [K' / D, D, B, ...], the windows of all D devices for the device's clients; K' is
+      K rounded up by rows of zeros. [K, 1, B, ...] on one device.
+    """
+    if not _current().manual_axes:
+        return values[:, None]
+    extra = padded_size(len(values)) - len(values)
+    values = jnp.pad(values, ((0, extra), *[(0, 0)] * (values.ndim - 1)))
+    values = values.reshape(_num_parts(AXES), -1, *values.shape[1:])
+    return jax.lax.all_to_all(values, AXES, split_axis=0, concat_axis=1)
+
+
+def take_windows(share: jax.Array, indices: jax.Array) -> jax.Array:
+    """Within `sum_parts`: the windows of a minibatch, out of all devices' shares.
+
+    Each device adds the rows that it has, and zeros for the others: one reduce-scatter.
+
+    Args:
+      share: [K, S / D, ...], windows of which each of D devices along `clients` has a
+        share.
+      indices: [B] of all windows; D divides B.
+
+    Returns:
+      [K, B / D, ...], the device's share of the minibatch.
+    """
+    if CLIENTS not in _current().manual_axes:
+        return share[:, indices]
+    first = jax.lax.axis_index(CLIENTS) * share.shape[1]
+    places = indices - first
+    is_here = (places >= 0) & (places < share.shape[1])
+    rows = share[:, jnp.where(is_here, places, 0)]
+    rows = jnp.where(is_here.reshape(-1, *[1] * (share.ndim - 2)), rows, 0)
+    sent = _as_whole_bytes(rows)
+    sum_ = jax.lax.psum_scatter(sent, CLIENTS, scatter_dimension=1, tiled=True)
+    if rows.dtype == jnp.bfloat16:
+        return jax.lax.bitcast_convert_type(sum_, rows.dtype)
+    return sum_.astype(rows.dtype)
+
+
+def _as_whole_bytes(rows: jax.Array) -> jax.Array:
+    """What collectives of all backends add: short floats as their bits, beside 0."""
+    if rows.dtype == jnp.bfloat16:
+        return jax.lax.bitcast_convert_type(rows, jnp.uint16)
+    return rows.astype(jnp.int8) if rows.dtype == jnp.int4 else rows
+
+
 def sum_parts(
-    fn: Callable[..., Any], in_axes: Sequence[int | None]
+    fn: Callable[..., Any],
+    in_axes: Sequence[int | None],
+    axes: Sequence[str] = AXES,
 ) -> Callable[..., Any]:
     """`fn` on each device's share of its arguments, results summed.
 
     Args:
       fn: function whose results are sums over the shared axis; no closed-over tracers.
       in_axes: for each argument the axis that is shared, or None. Its size must be a
-        multiple of the number of devices: see `padded_size`.
+        multiple of the devices along `axes`: see `padded_size`.
+      axes: of the mesh, along which the arguments are shared out. What `fn` does is
+        left to XLA to cut along the others: see `split_edges`.
     """
-    if jax.device_count() == 1:
-        return fn
-    return jax.shard_map(
-        lambda *args: jax.lax.psum(fn(*args), AXIS),
-        mesh=_mesh(),
-        in_specs=tuple(map(_spec, in_axes)),
-        out_specs=_spec(None),
-        check_vma=False,
-    )
+
+    def total(*args):
+        if num_devices() == 1:
+            return fn(*args)
+
+        def share(*args):
+            return jax.lax.psum(fn(*varying(args)), tuple(axes))
+
+        return jax.shard_map(
+            share,
+            in_specs=tuple(_spec(axis, axes) for axis in in_axes),
+            out_specs=_spec(None),
+            axis_names=set(axes),
+        )(*args)
+
+    return total

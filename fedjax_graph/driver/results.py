@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver.rounds import RunResult
 from fedjax_graph.driver.writers import to_jsonable, write_atomically
@@ -33,12 +34,11 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "jraph", "numpy", "orbax-checkpoin
 
 def environment() -> dict[str, Any]:
     """Records hardware and versions."""
-    device = jax.devices()[0]
     return {
         "hardware": {
-            "device": device.device_kind,
-            "backend": jax.default_backend(),
-            "num_devices": jax.device_count(),
+            "device": mesh.device_kind(),
+            "backend": mesh.backend(),
+            "num_devices": mesh.num_devices(),
             "machine": platform.machine(),
             "num_cpus": os.cpu_count(),
         },

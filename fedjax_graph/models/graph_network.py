@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import jraph
 
+from fedjax_graph.core import mesh
 from fedjax_graph.core.graphs import Graph, to_jraph
 from fedjax_graph.core.local import Params
 from fedjax_graph.models.linear import MLP, Linear, matmul
@@ -53,12 +54,13 @@ class GraphNetworkLayer(nn.Module):
         self.global_ = MLP((out, out, u), self.mlp_sizes, name="global")
 
     def __call__(
-        self, graph: Graph, nodes, edges, globals_
+        self, graph: Graph, num_edges: int, nodes, edges, globals_
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Updates the features of a graph.
 
         Args:
           graph: N nodes and E edges.
+          num_edges: those that are no padding, which comes last.
           nodes: [N, B, F_v].
           edges: [E, B or 1, F_e].
           globals_: [1, B, F_u].
@@ -75,16 +77,20 @@ class GraphNetworkLayer(nn.Module):
         w_nodes, w_edges, w_global_global = self.global_.first_kernels()
         mask = graph.node_mask[:, None, None].astype(nodes.dtype)
 
+        is_edge = jnp.arange(len(graph.senders))[:, None, None] < num_edges
+
         def update_edge(projected, sent, received, _):
             hidden = self.edge.hidden(projected + sent[0] + received[1])
-            return hidden if self.is_last else self.edge.output(hidden)
+            updated = hidden if self.is_last else self.edge.output(hidden)
+            has_padding = num_edges < len(graph.senders)
+            return jnp.where(is_edge, updated, 0) if has_padding else updated
 
-        def edge_sum(received, num_edges):
+        def edge_sum(received, count):
             """From the sum that jraph made to the sum of the edge MLP's outputs."""
             if not self.is_last:
                 return received
             last = self.edge.layers[-1]
-            return matmul(received, last.kernel) + num_edges * last.bias
+            return matmul(received, last.kernel) + count * last.bias
 
         def update_node(_, __, received_edges, ___):
             first = matmul(nodes, w_node)
@@ -94,7 +100,7 @@ class GraphNetworkLayer(nn.Module):
 
         def update_global(node_sum, all_edges, _):
             first = matmul(node_sum, w_nodes)
-            first += matmul(edge_sum(all_edges, graph.senders.shape[0]), w_edges)
+            first += matmul(edge_sum(all_edges, num_edges), w_edges)
             first += matmul(globals_, w_global_global) + self.global_.first_bias()
             return self.global_.output(self.global_.hidden(first))
 
@@ -146,11 +152,25 @@ class GraphNetwork(nn.Module):
         Returns:
           [N, B, output_size].
         """
+        num_edges = len(graph.senders)
+        graph = _cut(graph)
         edges = graph.weights[:, None, None].astype(nodes.dtype)
         globals_ = jnp.zeros((1, nodes.shape[1], self.node_size), nodes.dtype)
         for layer in self.layers:
-            nodes, edges, globals_ = layer(graph, nodes, edges, globals_)
+            nodes, edges, globals_ = layer(graph, num_edges, nodes, edges, globals_)
         return self.out(nodes)
+
+
+def _cut(graph: Graph) -> Graph:
+    """Edges cut along the mesh's axis of edges, padded by some that nobody receives."""
+    extra = -len(graph.senders) % mesh.edge_parts()
+    edges = (
+        jnp.pad(graph.senders, (0, extra)),
+        jnp.pad(graph.receivers, (0, extra), constant_values=graph.num_nodes),
+        jnp.pad(graph.weights, (0, extra)),
+    )
+    senders, receivers, weights = mesh.split_edges(edges)
+    return graph._replace(senders=senders, receivers=receivers, weights=weights)
 
 
 def init_params(model: GraphNetwork, key: jax.Array) -> Params:

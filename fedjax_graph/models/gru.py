@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import mesh
 from fedjax_graph.models.linear import fan_in_uniform, matmul
 
 
@@ -71,6 +72,8 @@ class GRUCell(nn.Module):
             state = gru_step(weights, state, now)
             return state, state
 
-        start = jnp.zeros((inputs.shape[1], self.hidden_size), inputs.dtype)
+        start = mesh.varying(
+            jnp.zeros((inputs.shape[1], self.hidden_size), inputs.dtype)
+        )
         last, states = jax.lax.scan(step, start, projected, unroll=True)
         return states, last

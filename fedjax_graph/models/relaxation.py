@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
+from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.trees import take
@@ -85,7 +86,7 @@ def relaxed(
     outputs = jnp.zeros((net.num_layers + 1, *x.shape), x.dtype).at[0].set(x)
     layers, sources = np.tril_indices(net.num_layers)
     steps = (layers + 1, sources, shares, params["layers"], model["batch_stats"])
-    outputs, stats = jax.lax.scan(slot, outputs, steps)
+    outputs, stats = jax.lax.scan(slot, mesh.varying(outputs), steps)
     weights = fusion_shares(probabilities["layers"], net.fusion)
     _, output_key = net.dropout_keys(key)
     x = net.drop(jnp.tensordot(weights, outputs, axes=1), output_key)

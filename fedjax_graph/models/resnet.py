@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import mesh
 from fedjax_graph.core.local import Model
 from fedjax_graph.models.linear import fan_in_uniform, matmul
 from fedjax_graph.models.normalization import BatchNorm
@@ -36,7 +37,7 @@ def convolve(x: jax.Array, kernel: jax.Array, is_trained: bool) -> jax.Array:
     Returns:
       [B, H, W, O].
     """
-    if is_trained and jax.default_backend() == "cpu":
+    if is_trained and mesh.backend() == "cpu":
         return matmul(patches(x), kernel.reshape(-1, kernel.shape[-1]))
     layout = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(

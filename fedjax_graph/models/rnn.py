@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import mesh
 from fedjax_graph.models.linear import Linear, fan_in_uniform, matmul
 
 
@@ -32,6 +33,8 @@ class RNNForecaster(nn.Module):
         def step(state, now):
             return jnp.tanh(now + state @ self.hidden_kernel), None
 
-        start = jnp.zeros((inputs.shape[1], self.hidden_size), inputs.dtype)
+        start = mesh.varying(
+            jnp.zeros((inputs.shape[1], self.hidden_size), inputs.dtype)
+        )
         last, _ = jax.lax.scan(step, start, projected, unroll=True)
         return self.head(last).T

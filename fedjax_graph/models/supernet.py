@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
+from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import Model, Params
 from fedjax_graph.core.trees import take
@@ -250,7 +251,9 @@ class SuperNet:
         choices = jnp.where(architecture.is_present, architecture.op + 1, 0)
         own = (params["layers"], path["batch_stats"])
         outputs, stats = jax.lax.scan(
-            layer, outputs, (indices, choices, architecture.source, own)
+            layer,
+            mesh.varying(outputs),
+            (indices, choices, architecture.source, own),
         )
         x = jnp.tensordot(self._fusion_weights(architecture), outputs, axes=1)
         x = self.drop(x, output_key)

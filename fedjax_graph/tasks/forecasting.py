@@ -180,11 +180,11 @@ def evaluate_forecasts(
             return jax.tree.map(jnp.add, sums, new), None
 
         zeros = jnp.zeros((len(data.client_ids), TARGET_STEPS))
-        start = ErrorSums(*[zeros] * len(ErrorSums._fields))
+        start = mesh.varying(ErrorSums(*[zeros] * len(ErrorSums._fields)))
         return jax.lax.scan(step, start, (starts, mask))[0]
 
     def evaluate(state, data: TrafficData):
-        starts, mask = batching.batches(data.starts, batch_size)
+        starts, mask = batching.batches(data.starts, mesh.share_size(batch_size))
         extra = ((0, mesh.padded_size(len(starts)) - len(starts)), (0, 0))
         total = mesh.sum_parts(sums, in_axes=(None, None, 0, 0))(
             state, data, jnp.pad(starts, extra), jnp.pad(mask, extra)
@@ -199,9 +199,12 @@ def predict_forecasts(
 ) -> Callable[[Any, TrafficData], jax.Array]:
     """Factory of `predict`: forecasts [S, K, 12] in mph for all windows of a split."""
 
+    def forecast_all(starts, state, data):  # [batches, B]
+        return jax.lax.map(lambda s: predict_batch(state, data, s), starts)
+
     def predict(state, data: TrafficData):
-        starts, _ = batching.batches(data.starts, batch_size)
-        forecasts = jax.lax.map(lambda s: predict_batch(state, data, s), starts)
+        starts, _ = batching.batches(data.starts, mesh.share_size(batch_size))
+        forecasts = mesh.concat_parts(forecast_all)(starts, shared=(state, data))
         forecasts = jnp.swapaxes(forecasts, 1, 2)  # [batches, B, K, 12]
         return forecasts.reshape(-1, *forecasts.shape[2:])[: len(data.starts)]
 

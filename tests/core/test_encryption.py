@@ -12,7 +12,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import aggregation, encryption
+from fedjax_graph.core import aggregation, encryption, mesh
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 
@@ -294,7 +294,9 @@ def test_a_tenseal_of_another_kind_is_refused(monkeypatch):
         encryption.check("ckks")
 
 
-def test_several_devices_are_refused(ckks, monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: 4)
-    with pytest.raises(InputError, match="one device, not 4: .*num_cpu_devices=1"):
+def test_several_devices_are_refused(ckks):
+    with (
+        jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:4])),
+        pytest.raises(InputError, match="one device, not 4: .*num_cpu_devices=1"),
+    ):
         encryption.mean("ckks")(jnp.ones((4, 2)), cohort_of())

@@ -1,10 +1,6 @@
-"""One device or several: the same numbers, the same bytes, one program.
+"""One device or several: the same numbers and the same bytes, whatever the mesh."""
 
-The number of devices is fixed once JAX has started, so each case is a process.
-"""
-
-import json
-import os
+import re
 import subprocess
 import sys
 import time
@@ -15,102 +11,191 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import mesh
-
-PROGRAM = """
-import json, sys
-from fedjax_graph.core import mesh
-mesh.use_cpu_cores(int(sys.argv[1]))
-import jax, jax.numpy as jnp, numpy as np
 from fedjax_graph.algorithms import get_method, make_config
-from fedjax_graph.data.traffic import synthetic, windows
+from fedjax_graph.core import communication, mesh
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import rounds
+from tests.algorithms import test_conformance as conformance
+from tests.algorithms.problems import Nodes, Seq2SeqTraffic, Subgraphs, Traffic
 
-scan = jax.lax.scan  # not unrolled: quicker to compile
-jax.lax.scan = lambda *args, unroll=1, **named: scan(*args, **named)
-jax.config.update("jax_disable_most_optimizations", True)
-assert jax.device_count() == int(sys.argv[1])
-splits = windows.make_splits(synthetic.traffic_network(num_sensors=5, num_days=1))
-small = {"hidden_size": 4, "gn_mlp_sizes": (4, 4, 4), "gn_layers": 1}
-small |= {"client_batch_size": 50, "server_batch_size": 47}
-task = {"kind": "traffic_rnn", "hidden_size": 4, "batch_size": 50}
-seq2seq = task | {"kind": "traffic_seq2seq"}
-runs = {
-    "cnfgnn": small | {"clients_per_chunk": 1},
-    "fed_avg": {"task": seq2seq, "clients_per_chunk": 2, "participation": 0.6},
-    "gru_centralized": {"task": seq2seq},
-    "persistence": {},
-    "scaffold": {"task": task, "participation": 0.6},
-    "sfl_star": {"task": task},
-}
-trained = ("cnfgnn", "fed_avg", "gru_centralized")
-out = {}
-for method, values in runs.items():
-    algorithm = get_method(method).factory(make_config(method, values))
-    config = rounds.RunConfig(
-        num_rounds=2 if method in trained else 0,
-        seeds=(0, 1),
-        seeds_per_chunk=1,
-    )
-    result = rounds.run(method, algorithm, splits, config)
-    forecast = jax.jit(algorithm.predict)(
-        jax.tree.map(lambda x: x[0], result.best_state), splits["test"]
-    )
-    out[method] = {
-        "rmse": result.test["rmse"].tolist(),
-        "loss": result.test["loss"].tolist(),
-        "forecast": np.asarray(forecast)[::9].ravel().tolist(),
-        "bytes": result.communication,
-        "programs": rounds._advance_seeds._cache_size(),
-    }
-row = jnp.arange(5.0)
-double = mesh.concat_parts(lambda x, shared: x * shared)
-out["concat"] = jax.jit(lambda: double(row, shared=(2.0,)))().tolist()
-total = mesh.sum_parts(lambda x, y: jnp.sum(x * y), in_axes=(0, None))
-out["sum"] = float(jax.jit(lambda: total(jnp.arange(6.0), 2.0))())
-print(json.dumps(out))
-"""
+pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
+
+MESHES = ("1x1", "2x1", "3x1", "4x1", "8x1", "2x2", "1x3")  # clients x edges
+IN_SHORT = ("3x1", "2x2")  # 3 divides neither 5 clients nor the minibatch
+SYSTEMS = ("cnfgnn", "fed_avg", "fl_agcns", "graphfl", "sfl_star")
+CASES = {"fed_avg": Seq2SeqTraffic}
 
 
-def run_on(num_devices):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM, str(num_devices)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def make(name):
+    clients, edges = map(int, name.split("x"))
+    return mesh.make_mesh(edges, jax.devices()[: clients * edges])
 
 
 @pytest.fixture(scope="module")
-def on_one():
-    return run_on(1)
+def problems(train):
+    return {
+        Traffic: Traffic(train),
+        Seq2SeqTraffic: Seq2SeqTraffic(train),
+        Nodes: Nodes(),
+        Subgraphs: Subgraphs(),
+    }
 
 
-@pytest.mark.parametrize("num_devices", [3])  # does not divide the 5 clients
-def test_results_do_not_depend_on_the_number_of_devices(on_one, num_devices):
-    several = run_on(num_devices)
-    for method in several.keys() - {"scaffold", "sfl_star", "concat", "sum"}:
-        for key in ("rmse", "loss", "forecast"):
-            npt.assert_allclose(
-                several[method][key], on_one[method][key], rtol=1e-4, err_msg=method
-            )
-        assert several[method]["bytes"] == on_one[method]["bytes"]
-        assert several[method]["programs"] == on_one[method]["programs"]
-    assert several["concat"] == on_one["concat"] == [0, 2, 4, 6, 8]
-    assert several["sum"] == on_one["sum"] == 30
+def outcome_of(method, problems):
+    """Two rounds and what they exchange, by the driver."""
+    kinds = [kind for kind, methods in conformance.TINY.items() if method in methods]
+    kind = CASES.get(method, kinds[0])
+    values = dict(conformance.TINY[kind][method])
+    if method == "fed_avg":
+        values["participation"] = 0.6
+    algorithm = get_method(method).factory(make_config(method, values))
+    data = problems[kind].train
+    splits = dict.fromkeys(("train", "validation", "test"), data)
+    found = rounds.run(method, algorithm, splits, rounds.RunConfig(2, eval_every=2))
+    predict = jax.jit(algorithm.predict)
+    state = jax.tree.map(lambda x: x[0], found.best_state)
+    return found.test, predict(state, data), state, found.communication
 
 
-def test_one_device_is_the_plain_call():
-    if jax.device_count() > 1:
-        pytest.skip("this process has several devices")
-    assert mesh.padded_size(5) == 5
-    assert mesh.sum_parts(fn := lambda x: x, in_axes=(0,)) is fn
+@pytest.fixture(scope="module")
+def alone(problems):
+    """What a method gives without a mesh, found once."""
+    found = {}
+
+    def outcome(method):
+        if method not in found:
+            found[method] = outcome_of(method, problems)
+        return found[method]
+
+    return outcome
+
+
+@pytest.mark.parametrize("method", SYSTEMS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(name, marks=[] if name in IN_SHORT else [pytest.mark.slow])
+        for name in MESHES
+    ],
+)
+def test_numbers_do_not_depend_on_the_mesh(alone, problems, method, shape):
+    expected = alone(method)
+    with jax.set_mesh(make(shape)):
+        found = outcome_of(method, problems)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(
+        lambda a, b: npt.assert_allclose(a, b, rtol=2e-4, atol=1e-4),
+        found,
+        expected,
+    )
+    assert found[-1] == expected[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted({*conformance.REGISTRY} - {*SYSTEMS}))
+def test_no_method_depends_on_the_mesh(alone, problems, method):
+    test_numbers_do_not_depend_on_the_mesh(alone, problems, method, "2x2")
+
+
+def test_without_a_mesh_all_is_the_plain_call():
+    assert mesh.num_devices() == 1
+    assert mesh.padded_size(5) == mesh.share_size(5) == 5
     rows = jnp.arange(3)
-    npt.assert_array_equal(mesh.concat_parts(fn)(rows), np.arange(3))
-    assert mesh.replicated(rows) is rows
+    npt.assert_array_equal(mesh.concat_parts(lambda x: x + 1)(rows), [1, 2, 3])
+    assert mesh.sum_parts(jnp.sum, in_axes=(0,))(rows) == 3
+    for same in (mesh.replicated, mesh.split_edges, mesh.cut_clients, mesh.varying):
+        assert same(rows) is rows
+
+
+@pytest.mark.parametrize("shape", ["3x1", "2x2"])
+def test_parts_are_shared_out(shape):
+    """Five rows, which the devices do not divide."""
+
+    def double(x, factor):
+        assert x.shape[0] == mesh_size.pop()
+        return x * factor
+
+    with jax.set_mesh(make(shape)):
+        mesh_size = [mesh.share_size(5)]
+        assert mesh.padded_size(5) == mesh.share_size(5) * mesh.num_devices()
+        parts = jax.jit(lambda x: mesh.concat_parts(double)(x, shared=(2.0,)))
+        npt.assert_array_equal(parts(jnp.arange(5.0)), [0, 2, 4, 6, 8])
+        total = mesh.sum_parts(lambda x, y: jnp.sum(x * y), in_axes=(0, None))
+        assert jax.jit(total)(jnp.arange(12.0), 2.0) == 132
+
+
+@pytest.mark.parametrize("shape", ["1x1", "3x1", "2x2"])
+def test_windows_move_to_their_clients(shape):
+    """Twelve windows of five clients, shared out by windows and then by clients."""
+    values = np.random.default_rng(0).normal(size=(12, 5, 2)).astype(np.float32)
+
+    def move(share):  # [12 / D, 5, 2]
+        moved = mesh.to_clients(jnp.swapaxes(share, 0, 1))
+        return moved.reshape(len(moved), -1, 2)
+
+    with jax.set_mesh(make(shape)):
+        parts = mesh.concat_parts(move)
+        moved = np.asarray(jax.jit(lambda x: parts(x))(values))
+        assert len(moved) == mesh.padded_size(5)
+    npt.assert_array_equal(moved[:5], np.swapaxes(values, 0, 1))
+    npt.assert_array_equal(moved[5:], 0)
+
+
+@pytest.mark.parametrize("shape", ["1x1", "3x1", "2x2"])
+@pytest.mark.parametrize("bits", [32, 16, 8, 4])
+def test_minibatches_are_gathered_from_the_shares(shape, bits):
+    """Exactly, of what crosses in fewer bits as well; indices may repeat."""
+    values = np.random.default_rng(0).normal(size=(5, 12, 4)).astype(np.float32)
+    packed = communication.pack(jnp.asarray(values), bits)
+    indices = jnp.array([7, 0, 11, 3, 3, 8])
+
+    def take(packed, indices):
+        taken = jax.tree.map(lambda x: mesh.take_windows(x, indices), packed)
+        return communication.unpack(taken)
+
+    def gathered(packed, indices):
+        if mesh.num_devices() == 1:
+            return take(packed, indices)
+        return jax.shard_map(
+            take,
+            in_specs=(mesh._spec(1, (mesh.CLIENTS,)), mesh._spec(None)),
+            out_specs=mesh._spec(1, (mesh.CLIENTS,)),
+            axis_names={mesh.CLIENTS},
+        )(packed, indices)
+
+    with jax.set_mesh(make(shape)):
+        found = np.asarray(jax.jit(gathered)(packed, indices))
+    npt.assert_array_equal(found, communication.unpack(packed)[:, indices])
+
+
+def test_a_mesh_is_refused_that_cannot_be():
+    with pytest.raises(InputError, match="edge_parts=3: expected a divisor of the 8"):
+        mesh.make_mesh(edge_parts=3)
+    with (
+        jax.set_mesh(jax.sharding.Mesh(jax.devices()[:2], ("mine",))),
+        pytest.raises(InputError, match="expected the axes"),
+    ):
+        mesh.num_devices()
+
+
+def test_the_mesh_from_before_is_set_again():
+    with mesh.restored():
+        jax.set_mesh(make("2x1"))
+        assert mesh.num_devices() == 2
+        with mesh.on_cpu():
+            assert mesh.num_devices() == 1
+        assert mesh.num_devices() == 2
+    assert mesh.num_devices() == 1
+
+
+def test_nothing_else_asks_for_devices(pytestconfig):
+    asks = re.compile(
+        r"jax\.(local_)?(devices|device_count)\b|default_backend|process_(index|count)"
+    )
+    for folder in ("fedjax_graph", "experiments"):
+        for path in (pytestconfig.rootpath / folder).rglob("*.py"):
+            if path.name != "mesh.py":
+                assert not asks.search(path.read_text()), path
 
 
 APART = """
@@ -120,10 +205,11 @@ import jax, jax.numpy as jnp
 
 def work(counts):
     step = lambda i, x: jnp.sin(x) + 1e-3
-    return jax.lax.fori_loop(0, counts[0], step, jnp.ones(2000))
+    return jax.lax.fori_loop(0, counts[0], step, mesh.varying(jnp.ones(2000)))
 
-total = mesh.sum_parts(work, in_axes=(0,))
-print(jax.jit(total)(jnp.array([1, 50_000_000]))[0])
+with jax.set_mesh(mesh.make_mesh()):
+    total = mesh.sum_parts(work, in_axes=(0,))
+    print(jax.jit(total)(jnp.array([1, 50_000_000]))[0])
 """
 
 

@@ -276,35 +276,54 @@ def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
 def real_share(data: TrafficData, batch_size: int) -> Fraction:
     """The part of a pass's batches that is not padding, for the ledger."""
     steps = batching.steps_per_epoch(len(data.starts), batch_size)
-    return Fraction(len(data.starts), steps * mesh.padded_size(batch_size))
+    padded = mesh.padded_size(batch_size, (mesh.CLIENTS,))
+    return Fraction(len(data.starts), steps * padded)
 
 
 def for_all_windows(
-    fn, batch_size: int, size: int, data: TrafficData, *params
+    fn, batch_size: int, size: int, data: TrafficData, *params, to_clients=False
 ) -> jax.Array:
     """Fills [K, S, size] with `fn(starts, data, *params) -> [K, B, size]` by batches.
 
-    S is rounded up to whole batches, as many for each device.
+    S is rounded up to whole batches, as many for each device. The devices share the
+    batch size, so that each needs less memory the more there are.
+
+    Returns:
+      [K, S, size], each device having the windows that it has filled; `to_clients` the
+      clients, K rounded up to a multiple of the devices: each batch moves at once.
     """
+    batch_size = mesh.share_size(batch_size)
 
     def fill(starts, data, *params):
-        indices = jnp.arange(len(starts)) * batch_size
+        places = jnp.arange(len(starts)) * batch_size
 
-        def step(buffer, batch):
-            starts, index = batch
+        def batch(starts):
             filled = fn(starts, data, *params)
-            return jax.lax.dynamic_update_slice(buffer, filled, (0, index, 0)), None
+            return mesh.to_clients(filled) if to_clients else filled[:, None]
 
-        buffer = jnp.zeros((len(data.client_ids), starts.size, size))
-        return jax.lax.scan(step, buffer, (starts, indices))[0]
+        def step(buffer, one):
+            starts, place = one
+            place = (0, 0, place, 0)
+            return jax.lax.dynamic_update_slice(buffer, batch(starts), place), None
+
+        num_rows, num_shares = jax.eval_shape(batch, starts[0]).shape[:2]
+        buffer = jnp.zeros((num_rows, num_shares, starts.size, size))
+        filled = jax.lax.scan(step, mesh.varying(buffer), (starts, places))[0]
+        return filled.reshape(num_rows, -1, size)
 
     starts, _ = batching.batches(data.starts, batch_size)
-    return mesh.concat_parts(fill, out_axis=1)(starts, shared=(data, *params))
+    starts = starts[
+        jnp.minimum(jnp.arange(mesh.padded_size(len(starts))), len(starts) - 1)
+    ]
+    out_axis = 0 if to_clients else 1
+    return mesh.concat_parts(fill, out_axis)(starts, shared=(data, *params))
 
 
-def real_windows(hidden: jax.Array, data: TrafficData) -> Fraction:
+def real_windows(data: TrafficData, batch_size: int) -> Fraction:
     """The part of `for_all_windows`' [K, S, size] that is not padding."""
-    return Fraction(len(data.starts), hidden.shape[1])
+    batch_size = mesh.share_size(batch_size)
+    steps = batching.steps_per_epoch(len(data.starts), batch_size)
+    return Fraction(len(data.starts), mesh.padded_size(steps) * batch_size)
 
 
 def cnfgnn(
@@ -333,17 +352,19 @@ def cnfgnn(
         def embed(starts, data, client_params, server_params):
             h_c = models.encode(client_params, data, starts)
             arrived = communication.unpack(communication.pack(h_c, bits))
-            return models.embed(server_params, data, arrived)
+            h_g = models.embed(server_params, data, arrived)
+            return communication.down(h_g, real_windows(data, batch_size), bits)
 
         def embed_all(_):
             params = (state.client_params, state.server_params)
-            h_g = for_all_windows(embed, batch_size, size, data, *params)
-            return communication.down(h_g, real_windows(h_g, data), bits)
+            return for_all_windows(
+                embed, batch_size, size, data, *params, to_clients=True
+            )
 
-        shape = jax.eval_shape(embed_all, None).shape
-        return jax.lax.cond(
-            state.round > 0, embed_all, lambda _: jnp.zeros(shape), None
-        )
+        def zeros(_):
+            return mesh.cut_clients(jnp.zeros(jax.eval_shape(embed_all, None).shape))
+
+        return jax.lax.cond(state.round > 0, embed_all, zeros, None)
 
     def encode(starts, data, client_params):  # step (2)
         return models.encode(client_params, data, starts)
@@ -359,8 +380,8 @@ def cnfgnn(
         )
         hidden = for_all_windows(encode, batch_size, size, data, client_params)
         packed = communication.pack(hidden, bits)
-        hidden = mesh.replicated(
-            Hidden(hidden, communication.up(packed, real_windows(hidden, data)))
+        hidden = Hidden(
+            hidden, communication.up(packed, real_windows(data, batch_size))
         )
         server_params, opt_state, server_loss, server_steps = train_server(
             state.server_params,

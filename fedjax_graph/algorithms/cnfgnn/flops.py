@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import mesh
 from fedjax_graph.data.traffic.windows import INPUT_STEPS, TARGET_STEPS
 from fedjax_graph.models.seq2seq import NUM_FEATURES, Seq2Seq, init_params
 
@@ -34,7 +35,7 @@ def count(fn: Callable[..., Any], *args: Any) -> float:
     Raises:
       ValueError: if there is a loop; XLA counts its body once.
     """
-    with jax.default_device(jax.devices("cpu")[0]):
+    with mesh.on_cpu():
         lowered = jax.jit(fn).lower(*args)
         if "stablehlo.while" in lowered.as_text():
             raise ValueError("a loop, of which XLA counts one pass: unroll it")

@@ -46,9 +46,17 @@ def joint_training(
       (params, opt_state, data, key, num_steps, own=(), common=()) -> (params,
       opt_state, mean loss of a client, steps taken), where `own` is a pytree of
       [K, S, ...], of each window, whose minibatch `gradients` gets, and `common` one
-      that it gets as it is. `num_steps` is [] int32, steps taken before.
+      that it gets as it is. A device holds its share of the windows of `own` alone.
+      `num_steps` is [] int32, steps taken before.
     """
-    spread = mesh.sum_parts(gradients, in_axes=(None, None, 0, 2, None, 1, None))
+
+    def of_share(params, data, starts, weights, feed_truth, own, indices, common):
+        own = jax.tree.map(lambda x: mesh.take_windows(x, indices), own)
+        return gradients(params, data, starts, weights, feed_truth, own, common)
+
+    spread = mesh.sum_parts(
+        of_share, (None, None, 0, 2, None, 1, None, None), axes=(mesh.CLIENTS,)
+    )
 
     def train(params, opt_state, data: TrafficData, key, num_steps, own=(), common=()):
         batches = joint_batches(
@@ -63,7 +71,8 @@ def joint_training(
                 data.starts[batch.indices],
                 joint_weights(data, batch, masked_loss),
                 batch.feed_truth,
-                jax.tree.map(lambda x: x[:, batch.indices], own),
+                own,
+                batch.indices,
                 common,
             )
             updates, opt_state = optimizer.update(grads, opt_state, params)
@@ -80,7 +89,8 @@ def joint_training(
 def joint_batches(key: jax.Array, num_windows: int, batch_size: int, *args) -> Batch:
     """`epoch_batches`, padded to a size that the devices divide."""
     batches = epoch_batches(key, num_windows, batch_size, *args)
-    extra = ((0, 0), (0, mesh.padded_size(batch_size) - batch_size))
+    padded = mesh.padded_size(batch_size, (mesh.CLIENTS,))
+    extra = ((0, 0), (0, padded - batch_size))
     return batches._replace(
         indices=jnp.pad(batches.indices, extra), mask=jnp.pad(batches.mask, extra)
     )

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import clients, communication, encryption
+from fedjax_graph.core import clients, communication, encryption, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.federated import cohort_update
@@ -162,7 +162,7 @@ def codes_loss(config: SearchConfig) -> Callable[..., tuple[jax.Array, Any]]:
             return stats, value
 
         keys = jax.random.split(output_key, len(codes))
-        stats, losses = jax.lax.scan(one, stats, (codes, keys))
+        stats, losses = jax.lax.scan(one, mesh.varying(stats), (codes, keys))
         return jnp.mean(losses), stats
 
     return loss

@@ -37,6 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.sparse import csgraph, csr_array
 
+from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic.network import TrafficDataset
 
@@ -370,7 +371,7 @@ def traffic_network(
     network = build_road_network(rng, num_sensors)
     demand = demand_series(rng, network, num_days)
     capacity = capacity_series(rng, network, num_days)
-    with jax.default_device(jax.devices("cpu")[0]):
+    with mesh.on_cpu():
         speed = np.array(simulate(network, demand, capacity)[0])
     speed /= KM_PER_MILE
     speed *= 1 + SENSOR_NOISE * rng.standard_normal(speed.shape, np.float32)

@@ -1,0 +1,259 @@
+"""Rounds compiled for chips that are not here: what each device would hold and do.
+
+The compiler needs no chip. `libtpu` compiles for a TPU pod and JAX's CUDA plugin for
+NVIDIA GPUs on any machine; both are extras of this package (`[tpu]`, `[cuda]`).
+"""
+
+import dataclasses
+import os
+import re
+import time
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_graph.core import mesh
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import hlo_costs
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Rates of one chip as its maker gives them, dense, without sparsity.
+
+    Products of float32 operands run as the precision `tf32` has it: on a GPU as TF32,
+    on a TPU in three passes of bfloat16.
+    """
+
+    platform: str  # tpu or cuda
+    bfloat16_flops: float  # FLOP/s
+    float32_flops: float  # FLOP/s of products of float32 operands
+    bytes: float  # of memory, in a second
+    link_bytes: float  # to other chips, in a second and one direction
+    memory_gib: float
+    source: str
+
+    def rates(self) -> hlo_costs.Rates:
+        """What `hlo_costs.analyse` takes."""
+        short = {"bf16", "f16", "s8", "u8"}
+        return hlo_costs.Rates(
+            lambda dtype: self.bfloat16_flops if dtype in short else self.float32_flops,
+            self.bytes,
+            self.link_bytes,
+        )
+
+
+def _tpu(flops: float, bandwidth: float, link: float, gib: float, page: str) -> Chip:
+    source = f"Google Cloud's page on TPU {page}"
+    return Chip("tpu", flops, flops / 3, bandwidth, link, gib, source)
+
+
+def _gpu(flops: float, bandwidth: float, link: float, gib: float, page: str) -> Chip:
+    source = f"NVIDIA's data sheet of the {page}"
+    return Chip("cuda", flops, flops / 2, bandwidth, link, gib, source)
+
+
+CHIPS = {
+    "v4": _tpu(275e12, 1.2e12, 300e9 / 2, 32, "v4"),
+    "v5e": _tpu(197e12, 819e9, 200e9 / 2, 16, "v5e"),
+    "v5p": _tpu(459e12, 2.765e12, 600e9 / 2, 95, "v5p"),
+    "v6e": _tpu(918e12, 1.64e12, 448e9 / 2, 32, "v6e"),
+    "h100": _gpu(989e12, 3.35e12, 900e9 / 2, 74.5, "H100 (SXM)"),
+    "h200": _gpu(989e12, 4.8e12, 900e9 / 2, 131, "H200 (SXM)"),
+}
+# What the compiler asks of a GPU, from CUDA's table of compute capability 9.0.
+_HOPPER = """
+gpu_device_info {{
+  cuda_compute_capability {{ major: 9 }}
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472 l2_cache_size: 52428800
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth:.0f} device_memory_size: {memory:.0f}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 }}
+device_description_str: "NVIDIA {name}"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A kind of chip and how many: `h200x8`, `v5e:2x2`."""
+
+    name: str
+    chip: Chip
+    topology: str  # as the compiler writes it
+
+    @property
+    def backend(self) -> str:
+        """The platform as JAX names a backend."""
+        return "gpu" if self.chip.platform == "cuda" else self.chip.platform
+
+    def devices(self) -> list[jax.Device]:
+        """Describes the chips to the compiler.
+
+        Raises:
+          InputError: if the compiler's package is missing or knows no such topology.
+        """
+        platform, options = self.chip.platform, {}
+        name = self.topology
+        if platform == "cuda":
+            kind = self.name.partition("x")[0].upper()
+            options = {
+                "target_config": _HOPPER.format(
+                    bandwidth=self.chip.bytes,
+                    memory=self.chip.memory_gib * GIB,
+                    name=kind,
+                ),
+                "topology": self.topology,
+            }
+            name = ""
+        try:
+            found = topologies.get_topology_desc(name, platform, **options)
+        except Exception as error:  # whatever the plugin raises
+            extra = {"tpu": "tpu", "cuda": "cuda"}[platform]
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"compile_for={self.name}: no compiler for it ({reason}); "
+                f"run `pip install fedjax-graph[{extra}]`, or name chips that there are"
+            ) from error
+        return list(found.devices)
+
+
+def use_host() -> None:
+    """Lets the CPU compute what is there before a round is compiled for a TPU.
+
+    Only before JAX has been used: `libtpu` on a machine without a TPU would otherwise
+    be taken for one.
+    """
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    jax.config.update("jax_platforms", "cpu")
+
+
+def parse(text: str) -> Target:
+    """Reads a target: `h200x1`, `h100x8`, `v5e:2x2`, `v5p:2x2x2`.
+
+    Raises:
+      InputError: if it is none.
+    """
+    gpus = re.fullmatch(r"([a-z]+\d+)x(\d+)", text)
+    tpus = re.fullmatch(r"(v\d+[a-z]*):(\d+(?:x\d+)+)", text)
+    found = gpus or tpus
+    chip = CHIPS.get(found[1]) if found else None
+    if not found or not chip or (chip.platform == "tpu") != bool(tpus):
+        raise InputError(
+            f"compile_for={text}: expected a chip and how many, such as h200x8 or "
+            f"v5e:2x2; known: {', '.join(CHIPS)}"
+        )
+    return Target(text, chip, text if tpus else f"1x{found[2]}x1")
+
+
+class Compiled(Exception):  # noqa: N818
+    """Ends a run that was only to be compiled; its argument is the `Report`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a round needs on each device of a target."""
+
+    chip: str
+    devices: int
+    compile_s: float
+    argument_gib: float
+    temporary_gib: float
+    flops: float
+    bytes: float
+    kernels: float
+    collectives: dict[str, dict[str, float]]  # kind -> count and bytes
+    roofline_s: float  # each kernel at the chip's rates, one after another
+    memory_gib: float  # that the chip has
+    text: str = dataclasses.field(repr=False, default="")  # optimized HLO
+
+    def record(self) -> dict[str, Any]:
+        """All but the program, JSON-able."""
+        record = dataclasses.asdict(self)
+        del record["text"]
+        return record
+
+    def lines(self) -> list[str]:
+        """The report in words."""
+        sent = "; ".join(
+            f"{kind} {found['count']:,.0f} times, {found['bytes'] / GIB:.3g} GiB"
+            for kind, found in self.collectives.items()
+        )
+        memory = self.argument_gib + self.temporary_gib
+        return [
+            f"compiled for {self.chip}, {self.devices} devices, in "
+            f"{self.compile_s:.0f} s; on each device:",
+            f"  memory: {self.argument_gib:.3f} GiB of arguments, "
+            f"{self.temporary_gib:.3f} GiB of temporaries, {memory:.3f} of "
+            f"{self.memory_gib:g} GiB",
+            f"  work: {self.flops:.3g} FLOP of products, {self.bytes / GIB:,.1f} GiB "
+            f"read and written, {self.kernels:,.0f} kernels",
+            f"  collectives: {sent or 'none'}",
+            f"  roofline: {self.roofline_s:.3g} s a round",
+        ]
+
+
+def compile_round(
+    algorithm: FederatedAlgorithm, data: Data, target: Target, edge_parts: int = 1
+) -> Report:
+    """Compiles a method's round at the shapes of its data, for chips that are absent.
+
+    Args:
+      algorithm: built with what suits the target; see `clients.auto_clients_per_chunk`.
+      data: training data of one seed, or their shapes.
+      target: the chips.
+      edge_parts: see `mesh.make_mesh`.
+
+    Raises:
+      InputError: see `Target.devices` and `mesh.make_mesh`.
+    """
+    described = mesh.make_mesh(edge_parts, target.devices())
+
+    def shapes(tree):
+        everywhere = NamedSharding(described, PartitionSpec())
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), tree
+        )
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(algorithm.init, key, data)
+    with mesh.restored():
+        jax.set_mesh(described)
+        traced = jax.jit(algorithm.round, donate_argnums=0).trace(
+            *map(shapes, (state, data, key))
+        )
+        lowered = traced.lower(lowering_platforms=(target.chip.platform,))
+        start = time.perf_counter()
+        compiled = lowered.compile()
+        seconds = time.perf_counter() - start
+    return _report(target, described, compiled, seconds)
+
+
+def _report(target: Target, described: Mesh, compiled: Any, seconds: float) -> Report:
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    costs = hlo_costs.analyse(text, target.chip.rates())
+    return Report(
+        chip=target.name,
+        devices=described.size,
+        compile_s=seconds,
+        argument_gib=memory.argument_size_in_bytes / GIB,
+        temporary_gib=memory.temp_size_in_bytes / GIB,
+        flops=costs.flops,
+        bytes=costs.bytes,
+        kernels=costs.kernels,
+        collectives=costs.collectives,
+        roofline_s=costs.seconds,
+        memory_gib=target.chip.memory_gib,
+        text=text,
+    )
