@@ -44,6 +44,7 @@ def pytest_configure(config):
     folder = os.path.join(folder, os.environ.get("PYTEST_XDIST_WORKER", ""))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes started
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_num_cpu_devices", 8)  # for meshes; without one, the first
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

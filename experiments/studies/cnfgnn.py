@@ -43,7 +43,7 @@ class CNFGNNStudy(CNFGNNOptions):
         Raises:
           InputError: one line, where an option or a file does not fit.
         """
-        self.set_up_jax(copied_bytes=configs.hidden_bytes(self))
+        self.set_up_jax()
         methods = self.chosen_methods()
         configs.check_optimizers(self, methods)
         dataset = self.load_network()

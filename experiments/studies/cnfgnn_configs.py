@@ -214,9 +214,3 @@ def patience(study: CNFGNNOptions, method: str) -> int:
     is_alternating = method in paper.ALTERNATING
     default = running.PATIENCE if is_alternating else paper.OTHERS_PATIENCE
     return study.patience or default
-
-
-def hidden_bytes(study: CNFGNNOptions) -> int:
-    """Bytes of h_c of all training windows, 70 % of the readings or so."""
-    size = study.setting("hidden_size", CNFGNNConfig.hidden_size)
-    return int(0.7 * 4 * size * study.num_readings())

@@ -1,6 +1,7 @@
 """Options of what a study works with: data, plugins, and the machine."""
 
 import abc
+import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -13,6 +14,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import compile_for
 
 MOST_COPIED_BYTES = 1.3 * 2**30  # METR-LA in full has 1.2 GiB, PEMS-BAY 2.8 GiB
+MOST_CPU_DEVICES = 8  # each holds a copy of what is not shared out
 _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 
 
@@ -95,29 +97,33 @@ class MachineOptions(Options):
     def set_up_jax(self, copied_bytes: int = 0) -> None:
         """Applies the precision, makes the CPU's cores devices, and sets the mesh.
 
-        In a process that has used JAX before, the devices stay as they are.
+        In a process that has used JAX before, the CPU's devices stay as many as they
+        are, and the mesh has some of them.
 
         Args:
           copied_bytes: what each device will hold a copy of. Where that is much, and
             `num_cpu_devices` is not given, the CPU stays one device.
 
         Raises:
-          InputError: if `num_cpu_devices` is given and comes too late.
+          InputError: if more CPU devices are asked for than a process has that has
+            used JAX before, or `edge_parts` does not divide the devices.
         """
         if self.compile_for:
             compile_for.use_host()
         precision = _JAX_PRECISION[self.precision]
         jax.config.update("jax_default_matmul_precision", precision)
         is_large = copied_bytes > MOST_COPIED_BYTES or self.compile_for is not None
-        chosen = self.num_cpu_devices
-        try:
-            mesh.use_cpu_cores(chosen or (1 if is_large else None))
-        except RuntimeError as error:  # JAX has been used
-            found = mesh.num_cpu_devices()
-            if chosen not in (None, found):
+        usual = 1 if is_large else min(mesh.num_cores(), MOST_CPU_DEVICES)
+        chosen = self.num_cpu_devices or usual
+        with contextlib.suppress(RuntimeError):  # JAX has been used
+            mesh.use_cpu_cores(chosen)
+        found = mesh.all_devices()
+        if mesh.backend() == "cpu":
+            if self.num_cpu_devices and len(found) < chosen:
                 raise InputError(
-                    f"--num_cpu_devices={chosen}: JAX is already in use with {found}; "
-                    "run the study first in its process"
-                ) from error
+                    f"--num_cpu_devices={chosen}: JAX is already in use with "
+                    f"{len(found)}; run the study first in its process"
+                )
+            found = found[:chosen]
         if self.compile_for is None:
-            jax.set_mesh(mesh.make_mesh(self.edge_parts))
+            jax.set_mesh(mesh.make_mesh(self.edge_parts, found))

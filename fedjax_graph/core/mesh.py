@@ -36,26 +36,28 @@ _NO_MESH = Mesh(np.empty((), object), ())
 _WAIT_FLAG = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
-def use_cpu_cores(num_cores: int | None = None) -> None:
-    """Makes each CPU core a device; only before JAX has been used.
+def num_cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def use_cpu_cores(num_cores: int) -> None:
+    """Makes CPU cores devices; only before JAX has been used.
 
     Args:
-      num_cores: how many; by default those that this process may use, at most 8, as
-        each holds a copy of what is not shared out.
+      num_cores: how many.
     """
-    if num_cores is None:
-        has_affinity = hasattr(os, "sched_getaffinity")  # Linux
-        usable = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
-        num_cores = min(usable or 1, 8)
     if num_cores > 1:
         _let_devices_wait()
     if jax.config.jax_num_cpu_devices != num_cores:
         jax.config.update("jax_num_cpu_devices", num_cores)
 
 
-def num_cpu_devices() -> int:
-    """How many devices the CPU is to JAX."""
-    return len(jax.devices("cpu"))
+def all_devices() -> list[Any]:
+    """The devices of JAX, of all processes."""
+    return jax.devices()
 
 
 def _let_devices_wait() -> None:
@@ -81,7 +83,7 @@ def _let_devices_wait() -> None:
 # --- The mesh ------------------------------------------------------------------------
 
 
-def make_mesh(edge_parts: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(edge_parts: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
     """Makes a mesh with the axes `clients` and `edges`.
 
     Args:
@@ -137,7 +139,7 @@ def backend() -> str:
     return {"cuda": "gpu", "rocm": "gpu"}.get(kind, kind)
 
 
-def _devices() -> list[jax.Device]:
+def _devices() -> list[Any]:
     mesh = jax.sharding.get_mesh()
     return jax.devices() if mesh.empty else list(mesh.devices.flat)
 

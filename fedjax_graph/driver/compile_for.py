@@ -97,7 +97,7 @@ class Target:
         """The platform as JAX names a backend."""
         return "gpu" if self.chip.platform == "cuda" else self.chip.platform
 
-    def devices(self) -> list[jax.Device]:
+    def devices(self) -> list[Any]:
         """Describes the chips to the compiler.
 
         Raises:

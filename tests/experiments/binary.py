@@ -101,7 +101,6 @@ class Machine:
             if not key.startswith("FEDJAX_GRAPH_")
         } | {
             "FEDJAX_GRAPH_CACHE": str(folder / "cache"),
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         }
         if not all_cores and hasattr(os, "sched_setaffinity"):
             cores = sorted(os.sched_getaffinity(0))

@@ -247,6 +247,7 @@ def test_generations_are_those_of_the_oracle(name, whole_numbers, train, quick_j
     assert round_._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_a_generation_of_the_supernet(train, quick_jit):
     """After the warm-up, with the fitness of the network's losses."""
     config = dataclasses.replace(

@@ -123,6 +123,7 @@ def first_adam_step(grad, rate):
     return -rate * grad / (np.abs(grad) + 1e-8)
 
 
+@pytest.mark.slow
 def test_the_weights_step_by_hand(data, problem, train, quick_jit):
     model, alphas, clients = problem
     trees = [((grads, stats), value) for ((value, stats), grads), _ in clients]
@@ -214,6 +215,7 @@ def test_alphas_find_the_op_that_labels_come_from(data, quick_jit):
 # --- The search ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_round_takes_turns(data, train, learn, quick_jit):
     """Two steps, and the score of the derived code."""
     config = dataclasses.replace(CONFIG, num_steps=2)

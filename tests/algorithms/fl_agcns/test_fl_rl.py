@@ -225,6 +225,7 @@ def test_a_rewarded_gene_becomes_likely():
 # --- The search ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rounds_of_the_search(quick_jit):
     config = FLRLConfig(
         client_graphs.NUM_FEATURES,
