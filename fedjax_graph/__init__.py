@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         federated_round,
     )
     from fedjax_graph.core.local import local_update
+    from fedjax_graph.core.mesh import make_mesh
     from fedjax_graph.core.optimizers import OptimizerConfig
     from fedjax_graph.core.task import Task
     from fedjax_graph.data.catalog import load, register_dataset
@@ -43,6 +44,7 @@ __all__ = [
     "load",
     "local_update",
     "make_config",
+    "make_mesh",
     "map_clients",
     "plugins",
     "register_aggregator",
@@ -58,6 +60,7 @@ _MODULES = {
     "core.algorithm": ("FederatedAlgorithm",),
     "core.clients": ("Cohort", "map_clients"),
     "core.errors": ("InputError",),
+    "core.mesh": ("make_mesh",),
     "core.federated": ("FederatedConfig", "federated", "federated_round"),
     "core.local": ("local_update",),
     "core.optimizers": ("OptimizerConfig",),

@@ -4,13 +4,14 @@ import abc
 import contextlib
 import dataclasses
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
 from experiments.studies.options import Options, option
 from fedjax_graph.core import mesh, plugins
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.download import cache_folder
 from fedjax_graph.driver import compile_for
 
 MOST_COPIED_BYTES = 1.3 * 2**30  # METR-LA in full has 1.2 GiB, PEMS-BAY 2.8 GiB
@@ -71,6 +72,8 @@ class DataOptions(Options):
 class MachineOptions(Options):
     """Options of the hardware: matrix precision, and CPU cores as devices."""
 
+    keeps_programs: ClassVar[bool] = True  # unless told otherwise
+
     precision: str = option(
         "tf32",
         "Precision of matrix products on accelerators; a CPU always computes float32.",
@@ -83,6 +86,11 @@ class MachineOptions(Options):
         lower=1,
     )
 
+    compilation_cache: str | None = option(
+        None,
+        "Folder that keeps compiled programs for later runs, or `off`; by default "
+        "$JAX_COMPILATION_CACHE_DIR, or one beside the downloads.",
+    )
     compile_for: str | None = option(
         None,
         "Compile a round of --methods for chips that are not here, such as h200x8 or "
@@ -110,6 +118,7 @@ class MachineOptions(Options):
         """
         if self.compile_for:
             compile_for.use_host()
+        self._keep_programs()
         precision = _JAX_PRECISION[self.precision]
         jax.config.update("jax_default_matmul_precision", precision)
         is_large = copied_bytes > MOST_COPIED_BYTES or self.compile_for is not None
@@ -127,3 +136,14 @@ class MachineOptions(Options):
             found = found[:chosen]
         if self.compile_for is None:
             jax.set_mesh(mesh.make_mesh(self.edge_parts, found))
+
+    def _keep_programs(self) -> None:
+        """Lets JAX keep what took it a second or more to compile."""
+        folder = self.compilation_cache
+        if folder == "off":
+            jax.config.update("jax_compilation_cache_dir", None)
+        elif folder or (
+            self.keeps_programs and not jax.config.jax_compilation_cache_dir
+        ):
+            folder = folder or str(cache_folder() / "programs")
+            jax.config.update("jax_compilation_cache_dir", folder)

@@ -174,6 +174,7 @@ class Report:
     bytes: float
     kernels: float
     collectives: dict[str, dict[str, float]]  # kind -> count and bytes
+    host_transfers: float
     roofline_s: float  # each kernel at the chip's rates, one after another
     memory_gib: float  # that the chip has
     text: str = dataclasses.field(repr=False, default="")  # optimized HLO
@@ -253,6 +254,7 @@ def _report(target: Target, described: Mesh, compiled: Any, seconds: float) -> R
         bytes=costs.bytes,
         kernels=costs.kernels,
         collectives=costs.collectives,
+        host_transfers=costs.host_transfers,
         roofline_s=costs.seconds,
         memory_gib=target.chip.memory_gib,
         text=text,

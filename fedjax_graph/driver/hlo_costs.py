@@ -36,6 +36,8 @@ _FREE = {
     *("add-dependency", "get-dimension-size", "broadcast"),
 }
 _SLICES = {"dynamic-slice", "gather", "slice"}
+_TO_HOST = {"infeed", "outfeed", "send", "recv"}
+_HOST_CALL = re.compile(r"is_host_transfer=true|xla_(ffi_)?python|MoveToHost")
 _FREE_CALL = re.compile(r"AllocateBuffer|Sharding|AssumeGather|annotate")
 _PRODUCT_CALL = re.compile(r"gemm|matmul|cublas", re.IGNORECASE)
 
@@ -62,12 +64,13 @@ class Costs:
     flops: float = 0.0  # of products; a multiplication and an addition are two
     bytes: float = 0.0  # read and written in the device's memory
     kernels: float = 0.0
+    host_transfers: float = 0.0
     seconds: float = 0.0  # kernels one after another, each at the roofline
     collectives: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     def add(self, other: "Costs", times: float = 1) -> None:
         """Adds what happens `times` times."""
-        for field in ("flops", "bytes", "kernels", "seconds"):
+        for field in ("flops", "bytes", "kernels", "host_transfers", "seconds"):
             value = getattr(self, field) + times * getattr(other, field)
             setattr(self, field, value)
         for kind, found in other.collectives.items():
@@ -212,6 +215,8 @@ class _Program:
         costs = Costs(kernels=1)
         called = line.named("calls") if kind == "fusion" else None
         inside = self._computations.get(called or "", {})
+        if kind in _TO_HOST or _HOST_CALL.search(line.rest):
+            costs.host_transfers = 1
         if kind in COLLECTIVES:
             sent = [lines[x].shape for x in line.operands if x in lines]
             size = sum(num_bytes(shape, everywhere=True) for shape in sent)

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import fedjax_graph as fg
@@ -141,6 +142,15 @@ SCHEDULED = "adam,schedule=cosine"
         (SFLStudy, {"client_graph": "none", "methods": ("fed_avg",)}, "concerns none"),
         (benchmark.BenchmarkStudy, {"peer": True}, "--peer needs --peer_script=FILE"),
         (SFLStudy, {"client_optimizer": 3}, "--client_optimizer=3: expected a str"),
+        *(
+            (study_type, {"compile_for": "h200"}, "compile_for=h200: expected a chip")
+            for study_type in SYSTEMS
+        ),
+        (
+            CNFGNNStudy,
+            {"compile_for": "v5e:2x2", "methods": ("all",)},
+            "--compile_for: name the methods",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_a_folder_is_made(
@@ -176,3 +186,26 @@ def test_the_folder_of_the_environment_is_read_when_a_study_is_made(monkeypatch)
     assert SFLStudy(data_dir="three").data_dir == "three"
     monkeypatch.delenv("FEDJAX_GRAPH_DATA")
     assert SFLStudy().data_dir is None
+
+
+@pytest.fixture
+def cache():
+    """JAX's setting, which is put back."""
+    before = jax.config.jax_compilation_cache_dir
+    yield lambda: jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_programs_are_kept_unless_told_otherwise(cache, monkeypatch, tmp_path):
+    chosen = cache()
+    SFLStudy()._keep_programs()
+    assert cache() == chosen  # the environment's
+    SFLStudy(compilation_cache=str(tmp_path / "mine"))._keep_programs()
+    assert cache() == str(tmp_path / "mine")
+    SFLStudy(compilation_cache="off")._keep_programs()
+    assert cache() is None
+    monkeypatch.setenv("FEDJAX_GRAPH_CACHE", str(tmp_path))
+    benchmark.BenchmarkStudy()._keep_programs()
+    assert cache() is None, "a benchmark measures compiling"
+    SFLStudy()._keep_programs()
+    assert cache() == str(tmp_path / "programs")

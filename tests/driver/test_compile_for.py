@@ -1,0 +1,126 @@
+"""Rounds compiled for chips that are not here, and exported for any."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import compile_for
+from tests.algorithms import test_conformance as conformance
+from tests.algorithms.problems import Nodes, Seq2SeqTraffic, Subgraphs, Traffic
+
+SMALL = {  # command lines whose rounds compile in seconds
+    "cnfgnn": (
+        "--num_sensors=6",
+        "--num_days=2",
+        "--hidden_size=8",
+        "--methods=cnfgnn",
+    ),
+    "sfl": (
+        "--dataset=synthetic",
+        "--num_sensors=6",
+        "--num_days=2",
+        "--rnn_hidden_size=8",
+        "--methods=sfl",
+    ),
+    "graphfl": ("--methods=graphfl",),
+    "fl_agcns": ("--methods=gcn",),
+}
+COLLECTIVES = {  # what the design says; counts of a round
+    "cnfgnn": {"all-to-all", "reduce-scatter", "all-reduce"},
+    "sfl": set(),
+    "graphfl": set(),
+    "fl_agcns": set(),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "platform", "topology", "backend"),
+    [
+        ("h200x8", "cuda", "1x8x1", "gpu"),
+        ("h100x1", "cuda", "1x1x1", "gpu"),
+        ("v5e:16x16", "tpu", "v5e:16x16", "tpu"),
+        ("v5p:2x2x2", "tpu", "v5p:2x2x2", "tpu"),
+    ],
+)
+def test_targets(text, platform, topology, backend):
+    target = compile_for.parse(text)
+    assert (target.chip.platform, target.topology) == (platform, topology)
+    assert target.backend == backend
+
+
+@pytest.mark.parametrize(
+    "text", ["h200", "x8", "h200:2x2", "v5ex4", "v5e", "v9e:2x2", "h200x", "H200x1"]
+)
+def test_what_is_no_target_is_refused(text):
+    with pytest.raises(InputError, match=f"compile_for={text}: expected a chip .*v5e"):
+        compile_for.parse(text)
+
+
+def test_rates_have_a_source_and_an_order():
+    for name, chip in compile_for.CHIPS.items():
+        assert name in chip.source.lower().replace("tpu ", "")
+        rates = chip.rates()
+        assert rates.flops("bf16") > rates.flops("f32") > rates.bytes > rates.link_bytes
+
+
+@pytest.mark.parametrize("system", SMALL)
+def test_a_round_compiles_for_a_tpu(tmp_path, system):
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu, of the extra [tpu], is missing")
+    command = [sys.executable, "-m", f"experiments.{system}", *SMALL[system]]
+    done = subprocess.run(
+        [*command, "--compile_for=v5e:2x2", f"--workdir={tmp_path / 'run'}"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert not (tmp_path / "run").exists()
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert (report["chip"], report["devices"]) == ("v5e:2x2", 4)
+    assert report["host_transfers"] == 0
+    assert set(report["collectives"]) >= COLLECTIVES[system]
+    assert 0 < report["temporary_gib"] < 1 and report["flops"] > 0
+    assert report["roofline_s"] > 0 and report["compile_s"] > 0
+
+
+def test_without_a_compiler_the_extra_is_named():
+    if importlib.util.find_spec("libtpu") is not None:
+        pytest.skip("libtpu is here")
+    with pytest.raises(InputError, match=r"compile_for=v5e:2x2: .*fedjax-graph\[tpu\]"):
+        compile_for.parse("v5e:2x2").devices()
+
+
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        ("cnfgnn", Traffic),
+        ("fed_avg", Seq2SeqTraffic),
+        ("sfl_star", Traffic),
+        ("graphfl", Nodes),
+        ("fed_sgd", Subgraphs),
+        ("fl_agcns", Subgraphs),
+    ],
+)
+def test_a_round_is_exported_for_all_platforms(
+    train, few_convolutions, method, problem
+):
+    """From one source; nothing is compiled."""
+    data = (problem(train) if problem in (Traffic, Seq2SeqTraffic) else problem()).train
+    values = conformance.TINY[problem][method]
+    algorithm = get_method(method).factory(make_config(method, values))
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
+    exported = jax.export.export(
+        jax.jit(algorithm.round), platforms=("cpu", "cuda", "tpu")
+    )(state, data, jax.random.key(0))
+    assert exported.platforms == ("cpu", "cuda", "tpu")
+    after, _ = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+    assert jax.tree.structure(after) == jax.tree.structure(state)

@@ -1,0 +1,125 @@
+"""What is read off a compiled program, against counts by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_graph.driver import hlo_costs
+
+RATES = hlo_costs.Rates(
+    lambda dtype: 4e6 if dtype == "bf16" else 2e6, bytes=1e6, link_bytes=1e3
+)
+NUM_ROWS, SIZE, NUM_STEPS = 32, 64, 7
+STEP_FLOPS = 2 * NUM_ROWS * SIZE * SIZE
+
+
+def analyse(fn, *shapes):
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return hlo_costs.analyse(jax.jit(fn).lower(*args).compile().as_text(), RATES)
+
+
+def test_products_in_loops_count_as_often_as_they_run():
+    def repeated(x, w):
+        def step(x, _):
+            return jnp.tanh(x @ w), None
+
+        return jax.lax.scan(step, x, None, length=NUM_STEPS)[0]
+
+    once = analyse(lambda x, w: jnp.tanh(x @ w), (NUM_ROWS, SIZE), (SIZE, SIZE))
+    assert once.flops == STEP_FLOPS
+    costs = analyse(repeated, (NUM_ROWS, SIZE), (SIZE, SIZE))
+    assert costs.flops == NUM_STEPS * STEP_FLOPS
+    assert costs.kernels >= NUM_STEPS
+
+    def nested(x, w):
+        return jax.lax.fori_loop(0, 3, lambda _, x: repeated(x, w), x)
+
+    assert analyse(nested, (NUM_ROWS, SIZE), (SIZE, SIZE)).flops == 3 * costs.flops
+
+
+def test_a_product_reads_and_writes_its_arrays():
+    costs = analyse(jnp.matmul, (NUM_ROWS, SIZE), (SIZE, SIZE))
+    moved = 4 * (2 * NUM_ROWS * SIZE + SIZE * SIZE)
+    assert moved <= costs.bytes <= 2 * moved  # a copy of one operand, at most
+    assert costs.seconds == pytest.approx(costs.bytes / 1e6 + STEP_FLOPS / 2e6, rel=0.5)
+    assert not costs.collectives
+
+
+def test_of_a_long_array_a_loop_reads_its_slices():
+    """Not the whole array in each pass, which would be 1000 times as much."""
+    num_rows, size = 1000, 256
+
+    def rows_in_turn(x):
+        def step(total, row):
+            return jnp.sin(total + row), None
+
+        return jax.lax.scan(step, jnp.zeros(size), x)[0]
+
+    whole = 4 * num_rows * size
+    assert whole <= analyse(rows_in_turn, (num_rows, size)).bytes < 12 * whole
+
+
+def test_of_a_long_array_that_is_filled_updates_count():
+    num_rows, size = 1000, 256
+
+    def fill(x):
+        def step(x, _):
+            x = jnp.sin(x)
+            return x, x
+
+        return jax.lax.scan(step, x, None, length=num_rows)[1]
+
+    whole = 4 * num_rows * size
+    assert whole <= analyse(fill, (size,)).bytes < 12 * whole
+
+
+def test_collectives_count_what_a_device_sends():
+    devices = jax.devices()[:4]
+    sharding = jax.sharding.NamedSharding(
+        jax.sharding.Mesh(devices, ("x",)), jax.sharding.PartitionSpec("x")
+    )
+    x = jax.ShapeDtypeStruct((4 * SIZE,), jnp.float32, sharding=sharding)
+
+    def steps(x):
+        def step(total, _):
+            return jnp.sin(total + jnp.sum(x + total)), None
+
+        return jax.lax.scan(step, jnp.float32(0), None, length=NUM_STEPS)[0]
+
+    costs = hlo_costs.analyse(jax.jit(steps).lower(x).compile().as_text(), RATES)
+    found = costs.collectives["all-reduce"]
+    assert found == {"count": NUM_STEPS, "bytes": NUM_STEPS * 4}
+    assert costs.host_transfers == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [  # as GPU and TPU compilers write products
+        (
+            "%p = f32[8,16]{1,0} custom-call(%a, %b), "
+            'custom_call_target="__cublas$gemm", '
+            'backend_config={"gemm_backend_config":{"dot_dimension_numbers":'
+            '{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}',
+            2 * 8 * 16 * 32,
+        ),
+        (
+            "%p = f32[8,16]{1,0:T(8,128)} convolution(%a, %b), dim_labels=bf_io->bf",
+            2 * 8 * 16 * 32,
+        ),
+    ],
+)
+def test_products_of_accelerators(line, expected):
+    text = "\n".join(
+        [
+            "HloModule m",
+            "",
+            "ENTRY %main (a: f32[8,32], b: f32[32,16]) -> f32[8,16] {",
+            "  %a = f32[8,32]{1,0:T(8,128)S(1)} parameter(0)",
+            "  %b = f32[32,16]{1,0} parameter(1)",
+            f"  ROOT {line}",
+            "}",
+        ]
+    )
+    costs = hlo_costs.analyse(text, RATES)
+    assert costs.flops == expected
+    assert costs.bytes == 4 * (32 * 16 + 8 * 16)  # `a` is on the chip
