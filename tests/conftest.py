@@ -178,7 +178,9 @@ def few_convolutions():
     With attention, with batch statistics and without weights; the tests of the SuperNet
     have all twelve.
     """
+    jax.clear_caches()  # of what was traced with the others
     with pytest.MonkeyPatch.context() as patch:
         for module in (architecture, relaxation, supernet):
             patch.setattr(module, "OPS", ("GATConv", "GINConv", "APPNP"))
         yield
+    jax.clear_caches()
