@@ -16,6 +16,7 @@ are too small to be shared by cores, train side by side.
 """
 
 import contextlib
+import importlib.util
 import math
 import mmap
 import os
@@ -67,6 +68,8 @@ def _let_devices_wait() -> None:
     machine and a long round make happen. An unknown flag aborts as well, so it is set
     only where the library has it.
     """
+    if importlib.util.find_spec("libtpu") and jax.config.jax_platforms != "cpu":
+        return  # it ends a process at a flag of the CPU
     flags = os.environ.get("XLA_FLAGS", "")
     library = pathlib.Path(jaxlib.__file__).with_name("libjax_common.so")
     if _WAIT_FLAG in flags or not library.exists():

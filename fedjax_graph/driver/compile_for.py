@@ -132,8 +132,12 @@ def use_host() -> None:
     """Lets the CPU compute what is there before a round is compiled for a TPU.
 
     Only before JAX has been used: `libtpu` on a machine without a TPU would otherwise
-    be taken for one.
+    be taken for one. It ends a process whose XLA_FLAGS it does not know, so those of
+    the CPU are dropped.
     """
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    kept = [flag for flag in flags if not flag.startswith("--xla_cpu_")]
+    os.environ["XLA_FLAGS"] = " ".join(kept)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     jax.config.update("jax_platforms", "cpu")
