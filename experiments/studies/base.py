@@ -71,7 +71,7 @@ class Study(DataOptions, MachineOptions):
           InputError: naming the flag.
         """
         super().__post_init__()
-        if self.compile_for:
+        if self.compile_for is not None:
             compile_for.parse(self.compile_for)
         if self.clients_per_chunk != "auto":  # which asks JAX for the device
             self.chunk()
@@ -198,7 +198,7 @@ class Study(DataOptions, MachineOptions):
           InputError: if the option cannot be read.
         """
         backend = None
-        if self.compile_for:
+        if self.compile_for is not None:
             backend = compile_for.parse(self.compile_for).backend
         return clients.parse_clients_per_chunk(self.clients_per_chunk, backend)
 
@@ -214,20 +214,26 @@ class Study(DataOptions, MachineOptions):
           InputError: one line, where a plugin cannot be imported, or a setting or a
             file does not fit.
         """
-        if not self.compile_for:
+        if self.compile_for is None:
             return super().run()
         if self.methods and "all" in self.methods:
             raise InputError("--compile_for: name the methods; all is none")
+        if getattr(self, "sweep", None):
+            raise InputError("--compile_for compiles one run, not --sweep")
         records = []
         for method in self.methods or (self.system,):
-            report = self._compiled(method)
-            print("\n".join([f"{method}: {report.lines()[0]}", *report.lines()[1:]]))
-            print(json.dumps({"method": method, **report.record()}), flush=True)
+            name, report = self._compiled(method)
+            print("\n".join([f"{name}: {report.lines()[0]}", *report.lines()[1:]]))
+            print(json.dumps({"method": name, **report.record()}), flush=True)
             records.append(report.record())
         return records
 
-    def _compiled(self, method: str) -> compile_for.Report:
-        """Prepares a run of one method, and compiles its round in place of running."""
+    def _compiled(self, method: str) -> tuple[str, compile_for.Report]:
+        """Prepares a run of one method, and compiles what it would train first.
+
+        A search has more rounds than one kind, and GraphFL's self-training a teacher:
+        the name says which was compiled.
+        """
         with tempfile.TemporaryDirectory() as folder:
             workdir = str(pathlib.Path(folder, "run"))
             one = dataclasses.replace(self, methods=(method,), workdir=workdir)
@@ -235,8 +241,8 @@ class Study(DataOptions, MachineOptions):
                 with contextlib.redirect_stdout(io.StringIO()):
                     super(Study, one).run()
             except compile_for.Compiled as done:
-                return done.args[0]
-        raise InputError(f"--compile_for: {method} is not trained, so has no round")
+                return done.args
+        raise InputError(f"--compile_for: {method} has no round")
 
 
 # --- Methods -------------------------------------------------------------------------

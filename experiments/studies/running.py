@@ -110,12 +110,13 @@ def run_method(
         rate_name=rate_name,
     )
     run_config = dataclasses.replace(run_config, **run_settings)
-    if study.compile_for:
+    if study.compile_for is not None:
+        if not registered.is_trained:
+            raise InputError(f"--compile_for: {name} is not trained, so has no round")
         data = rounds.of_seed(splits["train"], 0, run_config.is_drawn)
         target = compile_for.parse(study.compile_for)
-        raise compile_for.Compiled(
-            compile_for.compile_round(algorithm, data, target, study.edge_parts)
-        )
+        report = compile_for.compile_round(algorithm, data, target, study.edge_parts)
+        raise compile_for.Compiled(name, report)
     settings = writers.to_jsonable(
         {
             "method": registered_name,

@@ -7,6 +7,7 @@ import os
 from typing import Any, ClassVar
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from experiments.studies.options import Options, option
 from fedjax_graph.core import mesh, plugins
@@ -14,7 +15,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.download import cache_folder
 from fedjax_graph.driver import compile_for
 
-MOST_COPIED_BYTES = 1.3 * 2**30  # METR-LA in full has 1.2 GiB, PEMS-BAY 2.8 GiB
+MOST_COPIED_BYTES = 1.3 * 2**30
 MOST_CPU_DEVICES = 8  # each holds a copy of what is not shared out
 _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 
@@ -81,8 +82,8 @@ class MachineOptions(Options):
     )
     num_cpu_devices: int | None = option(
         None,
-        "Without an accelerator: CPU cores that share the work; by default all, but "
-        "one for data so large that copies of it would fill the memory.",
+        "Without an accelerator: CPU cores that share the work; by default all, up to "
+        "8, but one for data so large that copies of it would fill the memory.",
         lower=1,
     )
 
@@ -116,19 +117,21 @@ class MachineOptions(Options):
           InputError: if more CPU devices are asked for than a process has that has
             used JAX before, or `edge_parts` does not divide the devices.
         """
-        if self.compile_for:
+        if self.compile_for is not None:
             compile_for.use_host()
         self._keep_programs()
         precision = _JAX_PRECISION[self.precision]
         jax.config.update("jax_default_matmul_precision", precision)
-        is_large = copied_bytes > MOST_COPIED_BYTES or self.compile_for is not None
+        is_large = copied_bytes > MOST_COPIED_BYTES
         usual = 1 if is_large else min(mesh.num_cores(), MOST_CPU_DEVICES)
         chosen = self.num_cpu_devices or usual
+        if self.compile_for is not None:
+            chosen = 1  # which describes the data
         with contextlib.suppress(RuntimeError):  # JAX has been used
             mesh.use_cpu_cores(chosen)
         found = mesh.all_devices()
         if mesh.backend() == "cpu":
-            if self.num_cpu_devices and len(found) < chosen:
+            if len(found) < chosen and self.num_cpu_devices:
                 raise InputError(
                     f"--num_cpu_devices={chosen}: JAX is already in use with "
                     f"{len(found)}; run the study first in its process"
@@ -140,10 +143,11 @@ class MachineOptions(Options):
     def _keep_programs(self) -> None:
         """Lets JAX keep what took it a second or more to compile."""
         folder = self.compilation_cache
-        if folder == "off":
+        if folder == "off" or (self.compile_for is not None and not folder):
             jax.config.update("jax_compilation_cache_dir", None)
         elif folder or (
             self.keeps_programs and not jax.config.jax_compilation_cache_dir
         ):
             folder = folder or str(cache_folder() / "programs")
             jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()  # of what another run in the process used

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_graph.core.errors import InputError
 
@@ -118,18 +118,25 @@ def _current() -> AbstractMesh:
     return jax.sharding.get_abstract_mesh()
 
 
+def _checked() -> AbstractMesh:
+    mesh = _current()
+    is_ours = mesh.axis_names == AXES and AxisType.Explicit not in mesh.axis_types
+    if not (mesh.empty or is_ours):
+        raise InputError(
+            f"mesh: expected one of fg.make_mesh, with the axes {AXES}, not one with "
+            f"{mesh.axis_names} of types {mesh.axis_types}"
+        )
+    return mesh
+
+
 def num_devices() -> int:
     """Number of devices that share the work here: 1 within a share, or without a mesh.
 
     Raises:
-      InputError: if the mesh that is set has other axes than `make_mesh` gives.
+      InputError: if the mesh that is set is not as `make_mesh` makes it.
     """
-    mesh = _current()
-    if mesh.empty or mesh.manual_axes:
-        return 1
-    if mesh.axis_names != AXES:
-        raise InputError(f"mesh: expected the axes {AXES}, not {mesh.axis_names}")
-    return mesh.size
+    mesh = _checked()
+    return 1 if mesh.empty or mesh.manual_axes else mesh.size
 
 
 def backend() -> str:
@@ -166,7 +173,7 @@ def on_cpu() -> Iterator[None]:
 
 
 def _num_parts(axes: Sequence[str]) -> int:
-    mesh = _current()
+    mesh = _checked()
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in axes)
 
 

@@ -131,7 +131,8 @@ class Target:
 def use_host() -> None:
     """Lets the CPU compute what is there before a round is compiled for a TPU.
 
-    Only before JAX has been used: `libtpu` on a machine without a TPU would otherwise
+    Only before JAX has been used, and for good: this process then computes on the CPU
+    alone. `libtpu` on a machine without a TPU would otherwise
     be taken for one. It ends a process whose XLA_FLAGS it does not know, so those of
     the CPU are dropped.
     """
@@ -152,7 +153,7 @@ def parse(text: str) -> Target:
     gpus = re.fullmatch(r"([a-z]+\d+)x(\d+)", text)
     tpus = re.fullmatch(r"(v\d+[a-z]*):(\d+(?:x\d+)+)", text)
     found = gpus or tpus
-    chip = CHIPS.get(found[1]) if found else None
+    chip = CHIPS.get(found[1]) if found and "0" not in found[2].split("x") else None
     if not found or not chip or (chip.platform == "tpu") != bool(tpus):
         raise InputError(
             f"compile_for={text}: expected a chip and how many, such as h200x8 or "
@@ -162,7 +163,7 @@ def parse(text: str) -> Target:
 
 
 class Compiled(Exception):  # noqa: N818
-    """Ends a run that was only to be compiled; its argument is the `Report`."""
+    """Ends a run that was only to be compiled: what was compiled, and its `Report`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,6 +66,7 @@ class Costs:
     kernels: float = 0.0
     host_transfers: float = 0.0
     seconds: float = 0.0  # kernels one after another, each at the roofline
+    # kind -> count, and bytes that a device hands in, of all-gathers those it takes in
     collectives: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     def add(self, other: "Costs", times: float = 1) -> None:
@@ -220,6 +221,9 @@ class _Program:
         if kind in COLLECTIVES:
             sent = [lines[x].shape for x in line.operands if x in lines]
             size = sum(num_bytes(shape, everywhere=True) for shape in sent)
+            if kind == "all-gather":  # a device takes in what the others have
+                whole = num_bytes(line.shape, everywhere=True)
+                size = whole - size * (2 if line.shape.startswith("(") else 1)
             costs.collectives[kind] = {"count": 1, "bytes": size}
             costs.seconds = size / self._rates.link_bytes
             return costs

@@ -36,6 +36,7 @@ def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -
         "adjacency": dataset.adjacency,
         "mean": np.asarray(train.mean),
         "std": np.asarray(train.std),
+        "step_ns": np.median(np.diff(dataset.timestamps.astype(np.int64))),
     }
     if len(train.speed) < len(dataset.sensor_ids):
         network["num_trained"] = np.asarray(len(train.speed))
@@ -43,7 +44,7 @@ def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -
     if path.exists() and (results.exists() or any(path.parent.glob("*/checkpoints/*"))):
         kept = files.read_npz(path)
         for key, value in network.items():
-            if not np.array_equal(kept.get(key), value):
+            if key in kept and not np.array_equal(kept[key], value):
                 raise InputError(
                     f"{path}: the run was made on other data ({key} differs); resume "
                     "with the same dataset or start anew in another workdir"
@@ -69,8 +70,8 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
 
     Raises:
       InputError: if there is no such run, it cannot be read or its method is not
-        registered; by the function, if
-        the readings or time stamps have the wrong shape or readings make no sense.
+        registered; by the function, if the readings or time stamps have the wrong
+        shape or make no sense.
     """
     workdir = pathlib.Path(workdir)
     folder, network = workdir / method / "checkpoints", workdir / "network.npz"
@@ -80,6 +81,7 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
     with files.reading(network, "network of a run"):
         adjacency, mean, std = (arrays[key] for key in ("adjacency", "mean", "std"))
         num_trained = int(arrays.get("num_trained", len(adjacency)))
+        step_ns = int(arrays.get("step_ns", 0))  # 0: of a run that did not keep it
     num_clients = len(adjacency)
 
     def make_data(speed, timestamps) -> windows.TrafficData:
@@ -131,11 +133,16 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
                 f"timestamps have shape {timestamps.shape}, expected "
                 f"{(windows.INPUT_STEPS,)}: one for each step of the readings"
             )
+        steps = np.diff(timestamps)
+        step = np.timedelta64(step_ns, "ns") if step_ns else steps[0]
+        if not (step > np.timedelta64(0) and np.all(steps == step)):  # NaT is no step
+            wanted = f"of {step_ns / 6e10:g} minutes" if step_ns else "that are equal"
+            raise InputError(f"timestamps: expected steps {wanted}, as in training")
         if not np.all((readings >= 0) & np.isfinite(readings)):
             raise InputError(
                 "readings are infinite or negative; a missing reading is 0 or NaN"
             )
-        ahead = timestamps[-1] + windows.FIVE_MINUTES * np.arange(1, 13)
+        ahead = timestamps[-1] + step * np.arange(1, 13)
         speed = np.concatenate([readings, np.zeros_like(readings)])
         data = make_data(speed, np.concatenate([timestamps, ahead]))
         return np.asarray(predict(state, data)[0]).T

@@ -178,7 +178,15 @@ def test_a_mesh_is_refused_that_cannot_be():
         mesh.make_mesh(edge_parts=3)
     with (
         jax.set_mesh(jax.sharding.Mesh(jax.devices()[:2], ("mine",))),
-        pytest.raises(InputError, match="expected the axes"),
+        pytest.raises(InputError, match="expected one of fg.make_mesh"),
+    ):
+        mesh.share_size(5)
+    explicit = jax.make_mesh(
+        (2, 1), mesh.AXES, axis_types=(jax.sharding.AxisType.Explicit,) * 2
+    )
+    with (
+        jax.set_mesh(explicit),
+        pytest.raises(InputError, match="expected one of fg.make_mesh"),
     ):
         mesh.num_devices()
 

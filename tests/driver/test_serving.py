@@ -20,6 +20,7 @@ CONFIGS = {
 }
 REGISTERED = {"gru_fedavg": "fed_avg"}  # where a run has another name for it
 SEEDS = (3, 4)
+NEVER = np.datetime64("NaT", "ns")
 
 
 def train_method(name, splits, workdir):
@@ -103,6 +104,9 @@ def test_the_time_of_day_matters(forecaster, network):
         (lambda r, t: (r[1:], t), r"readings have shape \(11, 5\), expected \(12, 5\)"),
         (lambda r, t: (r[:, :4], t), r"\(12, 4\), expected \(12, 5\)"),
         (lambda r, t: (r, t[:11]), r"timestamps have shape \(11,\)"),
+        (lambda r, t: (r, t[::-1]), "expected steps of 5 minutes"),
+        (lambda r, t: (r, t[0] + 12 * (t - t[0])), "expected steps of 5 minutes"),
+        (lambda r, t: (r, np.where(t == t[3], NEVER, t)), "expected steps of 5"),
         (lambda r, t: (np.where(r > 50, np.inf, r), t), "infinite or negative"),
         (lambda r, t: (-r, t), "infinite or negative"),
     ],

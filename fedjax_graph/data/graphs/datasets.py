@@ -3,6 +3,7 @@
 `load` reads a published graph or a user's own file; see `node_graphs` for what it is.
 """
 
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -243,9 +244,23 @@ def _dataset(name: str, path: Path, raw: citation_formats.RawGraph) -> NodeDatas
             edges,
             labels.astype(np.int32),
             class_names,
-            {key: _split(key, nodes, labels) for key, nodes in raw.splits.items()},
+            _disjoint(
+                {key: _split(key, nodes, labels) for key, nodes in raw.splits.items()}
+            ),
             raw.notes + notes,
         )
+
+
+def _disjoint(splits: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The splits, of which no two share a node."""
+    for one, other in itertools.combinations(splits, 2):
+        shared = np.intersect1d(splits[one], splits[other])
+        if len(shared):
+            raise InputError(
+                f"{one} and {other} share {len(shared)} nodes, the first {shared[0]}; "
+                "a node belongs to one of them"
+            )
+    return splits
 
 
 def _one_more(labels: np.ndarray) -> int:

@@ -311,8 +311,12 @@ def _checked(dataset: TrafficDataset) -> TrafficDataset:
         raise InputError(
             "readings have infinite or negative entries; a missing one is 0 or NaN"
         )
+    with np.errstate(over="ignore"):  # beyond float32 is infinite
+        adjacency = adjacency.astype(np.float32)
     if not (np.isfinite(adjacency) & (adjacency >= 0)).all():
-        raise InputError("adjacency has infinite, NaN or negative weights")
+        raise InputError(
+            "adjacency has weights that are negative, NaN or infinite in float32"
+        )
     for axis in (dataset.latitude, dataset.longitude):
         if axis is not None and not np.isfinite(axis).all():
             raise InputError("latitude or longitude has entries that are not finite")
@@ -320,7 +324,7 @@ def _checked(dataset: TrafficDataset) -> TrafficDataset:
         dataset,
         speed=speed,
         sensor_ids=_plain_ids(dataset.sensor_ids),
-        adjacency=adjacency.astype(np.float32),
+        adjacency=adjacency,
     )
 
 

@@ -317,6 +317,8 @@ def assert_fails(words, name, data_dir=None):
         ({"features": np.full((7, 2), 1e300)}, ["features", "not finite"]),
         ({"train_idx": np.array([0, 7])}, ["train split has the node 7"]),
         ({"test_idx": np.array([1, 1])}, ["test split has a node twice"]),
+        ({"val_idx": np.array([3, 2])}, ["train and validation share 1 nodes", "2"]),
+        ({"test_idx": np.array([6, 3])}, ["validation and test share", "the first 3"]),
         ({"unlabeled": np.array([0])}, ["train split", "without a label"]),
         ({"unlabeled": np.array([9])}, ["unlabeled has the node 9"]),
     ],
