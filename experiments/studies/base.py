@@ -224,8 +224,8 @@ class Study(DataOptions, MachineOptions):
         for method in self.methods or (self.system,):
             name, report = self._compiled(method)
             print("\n".join([f"{name}: {report.lines()[0]}", *report.lines()[1:]]))
-            print(json.dumps({"method": name, **report.record()}), flush=True)
-            records.append(report.record())
+            records.append({"method": name, **dataclasses.asdict(report)})
+            print(json.dumps(records[-1]), flush=True)
         return records
 
     def _compiled(self, method: str) -> tuple[str, compile_for.Report]:

@@ -119,11 +119,10 @@ class Target:
         try:
             found = topologies.get_topology_desc(name, platform, **options)
         except Exception as error:  # whatever the plugin raises
-            extra = {"tpu": "tpu", "cuda": "cuda"}[platform]
             reason = " ".join(str(error).split())[:200]
             raise InputError(
                 f"compile_for={self.name}: no compiler for it ({reason}); "
-                f"run `pip install fedjax-graph[{extra}]`, or name chips that there are"
+                f"run `pip install fedjax-graph[{platform}]`, or name other chips"
             ) from error
         return list(found.devices)
 
@@ -132,9 +131,8 @@ def use_host() -> None:
     """Lets the CPU compute what is there before a round is compiled for a TPU.
 
     Only before JAX has been used, and for good: this process then computes on the CPU
-    alone. `libtpu` on a machine without a TPU would otherwise
-    be taken for one. It ends a process whose XLA_FLAGS it does not know, so those of
-    the CPU are dropped.
+    alone. `libtpu` on a machine without a TPU would otherwise be taken for one. It ends
+    a process whose XLA_FLAGS it does not know, so those of the CPU are dropped.
     """
     flags = os.environ.get("XLA_FLAGS", "").split()
     kept = [flag for flag in flags if not flag.startswith("--xla_cpu_")]
@@ -182,13 +180,6 @@ class Report:
     host_transfers: float
     roofline_s: float  # each kernel at the chip's rates, one after another
     memory_gib: float  # that the chip has
-    text: str = dataclasses.field(repr=False, default="")  # optimized HLO
-
-    def record(self) -> dict[str, Any]:
-        """All but the program, JSON-able."""
-        record = dataclasses.asdict(self)
-        del record["text"]
-        return record
 
     def lines(self) -> list[str]:
         """The report in words."""
@@ -247,8 +238,8 @@ def compile_round(
 
 
 def _report(target: Target, described: Mesh, compiled: Any, seconds: float) -> Report:
-    memory, text = compiled.memory_analysis(), compiled.as_text()
-    costs = hlo_costs.analyse(text, target.chip.rates())
+    memory = compiled.memory_analysis()
+    costs = hlo_costs.analyse(compiled.as_text(), target.chip.rates())
     return Report(
         chip=target.name,
         devices=described.size,
@@ -262,5 +253,4 @@ def _report(target: Target, described: Mesh, compiled: Any, seconds: float) -> R
         host_transfers=costs.host_transfers,
         roofline_s=costs.seconds,
         memory_gib=target.chip.memory_gib,
-        text=text,
     )

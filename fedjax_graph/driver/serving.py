@@ -121,30 +121,39 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
     predict = jax.jit(algorithm.predict)
 
     def forecast(readings: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        readings = np.nan_to_num(np.asarray(readings, np.float32), posinf=np.inf)
-        timestamps = np.asarray(timestamps, "datetime64[ns]")
-        if readings.shape != (windows.INPUT_STEPS, num_clients):
-            raise InputError(
-                f"readings have shape {readings.shape}, expected "
-                f"{(windows.INPUT_STEPS, num_clients)}: 12 steps of every sensor"
-            )
-        if timestamps.shape != (windows.INPUT_STEPS,):
-            raise InputError(
-                f"timestamps have shape {timestamps.shape}, expected "
-                f"{(windows.INPUT_STEPS,)}: one for each step of the readings"
-            )
-        steps = np.diff(timestamps)
-        step = np.timedelta64(step_ns, "ns") if step_ns else steps[0]
-        if not (step > np.timedelta64(0) and np.all(steps == step)):  # NaT is no step
-            wanted = f"of {step_ns / 6e10:g} minutes" if step_ns else "that are equal"
-            raise InputError(f"timestamps: expected steps {wanted}, as in training")
-        if not np.all((readings >= 0) & np.isfinite(readings)):
-            raise InputError(
-                "readings are infinite or negative; a missing reading is 0 or NaN"
-            )
+        readings, timestamps = _checked(readings, timestamps, num_clients, step_ns)
+        step = timestamps[1] - timestamps[0]
         ahead = timestamps[-1] + step * np.arange(1, 13)
         speed = np.concatenate([readings, np.zeros_like(readings)])
         data = make_data(speed, np.concatenate([timestamps, ahead]))
         return np.asarray(predict(state, data)[0]).T
 
     return forecast
+
+
+def _checked(
+    readings: np.ndarray, timestamps: np.ndarray, num_clients: int, step_ns: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The last readings [12, N] and their stamps [12], if forecasts can follow."""
+    readings = np.nan_to_num(np.asarray(readings, np.float32), posinf=np.inf)
+    timestamps = np.asarray(timestamps, "datetime64[ns]")
+    if readings.shape != (windows.INPUT_STEPS, num_clients):
+        raise InputError(
+            f"readings have shape {readings.shape}, expected "
+            f"{(windows.INPUT_STEPS, num_clients)}: 12 steps of every sensor"
+        )
+    if timestamps.shape != (windows.INPUT_STEPS,):
+        raise InputError(
+            f"timestamps have shape {timestamps.shape}, expected "
+            f"{(windows.INPUT_STEPS,)}: one for each step of the readings"
+        )
+    steps = np.diff(timestamps)
+    step = np.timedelta64(step_ns, "ns") if step_ns else steps[0]
+    if not (step > np.timedelta64(0) and np.all(steps == step)):  # NaT is no step
+        wanted = f"of {step_ns / 6e10:g} minutes" if step_ns else "that are equal"
+        raise InputError(f"timestamps: expected steps {wanted}, as in training")
+    if not np.all((readings >= 0) & np.isfinite(readings)):
+        raise InputError(
+            "readings are infinite or negative; a missing reading is 0 or NaN"
+        )
+    return readings, timestamps

@@ -172,3 +172,13 @@ class Subgraphs(Problem):
             return jnp.concatenate([x, more if is_kept else 0 * more])
 
         return self._fields(extend)
+
+
+def all_problems(train) -> dict[type[Problem], Problem]:
+    """One of each kind; `train` is the traffic of five sensors."""
+    return {
+        Traffic: Traffic(train),
+        Seq2SeqTraffic: Seq2SeqTraffic(train),
+        Nodes: Nodes(),
+        Subgraphs: Subgraphs(),
+    }

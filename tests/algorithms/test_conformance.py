@@ -37,6 +37,7 @@ from tests.algorithms.problems import (
     Seq2SeqTraffic,
     Subgraphs,
     Traffic,
+    all_problems,
 )
 from tests.conftest import forget_programs_if_many
 
@@ -202,12 +203,7 @@ def run(step, state, data, keys=KEYS):
 
 @pytest.fixture(scope="module")
 def problems(train):
-    return {
-        Traffic: Traffic(train),
-        Seq2SeqTraffic: Seq2SeqTraffic(train),
-        Nodes: Nodes(),
-        Subgraphs: Subgraphs(),
-    }
+    return all_problems(train)
 
 
 @pytest.fixture(

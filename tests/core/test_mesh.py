@@ -17,7 +17,7 @@ from fedjax_graph.core import communication, mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import rounds
 from tests.algorithms import test_conformance as conformance
-from tests.algorithms.problems import Nodes, Seq2SeqTraffic, Subgraphs, Traffic
+from tests.algorithms.problems import Seq2SeqTraffic, all_problems
 
 pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
 
@@ -35,12 +35,7 @@ def make(name):
 
 @pytest.fixture(scope="module")
 def problems(train):
-    return {
-        Traffic: Traffic(train),
-        Seq2SeqTraffic: Seq2SeqTraffic(train),
-        Nodes: Nodes(),
-        Subgraphs: Subgraphs(),
-    }
+    return all_problems(train)
 
 
 def outcome_of(method, problems):

@@ -32,12 +32,13 @@ SMALL = {  # command lines whose rounds compile in seconds
     "graphfl": ("--methods=graphfl",),
     "fl_agcns": ("--methods=gcn",),
 }
-COLLECTIVES = {  # what the design says; counts of a round
-    "cnfgnn": {"all-to-all", "reduce-scatter", "all-reduce"},
-    "sfl": set(),
-    "graphfl": set(),
-    "fl_agcns": set(),
+COLLECTIVES = {  # what the design says
+    "cnfgnn": {"all-to-all", "reduce-scatter", "all-reduce"},  # h_G, h_c, gradients
+    "sfl": {"all-gather", "all-reduce"},  # the models, which the server mixes whole
+    "graphfl": {"all-gather", "all-reduce"},
+    "fl_agcns": {"all-reduce"},  # a mean of gradients
 }
+MOVES = {"all-to-all", "reduce-scatter"}  # of hidden states, which only CNFGNN has
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,9 @@ def test_a_round_compiles_for_a_tpu(tmp_path, system):
     report = json.loads(done.stdout.splitlines()[-1])
     assert (report["chip"], report["devices"]) == ("v5e:2x2", 4)
     assert report["host_transfers"] == 0
-    assert set(report["collectives"]) >= COLLECTIVES[system]
+    found = set(report["collectives"])
+    assert found >= COLLECTIVES[system]
+    assert system == "cnfgnn" or not found & MOVES
     assert 0 < report["temporary_gib"] < 1 and report["flops"] > 0
     assert report["roofline_s"] > 0 and report["compile_s"] > 0
 

@@ -244,7 +244,7 @@ def test_finalists_are_judged_from_scratch(searching, more_searches, few_convolu
 
 @pytest.mark.slow
 def test_evolution_differs_by_who_evolves(searching, more_searches):
-    """Up to the first generation that evolves, all three more_searches are the same."""
+    """Up to the first generation that evolves, all three searches are the same."""
     metrics = searching.metrics("whole") + searching.metrics("others")
     figures = {
         method: [
