@@ -459,7 +459,7 @@ def test_data_without_a_graph_run_where_it_is_learnt(machine, outputs):
         ("--split_ratio=70/10/30", ["70/10/30"]),
         ("--split_ratio=most", ["most"]),
         ("size.npz", ["size.npz", "adjacency has shape (4, 4), expected (5, 5)"]),
-        ("negative.npz", ["negative.npz", "adjacency", "negative weights"]),
+        ("negative.npz", ["negative.npz", "adjacency", "weights that are negative"]),
         ("cut.tar.gz", ["cut.tar.gz", "archive of CIFAR-10"]),
         ("--dataset=metrla", ["'metrla'", "metr_la", "pems_bay"]),
         ("--dataset=cifar10", ["cifar10", "--dataset=cifar10 --download"]),
