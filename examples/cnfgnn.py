@@ -26,8 +26,10 @@ def main() -> None:
         result = fg.run(name, algorithm, splits, fg.RunConfig(num_rounds))
         rmse[name] = float(result.test["rmse"][0])  # the first seed's
         sent = result.communication
-        print(f"{name}: RMSE {rmse[name]:.2f} mph, {sent.up} bytes up a round")
-    print(f"gain: {rmse['persistence'] - rmse['cnfgnn']:.2f} mph")
+        print(
+            f"{name}: RMSE {rmse[name]:.2f} {network.unit}, {sent.up} bytes up a round"
+        )
+    print(f"gain: {rmse['persistence'] - rmse['cnfgnn']:.2f} {network.unit}")
 
 
 if __name__ == "__main__":

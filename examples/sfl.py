@@ -8,6 +8,7 @@ from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 def main() -> None:
     network = fg.load("synthetic", num_sensors=6, num_days=4)
     splits = windows.make_splits(network)
+    ahead = network.step.words(windows.TARGET_STEPS)
     task = TrafficRNNTask(hidden_size=16, batch_size=64)  # one sensor is one client
     for name, settings in (
         ("fed_avg", {}),
@@ -16,7 +17,7 @@ def main() -> None:
         method = fg.get_method(name)
         algorithm = method.factory(method.config_type(task=task, **settings))
         result = fg.run(name, algorithm, splits, fg.RunConfig(num_rounds=5))
-        print(f"{name}: MAE {result.test['mae'][0]:.2f} mph an hour ahead")
+        print(f"{name}: MAE {result.test['mae'][0]:.2f} {network.unit} {ahead} ahead")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from fedjax_graph.algorithms.cnfgnn import cnfgnn
 from fedjax_graph.core import aggregation, clients, communication, graphs, mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.models import seq2seq
 
 
@@ -46,6 +47,7 @@ def random_network(num_nodes: int, num_edges: int, num_windows: int):
         ),
         client_ids=jnp.arange(num_nodes, dtype=jnp.int32),
         client_weights=jnp.full(num_nodes, num_windows, jnp.float32),
+        step=TimeStep(300),
     )
 
 

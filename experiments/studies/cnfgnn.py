@@ -13,6 +13,7 @@ from experiments.studies import cnfgnn_output as output
 from experiments.studies import running
 from experiments.studies.cnfgnn_options import CNFGNNOptions
 from experiments.studies.running import Entry, Run
+from experiments.studies.traffic import measures
 from fedjax_graph.core import clients, mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import inductive, windows
@@ -21,7 +22,7 @@ from fedjax_graph.data.traffic.windows import TrafficData
 from fedjax_graph.driver import plots, results, rounds
 from fedjax_graph.driver.serving import save_network
 
-SCORES = ("rmse", "mae")  # of `forecasting.error_metrics`, mph
+SCORES = ("rmse", "mae")  # of `forecasting.error_metrics`
 TEST_KEYS = (*SCORES, "masked", "all", "seen", "unseen")
 ENTRY_KEYS = ("rmse_by_horizon",)
 Splits = dict[str, TrafficData]  # train, validation and test
@@ -85,7 +86,7 @@ def run_methods(
     if study.masked_loss:
         check_readings(dataset.name, splits)
     num_steps, num_sensors = dataset.speed.shape
-    size = f"{dataset.name}: {num_sensors} sensors, {num_steps} steps"
+    size = f"{dataset.name}: {num_sensors} sensors, {num_steps} steps of {dataset.step}"
     running.announce(study, size, notes, workdir)
     before = results.read_methods(workdir)
     save_network(workdir / "network.npz", dataset, splits["train"])
@@ -96,7 +97,7 @@ def run_methods(
         scored = whole[study.split if study.eval_only else "test"]
         runs = {m: score_views(run, scored, is_seen) for m, run in runs.items()}
     entries = running.entries_of(runs, TEST_KEYS, ENTRY_KEYS)
-    print(output.table(study, entries))
+    print(output.table(study, dataset, entries))
     if study.eval_only:
         return entries
     for method, run in runs.items():
@@ -111,6 +112,7 @@ def run_methods(
         "notes": notes,
         "num_sensors": num_sensors,
         "num_steps": num_steps,
+        **measures(dataset),
     }
     results.write_results(workdir, dataset.name, settings, {**before, **entries})
     output.draw(study, workdir, dataset, whole["test"], runs, entries, exchanges)
@@ -219,7 +221,7 @@ def sweep(
         return [sweep_row(study, *item) for item in entries.items()]
 
     rows = running.sweep(folders, run_one, workdir)
-    output.draw_sweep(workdir, rows, methods, study.swept_values)
+    output.draw_sweep(workdir, rows, methods, study.swept_values, dataset.unit)
     return rows
 
 

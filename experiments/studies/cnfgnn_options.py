@@ -94,7 +94,7 @@ class CNFGNNOptions(TrafficStudy):
     target_rmse: float | None = option(
         None,
         "Report the bytes that each method exchanges until its validation RMSE, in "
-        "mph, is no higher.",
+        "the unit of the data, is no higher.",
         lower=0.0,
     )
     average_every_step: bool = option(

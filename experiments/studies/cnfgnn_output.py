@@ -23,8 +23,10 @@ from fedjax_graph.models.seq2seq import Seq2Seq
 GIB = 2**30
 
 
-def table(study: CNFGNNOptions, entries: Mapping[str, Entry]) -> str:
-    """RMSE and MAE in the paper's convention, and the masked ones at 60 minutes.
+def table(
+    study: CNFGNNOptions, dataset: TrafficDataset, entries: Mapping[str, Entry]
+) -> str:
+    """RMSE and MAE in the paper's convention, and the masked ones 12 steps ahead.
 
     With `train_fraction` also the RMSE of seen and of unseen sensors.
     """
@@ -32,10 +34,12 @@ def table(study: CNFGNNOptions, entries: Mapping[str, Entry]) -> str:
     if study.is_inductive:
         columns["RMSE, seen"] = ("seen", "rmse")
         columns["RMSE, unseen"] = ("unseen", "rmse")
-    columns["masked MAE 60'"] = ("masked", "60", "mae")
-    columns["masked RMSE 60'"] = ("masked", "60", "rmse")
+    ahead = dataset.step.words(windows.TARGET_STEPS, minutes="'")
+    for name in ("mae", "rmse"):
+        path = ("masked", dataset.step.minutes(windows.TARGET_STEPS), name)
+        columns[f"masked {name.upper()} {ahead}"] = path
     columns["best round"] = running.best_round
-    return running.table("mph", columns, entries, known())
+    return running.table(dataset.unit, columns, entries, known())
 
 
 # --- Costs ---------------------------------------------------------------------------
@@ -64,7 +68,7 @@ class Exchange(NamedTuple):
     """What a method had exchanged, and how good it was by then, in R rounds."""
 
     sizes: np.ndarray  # [R] bytes so far
-    rmse: np.ndarray  # [R, seeds] lowest validation RMSE so far, mph
+    rmse: np.ndarray  # [R, seeds] lowest validation RMSE so far
 
     def bytes_to(self, target: float) -> list[int | None]:
         """Bytes until each seed's RMSE is at most `target`; None where it never is."""
@@ -84,7 +88,7 @@ def exchanges_of(
     Args:
       workdir: of the run.
       entries: of `results.json`, by method.
-      std: of the readings, mph.
+      std: of the readings.
     """
     found, written = {}, writers.read_records(workdir / "metrics.jsonl")
     for method, entry in entries.items():
@@ -131,8 +135,9 @@ def draw(
     by_horizon = {
         known()[method]: entry["rmse_by_horizon"] for method, entry in entries.items()
     }
-    plots.rmse_by_horizon(workdir / "rmse_by_horizon.png", by_horizon)
-    draw_exchanges(workdir, exchanges)
+    path = workdir / "rmse_by_horizon.png"
+    plots.rmse_by_horizon(path, by_horizon, dataset.step, dataset.unit)
+    draw_exchanges(workdir, exchanges, dataset.unit)
 
 
 def draw_forecasts(
@@ -141,11 +146,16 @@ def draw_forecasts(
     test_data: TrafficData,
     runs: Mapping[str, Run],
 ) -> None:
-    """Draws `forecasts.png`: a day of the three sensors whose speed varies most."""
-    one_day = test_data._replace(starts=test_data.starts[:288])
-    steps = np.asarray(one_day.starts)[:, None] + windows.INPUT_STEPS + np.arange(12)
-    liveliest = np.argsort(dataset.speed[steps[:, 0]].std(axis=0))[-3:]
-    sensors = np.sort(liveliest)
+    """Draws `forecasts.png`: a day of the three sensors whose readings vary most.
+
+    Of readings more than an hour apart it is 24 steps. Missing ones are gaps.
+    """
+    num_rows = max(np.timedelta64(1, "D") // dataset.step.delta, 24)
+    one_day = test_data._replace(starts=test_data.starts[:num_rows])
+    rows = np.asarray(one_day.starts) + windows.WINDOW_STEPS - 1
+    readings = np.ma.masked_equal(dataset.speed[rows], 0)
+    sensors = np.sort(np.argsort(readings.std(axis=0).filled(0))[-3:])
+    ahead = windows.TARGET_STEPS * dataset.step.delta
     trained = [
         method
         for method in runs
@@ -156,13 +166,14 @@ def draw_forecasts(
         algorithm, result, _ = runs[method]
         state = jax.tree.map(lambda x: x[0], result.best_state)
         forecast = np.asarray(jax.jit(algorithm.predict)(state, one_day))
-        forecasts[known()[method]] = {60: forecast[:, sensors, -1]}
+        forecasts[known()[method]] = {ahead: forecast[:, sensors, -1]}
     plots.forecasts(
         workdir / "forecasts.png",
-        times=dataset.timestamps[steps[:, -1]],
-        truth=dataset.speed[steps[:, -1]][:, sensors],
+        times=dataset.timestamps[rows],
+        truth=readings[:, sensors].filled(np.nan),
         forecasts=forecasts,
-        sensors=[f"sensor {dataset.sensor_ids[i]}, an hour ahead" for i in sensors],
+        unit=dataset.unit,
+        sensors=[f"sensor {dataset.sensor_ids[i]}" for i in sensors],
     )
 
 
@@ -177,7 +188,9 @@ def draw_curves(study: CNFGNNOptions, workdir: pathlib.Path) -> None:
         plots.training_curves(workdir / "strategies.png", records)
 
 
-def draw_exchanges(workdir: pathlib.Path, exchanges: Mapping[str, Exchange]) -> None:
+def draw_exchanges(
+    workdir: pathlib.Path, exchanges: Mapping[str, Exchange], unit: str
+) -> None:
     """Draws `communication.png`, where anything was exchanged."""
     lines = {
         known()[method]: plots.Line(
@@ -186,7 +199,7 @@ def draw_exchanges(workdir: pathlib.Path, exchanges: Mapping[str, Exchange]) -> 
         for method, exchange in exchanges.items()
     }
     if lines:
-        labels = ("GiB exchanged", "lowest validation RMSE so far (mph)")
+        labels = ("GiB exchanged", f"lowest validation RMSE so far ({unit})")
         plots.curves(workdir / "communication.png", lines, *labels, log_x=True)
 
 
@@ -195,6 +208,7 @@ def draw_sweep(
     rows: Sequence[Mapping[str, Any]],
     methods: Sequence[str],
     values: Sequence[int],
+    unit: str,
 ) -> None:
     """Draws `sweep.png` (Figure 4): errors and traffic by R_c and R_s.
 
@@ -203,13 +217,14 @@ def draw_sweep(
       rows: of `sweep.json`, a method's in the order of R_c and then R_s.
       methods: whose maps to draw.
       values: of both.
+      unit: of the errors.
     """
     maps, shape = {}, (len(values), len(values))
     for method in methods:
         own, title = [r for r in rows if r["method"] == method], known()[method]
         rmse = [row["rmse"] for row in own]
         gib = [sum(row["communication_bytes"].values()) / GIB for row in own]
-        maps[f"{title}: RMSE (mph)"] = np.reshape(rmse, shape)
+        maps[f"{title}: RMSE ({unit})"] = np.reshape(rmse, shape)
         maps[f"{title}: GiB to the best round"] = np.reshape(gib, shape)
     labels = ("server rounds, R_s", "client rounds, R_c")
     plots.heat_maps(workdir / "sweep.png", maps, *labels, ticks=(values, values))

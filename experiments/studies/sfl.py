@@ -9,6 +9,7 @@ from experiments.studies.base import TAKES_THE_MEAN, titles_of
 from experiments.studies.running import Entry, Run
 from experiments.studies.sfl_problem import Problem
 from experiments.studies.sfl_settings import SFLSettings
+from experiments.studies.traffic import measures
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import clients
@@ -75,6 +76,8 @@ class SFLStudy(SFLSettings):
             "data": problem.checksum,
             **problem.size,
         }
+        if self.kind == "traffic":
+            settings |= measures(dataset)
         entries = {**before, **entries}
         results.write_results(workdir, dataset.name, settings, entries)
         sfl_output.draw(workdir, problem, runs, titles)

@@ -111,6 +111,8 @@ def traffic_problem(study: SFLSettings) -> Problem:
     dataset = study.load_network(needs_graph=study.client_graph == "given")
     splits = windows.make_splits(dataset, fractions)
     num_steps, num_sensors = dataset.speed.shape
+    ahead = dataset.step.words(windows.TARGET_STEPS, minutes=" minutes")
+    scored_at = f"at {ahead} ({dataset.unit})"
     return Problem(
         dataset,
         splits,
@@ -121,9 +123,9 @@ def traffic_problem(study: SFLSettings) -> Problem:
         rate_name="windows_per_s",
         test_keys=traffic_rnn.TEST_METRICS,
         entry_keys=traffic_rnn.ENTRY_METRICS,
-        scores=f"at 60 minutes ({dataset.unit})",
+        scores=scored_at,
         columns=TRAFFIC_COLUMNS,
-        curve=("validation_mae", f"validation MAE at 60 minutes ({dataset.unit})"),
+        curve=("validation_mae", f"validation MAE {scored_at}"),
     )
 
 

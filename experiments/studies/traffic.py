@@ -1,6 +1,7 @@
 """What the studies of traffic networks share: the dataset, and how it is cut."""
 
 import dataclasses
+from typing import Any
 
 from experiments.studies.base import Study
 from experiments.studies.options import option
@@ -53,3 +54,8 @@ class TrafficStudy(Study):
         settings = {} if is_plugged_in else {"needs_graph": needs_graph}
         dataset = data.load(name, self.data_dir, kind="traffic", **settings)
         return datasets.cut(dataset, **size)
+
+
+def measures(dataset: TrafficDataset) -> dict[str, Any]:
+    """What errors and horizons are measured in, for `settings` of `results.json`."""
+    return {"unit": dataset.unit, "step_seconds": dataset.step.seconds}

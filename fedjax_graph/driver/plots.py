@@ -20,6 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.path import Path as Curve
 from matplotlib.transforms import Bbox
 
+from fedjax_graph.data.traffic.time_steps import UNIT_NAMES, TimeStep, in_words, unit_of
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 TRUTH_COLOUR = "#222222"
@@ -133,23 +135,35 @@ def _history(records, key, spread_key):
 
 
 def rmse_by_horizon(
-    path: str | os.PathLike, rmse: Mapping[str, Sequence[float]]
+    path: str | os.PathLike,
+    rmse: Mapping[str, Sequence[float]],
+    step: TimeStep,
+    unit: str,
 ) -> None:
-    """Writes the error of each method, [12] mph, against 5, 10, ... minutes ahead."""
-    save(rmse_by_horizon_figure(rmse), path)
+    """Writes the error of each method against the time ahead.
+
+    Args:
+      path: the PNG file.
+      rmse: [12] by method, one `step` ahead, two and so on.
+      step: between readings.
+      unit: of the errors.
+    """
+    save(rmse_by_horizon_figure(rmse, step, unit), path)
 
 
-def rmse_by_horizon_figure(rmse) -> Figure:
+def rmse_by_horizon_figure(rmse, step, unit) -> Figure:
     """Draws what `rmse_by_horizon` writes."""
+    num_steps = max(map(len, rmse.values()), default=0)
+    sign, length = unit_of(num_steps * step.delta)
+    ahead = np.arange(num_steps + 1) * (step.delta / length)
     series = {
-        method: Line(5 * np.arange(1, len(errors) + 1), errors)
+        method: Line(ahead[1 : len(errors) + 1], errors)
         for method, errors in rmse.items()
     }
     figure, (axes,) = new_panels(1, 1, size=(7.0, 4.2))
     _draw(axes, series, _colours(series))
-    label_axes(axes, "minutes ahead", "RMSE (mph)")
-    steps = max(map(len, rmse.values()), default=0)
-    axes.set_xticks(np.arange(0, 5 * steps + 1, 15))
+    label_axes(axes, f"{UNIT_NAMES[sign]} ahead", f"RMSE ({unit})")
+    axes.set_xticks(ahead[::3])
     axes.set_ylim(bottom=0)
     _legend(figure, axes)
     return figure
@@ -159,33 +173,35 @@ def forecasts(
     path: str | os.PathLike,
     *,
     truth: np.ndarray,
-    forecasts: Mapping[str, Mapping[int, np.ndarray]],
-    times: np.ndarray | None = None,
+    forecasts: Mapping[str, Mapping[np.timedelta64, np.ndarray]],
+    times: np.ndarray,
+    unit: str,
     sensors: Sequence[str] | None = None,
 ) -> None:
     """Writes forecast against truth, one panel per sensor.
 
     Args:
       path: the PNG file.
-      truth: [T, P] mph of P sensors at consecutive 5-minute steps; NaN is left out.
-      forecasts: per method and minutes ahead (such as 15 and 60) the forecasts [T, P]
-        mph *for* the same times as the truth, made so many minutes earlier.
-      times: [T] datetime64 of the steps; hours from the first step are shown if None.
+      truth: [T, P] readings of P sensors; NaN, where one is missing, is a gap.
+      forecasts: per method and time ahead the forecasts [T, P] *for* the same times as
+        the truth, made so much earlier.
+      times: [T] datetime64 of the rows.
+      unit: of the readings.
       sensors: [P] names of the panels.
     """
     save(
         forecasts_figure(
-            truth=truth, forecasts=forecasts, times=times, sensors=sensors
+            truth=truth, forecasts=forecasts, times=times, unit=unit, sensors=sensors
         ),
         path,
     )
 
 
-def forecasts_figure(*, truth, forecasts, times=None, sensors=None) -> Figure:
+def forecasts_figure(*, truth, forecasts, times, unit, sensors=None) -> Figure:
     """Draws what `forecasts` writes."""
     truth = np.asarray(truth)
     num_panels = truth.shape[1]
-    x = np.arange(len(truth)) / 12 if times is None else np.asarray(times)
+    x = np.asarray(times)
     names = [f"sensor {p}" for p in range(num_panels)] if sensors is None else sensors
     horizons = sorted({h for by in forecasts.values() for h in by}, reverse=True)
     colours = _colours(forecasts)
@@ -193,22 +209,21 @@ def forecasts_figure(*, truth, forecasts, times=None, sensors=None) -> Figure:
     for p, axes in enumerate(panels):
         axes.plot(x, truth[:, p], color=TRUTH_COLOUR, linewidth=2.2, label="measured")
         for method, by_horizon in forecasts.items():
-            for minutes, values in sorted(by_horizon.items(), reverse=True):
+            for ahead, values in sorted(by_horizon.items(), reverse=True):
                 axes.plot(
                     x,
                     np.asarray(values)[:, p],
                     color=colours[method],
                     linewidth=1.5,
-                    linestyle=DASHES[horizons.index(minutes) % len(DASHES)],
-                    label=f"{method}, {minutes} min ahead",
+                    linestyle=DASHES[horizons.index(ahead) % len(DASHES)],
+                    label=f"{method}, {in_words(ahead)} ahead",
                 )
-        label_axes(axes, "", "speed (mph)", str(names[p]))
+        label_axes(axes, "", f"readings ({unit})", str(names[p]))
         axes.set_ylim(bottom=0)
         axes.margins(x=0.01)
-        if times is not None:
-            locator = axes.xaxis.get_major_locator()
-            axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-    panels[-1].set_xlabel("hours" if times is None else "time")
+        locator = axes.xaxis.get_major_locator()
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    panels[-1].set_xlabel("time")
     _legend(figure, panels[0])
     return figure
 

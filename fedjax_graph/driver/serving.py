@@ -1,10 +1,12 @@
 """Forecasts from a finished run: a checkpoint and the last 12 readings.
 
 forecaster = load_forecaster("runs/my_run", "cnfgnn")
-speeds = forecaster(readings, timestamps)  # [12, N] and [12] -> [12, N] mph
+ahead = forecaster(readings, timestamps)  # [12, N] and [12] -> [12, N]
+print(forecaster.unit, forecaster.step)  # of both: mph, 5 min
 """
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable
@@ -19,10 +21,37 @@ from fedjax_graph.core import graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files
 from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic.network import UNKNOWN_UNIT
+from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.driver import rounds
 from fedjax_graph.driver.checkpoint import Checkpoints
 
-Forecaster = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+@dataclasses.dataclass(frozen=True)
+class Forecaster:
+    """Forecasts the next 12 readings of a network from the last 12."""
+
+    predict: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    """Readings [12, N] and time stamps [12] that fit -> forecasts [12, N]."""
+    sensor_ids: np.ndarray  # [N], in the order of the readings
+    unit: str  # of readings and forecasts
+    step: TimeStep  # between them
+
+    def __call__(self, readings: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        """Forecasts.
+
+        Args:
+          readings: [12, N] the last ones, in `unit`; 0 or NaN = missing.
+          timestamps: [12] datetime64, `step` apart.
+
+        Returns:
+          The next 12 readings [12, N].
+
+        Raises:
+          InputError: if readings or time stamps have the wrong shape or make no sense.
+        """
+        num_sensors = len(self.sensor_ids)
+        return self.predict(*_checked(readings, timestamps, num_sensors, self.step))
 
 
 def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -> None:
@@ -36,7 +65,8 @@ def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -
         "adjacency": dataset.adjacency,
         "mean": np.asarray(train.mean),
         "std": np.asarray(train.std),
-        "step_ns": np.median(np.diff(dataset.timestamps.astype(np.int64))),
+        "step_ns": np.int64(dataset.step.seconds * 10**9),
+        "unit": np.array(dataset.unit),
     }
     if len(train.speed) < len(dataset.sensor_ids):
         network["num_trained"] = np.asarray(len(train.speed))
@@ -49,7 +79,8 @@ def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -
                     f"{path}: the run was made on other data ({key} differs); resume "
                     "with the same dataset or start anew in another workdir"
                 )
-        return
+        if network.keys() <= kept.keys():  # else of an earlier version
+            return
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         np.savez_compressed(file, **network)
@@ -64,14 +95,12 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
       method: a trained method of that run.
 
     Returns:
-      A function of the last 12 readings [12, N] in the unit of the data (0 or NaN =
-      missing), in the order of `network.npz`'s `sensor_ids`, and their time stamps [12]
-      datetime64. It returns the next 12 readings [12, N] in the same unit.
+      A function of the last 12 readings and their time stamps, which says their unit
+      and the step between them.
 
     Raises:
       InputError: if there is no such run, it cannot be read or its method is not
-        registered; by the function, if the readings or time stamps have the wrong
-        shape or make no sense.
+        registered.
     """
     workdir = pathlib.Path(workdir)
     folder, network = workdir / method / "checkpoints", workdir / "network.npz"
@@ -80,8 +109,10 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
     arrays = files.read_npz(network)
     with files.reading(network, "network of a run"):
         adjacency, mean, std = (arrays[key] for key in ("adjacency", "mean", "std"))
+        sensor_ids = arrays["sensor_ids"]
         num_trained = int(arrays.get("num_trained", len(adjacency)))
-        step_ns = int(arrays.get("step_ns", 0))  # 0: of a run that did not keep it
+        step = TimeStep(int(arrays["step_ns"]) // 10**9)
+        unit = str(arrays.get("unit", UNKNOWN_UNIT))  # of a run that did not keep it
     num_clients = len(adjacency)
 
     def make_data(speed, timestamps) -> windows.TrafficData:
@@ -95,11 +126,10 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
             graph=graphs.from_adjacency(adjacency),
             client_ids=jnp.arange(num_clients, dtype=jnp.int32),
             client_weights=jnp.ones(num_clients),
+            step=step,
         )
 
-    stamps = np.datetime64(0, "ns") + windows.FIVE_MINUTES * np.arange(
-        windows.WINDOW_STEPS
-    )
+    stamps = np.datetime64(0, "ns") + step.delta * np.arange(windows.WINDOW_STEPS)
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         settings = checkpoints.settings()
         name = settings["method"]  # `method` under its registered name
@@ -121,18 +151,16 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
     predict = jax.jit(algorithm.predict)
 
     def forecast(readings: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        readings, timestamps = _checked(readings, timestamps, num_clients, step_ns)
-        step = timestamps[1] - timestamps[0]
-        ahead = timestamps[-1] + step * np.arange(1, 13)
+        ahead = timestamps[-1] + step.delta * np.arange(1, windows.TARGET_STEPS + 1)
         speed = np.concatenate([readings, np.zeros_like(readings)])
         data = make_data(speed, np.concatenate([timestamps, ahead]))
         return np.asarray(predict(state, data)[0]).T
 
-    return forecast
+    return Forecaster(forecast, sensor_ids, unit, step)
 
 
 def _checked(
-    readings: np.ndarray, timestamps: np.ndarray, num_clients: int, step_ns: int
+    readings: np.ndarray, timestamps: np.ndarray, num_clients: int, step: TimeStep
 ) -> tuple[np.ndarray, np.ndarray]:
     """The last readings [12, N] and their stamps [12], if forecasts can follow."""
     readings = np.nan_to_num(np.asarray(readings, np.float32), posinf=np.inf)
@@ -147,11 +175,11 @@ def _checked(
             f"timestamps have shape {timestamps.shape}, expected "
             f"{(windows.INPUT_STEPS,)}: one for each step of the readings"
         )
-    steps = np.diff(timestamps)
-    step = np.timedelta64(step_ns, "ns") if step_ns else steps[0]
-    if not (step > np.timedelta64(0) and np.all(steps == step)):  # NaT is no step
-        wanted = f"of {step_ns / 6e10:g} minutes" if step_ns else "that are equal"
-        raise InputError(f"timestamps: expected steps {wanted}, as in training")
+    if not np.all(np.diff(timestamps) == step.delta):  # NaT is no step
+        raise InputError(
+            f"timestamps: expected steps of {step.words(minutes=' minutes')}, as in "
+            "training"
+        )
     if not np.all((readings >= 0) & np.isfinite(readings)):
         raise InputError(
             "readings are infinite or negative; a missing reading is 0 or NaN"

@@ -1,7 +1,7 @@
 """Forecasts as a task's outputs: predictions of all clients, and their errors.
 
-Every traffic method supplies `predict_batch(state, data, starts) -> [K, B, 12]` in mph
-and gets `evaluate` and `predict` from here.
+Every traffic method supplies `predict_batch(state, data, starts) -> [K, B, 12]` in
+the unit of the readings, and gets `evaluate` and `predict` from here.
 """
 
 import functools
@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from fedjax_graph.core import aggregation, batching, clients, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.data.traffic.windows import TARGET_STEPS, TrafficData, Windows
 
 PredictBatch = Callable[[Any, TrafficData, jax.Array], jax.Array]
-HORIZONS = {"15": 3, "30": 6, "60": 12}  # minutes ahead: steps of 5 minutes
+HORIZONS = (3, 6, TARGET_STEPS)  # steps ahead that are scored on their own
 
 
 # --- All clients at once -------------------------------------------------------------
@@ -77,8 +78,8 @@ class ErrorSums(NamedTuple):
     """Sums over windows for each client and each of the 12 steps ahead."""
 
     count: jax.Array  # [K, 12]
-    squared: jax.Array  # [K, 12] mph^2
-    absolute: jax.Array  # [K, 12] mph
+    squared: jax.Array  # [K, 12] square of the unit of the readings
+    absolute: jax.Array  # [K, 12] unit of the readings
     masked_count: jax.Array  # [K, 12], readings that are not missing
     masked_squared: jax.Array
     masked_absolute: jax.Array
@@ -89,8 +90,8 @@ def error_sums(forecast: jax.Array, truth: jax.Array, weights: jax.Array) -> Err
     """Sums of errors.
 
     Args:
-      forecast: [K, B, 12] mph.
-      truth: [K, B, 12] mph; 0 = missing.
+      forecast: [K, B, 12] in the unit of the readings.
+      truth: [K, B, 12] likewise; 0 = missing.
       weights: [K, B], 1 where the forecast counts.
     """
     error = forecast - truth
@@ -122,12 +123,14 @@ def masked_errors(sums: ErrorSums) -> dict[str, jax.Array]:
     }
 
 
-def client_errors(sums: ErrorSums, minutes: str = "60") -> dict[str, jax.Array]:
-    """`masked_errors` of each client at a horizon, averaged over the clients.
+def client_errors(
+    sums: ErrorSums, steps_ahead: int = TARGET_STEPS
+) -> dict[str, jax.Array]:
+    """`masked_errors` of each client so many steps ahead, averaged over the clients.
 
     Clients without a reading to compare with are left out.
     """
-    at = jax.tree.map(lambda x: x[:, HORIZONS[minutes] - 1], sums)
+    at = jax.tree.map(lambda x: x[:, steps_ahead - 1], sums)
     has_any = at.masked_count > 0
     num_clients = jnp.maximum(jnp.sum(has_any), 1)
     return jax.tree.map(
@@ -136,20 +139,26 @@ def client_errors(sums: ErrorSums, minutes: str = "60") -> dict[str, jax.Array]:
 
 
 def error_metrics(
-    sums: ErrorSums, std: jax.Array, masked_loss: bool = False
+    sums: ErrorSums, std: jax.Array, step: TimeStep, masked_loss: bool = False
 ) -> dict[str, Any]:
     """The paper's figures and those of the traffic literature, from sums.
 
     `rmse` and `mae` run over everything, missing readings (0) included, as in the
-    paper. `masked` leaves them out, and so does `loss` under `masked_loss`. MAPE is in
-    percent, the others in mph.
-    """
+    paper. `masked` leaves them out, and so does `loss` under `masked_loss`; its keys
+    are the minutes ahead of `HORIZONS`, and `all`. MAPE is in percent, the others in
+    the unit of the readings.
 
+    Args:
+      sums: of all windows.
+      std: of the readings, the unit of `loss`.
+      step: from one reading to the next.
+      masked_loss: whether missing readings leave `loss`.
+    """
     sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)  # over clients, [12]
     squared = jnp.sum(sums.squared) / jnp.sum(sums.count)
     at = {
-        minutes: masked_errors(jax.tree.map(lambda x, step=step: x[step - 1], sums))
-        for minutes, step in HORIZONS.items()
+        step.minutes(n): masked_errors(jax.tree.map(lambda x, n=n: x[n - 1], sums))
+        for n in HORIZONS
     }
     masked = {**at, "all": masked_errors(jax.tree.map(jnp.sum, sums))}
     return {
@@ -164,9 +173,15 @@ def error_metrics(
 def evaluate_forecasts(
     predict_batch: PredictBatch,
     batch_size: int,
-    metrics: Callable[[ErrorSums, jax.Array], dict[str, Any]] = error_metrics,
+    metrics: Callable[[ErrorSums, jax.Array, TimeStep], dict[str, Any]] = error_metrics,
 ) -> Callable[[Any, TrafficData], Metrics]:
-    """Factory of `evaluate`: errors over all windows, one batch at a time."""
+    """Factory of `evaluate`: errors over all windows, one batch at a time.
+
+    Args:
+      predict_batch: see `forecaster`.
+      batch_size: windows at a time.
+      metrics: (sums, standard deviation of the readings, time between them) -> scores.
+    """
 
     def sums(state, data, starts, mask):  # [batches, B]
         real = (data.client_weights > 0).astype(jnp.float32)
@@ -189,7 +204,7 @@ def evaluate_forecasts(
         total = mesh.sum_parts(sums, in_axes=(None, None, 0, 0))(
             state, data, jnp.pad(starts, extra), jnp.pad(mask, extra)
         )
-        return metrics(total, data.std)
+        return metrics(total, data.std, data.step)
 
     return evaluate
 
@@ -197,7 +212,7 @@ def evaluate_forecasts(
 def predict_forecasts(
     predict_batch: PredictBatch, batch_size: int
 ) -> Callable[[Any, TrafficData], jax.Array]:
-    """Factory of `predict`: forecasts [S, K, 12] in mph for all windows of a split."""
+    """Factory of `predict`: forecasts [S, K, 12] for all windows of a split."""
 
     def forecast_all(starts, state, data):  # [batches, B]
         return jax.lax.map(lambda s: predict_batch(state, data, s), starts)
@@ -222,7 +237,7 @@ def forecaster(
 
     Args:
       init, round_: see `FederatedAlgorithm`.
-      predict_batch: (state, data, starts [B]) -> [K, B, 12] in mph.
+      predict_batch: (state, data, starts [B]) -> [K, B, 12], forecasts.
       batch_size: of an evaluation.
       masked_loss: see `error_metrics`.
     """

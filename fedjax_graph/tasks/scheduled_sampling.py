@@ -73,7 +73,7 @@ def target_weights(
     """Factors that make a sum over steps and windows the mean over those that count.
 
     Args:
-      truth: [12, B] mph, what is to be forecast; 0 = missing.
+      truth: [12, B] what is to be forecast; 0 = missing.
       mask: [B], 0 for padding.
       skip_missing: whether missing readings do not count.
 

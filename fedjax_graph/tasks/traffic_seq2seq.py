@@ -72,7 +72,7 @@ class TrafficSeq2SeqTask(Checked):
 class ClientData(NamedTuple):
     """What one client trains on (with a leading client axis where stacked)."""
 
-    speed: jax.Array  # [T] mph
+    speed: jax.Array  # [T] unit of the readings
     embeddings: jax.Array  # [S, E], h_G of each training window; E = 0 without server
 
 
@@ -209,7 +209,7 @@ def apply_all(
 
 
 def predict_batch(task: TrafficSeq2SeqTask) -> forecasting.PredictBatch:
-    """Factory of (models, data, starts [B]) -> [K, B, 12] in mph."""
+    """Factory of (models, data, starts [B]) -> [K, B, 12] in the data's unit."""
 
     def predict(models, data: TrafficData, starts):
         feed_truth = jnp.zeros(windows.TARGET_STEPS, bool)

@@ -6,10 +6,14 @@ import numpy.testing as npt
 import pytest
 from matplotlib.colors import to_rgb
 
+from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.driver import diagrams, plots
 from tests.driver.pictures import contains, covers, text_boxes
 
 HOUR = 12
+STEP = TimeStep(300)
+AHEAD = np.timedelta64(15, "m"), np.timedelta64(1, "h")
+START = np.datetime64("2024-01-01T00:00", "ns")
 RECORDS = [
     {"method": "cnfgnn", "round": 2, "train_loss": 0.4, "validation_loss": 0.5},
     {"method": "cnfgnn", "round": 1, "train_loss": 0.6},
@@ -60,8 +64,13 @@ def speeds(num_sensors):
 def day(num_sensors=2):
     truth = speeds(num_sensors)
     truth[20:30] = np.nan
-    late = {minutes: np.roll(truth, minutes // 5, 0) for minutes in (15, 60)}
-    return {"truth": truth, "forecasts": {"cnfgnn": late, "local": {60: truth + 1}}}
+    late = {ahead: np.roll(truth, int(ahead / STEP.delta), 0) for ahead in AHEAD}
+    return {
+        "truth": truth,
+        "forecasts": {"cnfgnn": late, "local": {AHEAD[1]: truth + 1}},
+        "times": START + np.arange(24 * HOUR) * STEP.delta,
+        "unit": "km/h",
+    }
 
 
 def plot(axes, label):
@@ -84,7 +93,7 @@ def legend(figure):
             "A",
         ),
         lambda path: plots.training_curves(path, RECORDS),
-        lambda path: plots.rmse_by_horizon(path, RMSE),
+        lambda path: plots.rmse_by_horizon(path, RMSE, STEP, "mph"),
         lambda path: plots.forecasts(path, **day()),
         lambda path: plots.search_curves(path, SEARCH),
         lambda path: plots.scatter(path, POINTS, "x", "y"),
@@ -143,12 +152,24 @@ def test_training_curves_skip_rounds_without_a_value():
     assert legend(figure) == ["cnfgnn", "local"]
 
 
-def test_rmse_by_horizon_is_in_minutes():
-    (axes,) = plots.rmse_by_horizon_figure(RMSE).axes
+@pytest.mark.parametrize(
+    ("seconds", "ahead", "ticks", "label"),
+    [
+        (10, np.arange(10, 121, 10) / 60, [0, 0.5, 1, 1.5, 2], "minutes ahead"),
+        (300, np.arange(5, 61, 5), [0, 15, 30, 45, 60], "minutes ahead"),
+        (900, np.arange(1, 13) / 4, [0, 0.75, 1.5, 2.25, 3], "hours ahead"),
+        (3600, np.arange(1, 13), [0, 3, 6, 9, 12], "hours ahead"),
+        (86400, np.arange(1, 13), [0, 3, 6, 9, 12], "days ahead"),
+    ],
+)
+def test_rmse_by_horizon_is_over_real_time(seconds, ahead, ticks, label):
+    figure = plots.rmse_by_horizon_figure(RMSE, TimeStep(seconds), "veh/5min")
+    (axes,) = figure.axes
     line = plot(axes, "persistence")
-    np.testing.assert_array_equal(line.get_xdata(), np.arange(5, 61, 5))
+    np.testing.assert_allclose(line.get_xdata(), ahead)
+    np.testing.assert_allclose(axes.get_xticks(), ticks)
     np.testing.assert_array_equal(line.get_ydata(), RMSE["persistence"])
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("minutes ahead", "RMSE (mph)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "RMSE (veh/5min)")
     assert axes.get_ylim()[0] == 0
 
 
@@ -159,20 +180,18 @@ def test_forecasts_have_a_panel_per_sensor_and_a_line_per_horizon():
     for p, axes in enumerate(figure.axes):
         truth = plot(axes, "measured")
         np.testing.assert_array_equal(truth.get_ydata(), data["truth"][:, p])
-        np.testing.assert_allclose(truth.get_xdata()[-1], 24 - 1 / 12)
-        for minutes, values in data["forecasts"]["cnfgnn"].items():
-            line = plot(axes, f"cnfgnn, {minutes} min ahead")
+        np.testing.assert_array_equal(truth.get_xdata(), data["times"])
+        for ahead, values in data["forecasts"]["cnfgnn"].items():
+            line = plot(axes, f"cnfgnn, {ahead / np.timedelta64(1, 'm'):g} min ahead")
             np.testing.assert_array_equal(line.get_ydata(), values[:, p])
-        assert axes.get_ylabel() == "speed (mph)" and len(axes.lines) == 4
+        assert axes.get_ylabel() == "readings (km/h)" and len(axes.lines) == 4
     one_method = {plot(axes, f"cnfgnn, {m} min ahead").get_color() for m in (15, 60)}
     assert len(one_method) == 1
-    assert figure.axes[-1].get_xlabel() == "hours"
+    assert figure.axes[-1].get_xlabel() == "time"
 
 
 def test_forecasts_against_wall_clock_time(tmp_path):
-    start = np.datetime64("2024-01-01T00:00", "ns")
-    times = start + np.arange(24 * HOUR) * np.timedelta64(5, "m")
-    figure = plots.forecasts_figure(**day(1), times=times)
+    figure = plots.forecasts_figure(**day(1))
     plots.save(figure, tmp_path / "day.png")
     labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
     assert "12:00" in labels

@@ -10,6 +10,7 @@ import pytest
 from fedjax_graph import algorithms
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import inductive, windows
+from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.driver import rounds
 from fedjax_graph.driver.serving import load_forecaster, save_network
 
@@ -98,6 +99,25 @@ def test_the_time_of_day_matters(forecaster, network):
     assert changed.any()
 
 
+def test_a_forecaster_says_what_it_takes_and_gives(forecaster, network):
+    assert (forecaster.unit, str(forecaster.step)) == (network.unit, "5 min")
+    np.testing.assert_array_equal(forecaster.sensor_ids, network.sensor_ids)
+
+
+@pytest.mark.parametrize("hours", [1, 24])
+def test_a_forecaster_takes_the_step_of_its_run(finished, network, tmp_path, hours):
+    workdir = shutil.copytree(finished[0], tmp_path / "run")
+    stamps = network.timestamps[0] + np.timedelta64(hours, "h") * np.arange(60)
+    slower = dataclasses.replace(network, timestamps=stamps, unit="veh/h")
+    (workdir / "network.npz").unlink()
+    save_network(workdir / "network.npz", slower, windows.make_splits(slower)["train"])
+    forecast = load_forecaster(workdir, "gru_fedavg")
+    assert (forecast.unit, forecast.step) == ("veh/h", TimeStep(hours * 3600))
+    assert forecast(*last_readings(slower, 5)).shape == (12, 5)
+    with pytest.raises(InputError, match=f"expected steps of {forecast.step.words()}"):
+        forecast(*last_readings(network, 5))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -184,8 +204,11 @@ def test_the_network_of_a_run_is_not_written_over(tmp_path, network, splits):
     before = path.read_bytes()
     (tmp_path / "cnfgnn" / "checkpoints" / "1").mkdir(parents=True)
     save_network(path, network, splits["train"])
-    other = dataclasses.replace(network, adjacency=network.adjacency.T)
-    with pytest.raises(InputError, match=r"other data \(adjacency differs\)"):
-        save_network(path, other, splits["train"])
+    for change in ({"adjacency": network.adjacency.T}, {"unit": "veh/h"}):
+        other = dataclasses.replace(network, **change)
+        with pytest.raises(
+            InputError, match=rf"other data \({next(iter(change))} diff"
+        ):
+            save_network(path, other, splits["train"])
     assert path.read_bytes() == before
     assert {file.name for file in tmp_path.iterdir()} == {path.name, "cnfgnn"}

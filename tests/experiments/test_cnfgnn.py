@@ -11,6 +11,7 @@ from tests.experiments import binary
 
 METHODS = ("persistence", "gru_fedavg", "cnfgnn")
 NUM_ROUNDS = 3
+UNIT = "veh/5min"
 SMALL = (
     "--hidden_size=4",
     "--gn_mlp_sizes=4,4",
@@ -31,6 +32,7 @@ def write_network(path, seed=0, num_steps=100, num_sensors=4):
         adjacency=np.eye(num_sensors) + 0.5 * np.eye(num_sensors, k=1),
         start_ns=0,
         freq_ns=300 * 10**9,
+        unit=UNIT,
     )
 
 
@@ -69,12 +71,12 @@ def whole(machine):
 def test_a_run_prints_plain_lines_and_a_table(machine, whole):
     assert whole.stderr == ""
     lines = whole.stdout.splitlines()
-    assert lines[0] == "tiny: 4 sensors, 100 steps"
+    assert lines[0] == "tiny: 4 sensors, 100 steps of 5 min"
     for method in ("gru_fedavg", "cnfgnn"):
         shown = [line for line in lines if line.startswith(f"{method}  round ")]
         assert [line.split()[2] for line in shown] == ["1/3", "2/3", "3/3"]
         assert all("windows_per_s" in line for line in shown)
-    titles = ["mph", "---", "persistence", "GRU + FedAvg", "CNFGNN"]
+    titles = [UNIT, "---", "persistence", "GRU + FedAvg", "CNFGNN"]
     assert [line for line in lines[-6:-1] if line.startswith(tuple(titles))] == lines[
         -6:-1
     ]
@@ -91,6 +93,8 @@ def test_results_have_the_schema(machine, whole):
     assert found.keys() == {"dataset", "settings", "methods"}
     assert found["dataset"] == "tiny"
     assert found["settings"]["flags"]["num_seeds"] == 2
+    assert found["settings"]["unit"] == UNIT
+    assert found["settings"]["step_seconds"] == 300
     assert list(found["methods"]) == list(METHODS)
     errors = {"mae", "rmse", "mape"}
     for method, entry in found["methods"].items():
@@ -254,14 +258,14 @@ def answers(machine, whole):
 
 def table_of(output):
     lines = output.splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("mph"))
+    first = next(i for i, line in enumerate(lines) if line.startswith(UNIT))
     return lines[first : first + 2 + len(METHODS)]
 
 
 def test_a_finished_run_resumed_is_the_same(machine, whole, answers):
     status, out, err = answers["resumed"]
     assert (status, err) == (0, "")
-    assert "round" not in out.split("mph")[0]
+    assert "round" not in out.split(UNIT)[0]
     assert table_of(out) == table_of(whole.stdout)
     assert_same_run(machine, "resumed")
 

@@ -60,6 +60,8 @@ def test_json_holds_the_statistics(mine):
         "num_edges": 3,
         "num_nonself_edges": 1,
         "num_steps": NUM_STEPS,
+        "step_seconds": 300,
+        "unit": "units of the data",
         "train_windows": 28,
         "validation_windows": 4,
         "test_windows": 8,
@@ -71,7 +73,7 @@ def test_json_holds_the_statistics(mine):
 def test_the_table_holds_the_same(mine):
     result = run(f"--dataset={mine}")
     assert result.returncode == 0
-    table = dict(line.split() for line in result.stdout.splitlines())
+    table = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
     assert (table["num_edges"], table["missing_fraction"]) == ("3", "0.015873")
 
 

@@ -7,6 +7,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.tasks import forecasting
 
 
@@ -58,8 +59,20 @@ def test_errors_follow_both_conventions(missing):
     elif missing == "all":
         truth[:] = 0
     sums = forecasting.error_sums(forecast, truth, np.ones((5, 9), np.float32))
-    metrics = forecasting.error_metrics(sums, jnp.float32(13.0))
+    metrics = forecasting.error_metrics(sums, jnp.float32(13.0), TimeStep(300))
     assert_metrics(metrics, expected_metrics(forecast, truth, 13.0))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "keys"),
+    [(30, {"1.5", "3", "6"}), (300, {"15", "30", "60"}), (3600, {"180", "360", "720"})],
+)
+def test_horizons_are_named_by_their_minutes(splits, seconds, keys):
+    """As `evaluate` of a method names them, which has the step from the data."""
+    data = splits["test"]._replace(step=TimeStep(seconds))
+    evaluate = forecasting.evaluate_forecasts(wrong_by_a_wave, 3)
+    scores = jax.eval_shape(evaluate, jnp.float32(5), data)
+    assert scores["masked"].keys() == keys | {"all"}
 
 
 def test_forecasts_of_weight_zero_do_not_count():
@@ -67,7 +80,7 @@ def test_forecasts_of_weight_zero_do_not_count():
     forecast, truth = rng.uniform(5, 70, (2, 5, 9, 12)).astype(np.float32)
     weights = (rng.random((5, 9)) < 0.5).astype(np.float32)
     sums = forecasting.error_sums(forecast, truth, weights)
-    metrics = forecasting.error_metrics(sums, jnp.float32(1.0))
+    metrics = forecasting.error_metrics(sums, jnp.float32(1.0), TimeStep(300))
     counted = weights > 0
     assert_metrics(metrics, expected_metrics(forecast[counted], truth[counted], 1.0))
 

@@ -160,7 +160,7 @@ class Models(NamedTuple):
     def forecast(
         self, client_params, server_params, data: TrafficData, starts
     ) -> jax.Array:
-        """Forecasts of both halves together, [K, B, 12] in mph."""
+        """Forecasts of both halves together, [K, B, 12] in the unit of the data."""
         bits = self.exchange_bits
         h_c = self.encode(client_params, data, starts)
         h_g = self.embed(server_params, data, communication.up(h_c, bits=bits))

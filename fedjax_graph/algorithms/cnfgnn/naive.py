@@ -51,7 +51,7 @@ def persistence(config: NaiveConfig) -> FederatedAlgorithm:
 
 
 def historical_average(config: NaiveConfig) -> FederatedAlgorithm:
-    """Mean of the slot of the week; the state is that table, [K, 2016] mph."""
+    """Mean of the slot of the week; the state is that table, [K, 2016]."""
 
     def init(key, data):
         del key

@@ -16,7 +16,11 @@ from fedjax_graph.data import files
 from fedjax_graph.data.traffic import formats as traffic_formats
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.formats import gaussian_kernel_adjacency, id_texts
-from fedjax_graph.data.traffic.network import TrafficDataset, take_sensors
+from fedjax_graph.data.traffic.network import (
+    UNKNOWN_UNIT,
+    TrafficDataset,
+    take_sensors,
+)
 
 __all__ = [
     "PUBLISHED",
@@ -129,7 +133,8 @@ def load(
     A user's own file is a `numpy.savez` archive without object arrays:
 
         speed [T, N]            what is forecast; 0 or NaN where a reading is missing
-        timestamps_ns [T]       wall-clock time, ns since 1970-01-01, increasing;
+        timestamps_ns [T]       wall-clock time, ns since 1970-01-01, evenly spaced
+                                (see `time_steps.step_of`);
         start_ns, freq_ns       or the first time stamp and the step between rows
         adjacency [N, N]        weights >= 0; [i, j] is an edge from sensor i to j;
         distance_from [R], distance_to [R], distance_cost [R]
@@ -138,7 +143,8 @@ def load(
         sensor_ids [N]          optional: integers or text; 0 to N - 1 if absent
         latitude [N], longitude [N]
                                 optional: degrees
-        unit                    optional: text, the unit of `speed`; mph if absent
+        unit                    optional: text, the unit of `speed`, such as "mph" or
+                                "veh/5min"; "units of the data" if absent
 
     Args:
       name: a name of `PUBLISHED`, or a path that ends in `.npz`.
@@ -202,7 +208,7 @@ def _not_found(
 
 
 def _read_npz(
-    path: Path, name: str, needs_graph: bool, unit: str = "mph"
+    path: Path, name: str, needs_graph: bool, unit: str = UNKNOWN_UNIT
 ) -> TrafficDataset:
     fields = {"unit": unit} | traffic_formats.read_npz(path, needs_graph)
     with files.reading(path, "traffic dataset"):
@@ -304,8 +310,7 @@ def _checked(dataset: TrafficDataset) -> TrafficDataset:
                 f"{speed.shape}"
             )
     _split_sizes(num_steps)
-    if not (np.diff(dataset.timestamps.astype(np.int64)) > 0).all():
-        raise InputError("time stamps have to increase from row to row")
+    _ = dataset.step  # raises unless rows are evenly spaced
     speed = np.where(np.isnan(speed), 0, speed).astype(np.float32)
     if not (np.isfinite(speed) & (speed >= 0)).all():
         raise InputError(
@@ -413,7 +418,7 @@ def _grow(adjacency: np.ndarray, size: int) -> np.ndarray:
 
 
 def statistics(dataset: TrafficDataset) -> dict:
-    """Counts of sensors, edges, steps and windows, and the share of missing readings.
+    """Counts of sensors, edges, steps and windows, and what the readings are.
 
     Edges are the non-zero entries of the adjacency, self edges included unless the
     key says otherwise.
@@ -426,6 +431,8 @@ def statistics(dataset: TrafficDataset) -> dict:
         "num_edges": int(edges.sum()),
         "num_nonself_edges": int(edges.sum() - np.trace(edges)),
         "num_steps": len(dataset.speed),
+        "step_seconds": dataset.step.seconds,
+        "unit": dataset.unit,
         "train_windows": train,
         "validation_windows": validation,
         "test_windows": test,

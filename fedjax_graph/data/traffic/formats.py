@@ -70,10 +70,11 @@ def _npz_unit(arrays: dict[str, np.ndarray]) -> dict[str, str]:
     if "unit" not in arrays:
         return {}
     unit = arrays["unit"]
-    if unit.shape or unit.dtype.kind != "U" or not unit.item().strip():
+    is_text = not unit.shape and unit.dtype.kind == "U"
+    if not is_text or not unit.item().strip() or not unit.item().isprintable():
         raise InputError(
-            f"unit has shape {unit.shape} and type {unit.dtype}, expected one text "
-            "that is not empty, such as 'mph'"
+            f"unit has shape {unit.shape} and type {unit.dtype}, expected one line "
+            "of text that is not empty, such as 'mph'"
         )
     return {"unit": unit.item()}
 

@@ -4,6 +4,10 @@ import dataclasses
 
 import numpy as np
 
+from fedjax_graph.data.traffic.time_steps import TimeStep, step_of
+
+UNKNOWN_UNIT = "units of the data"
+
 
 @dataclasses.dataclass(frozen=True)
 class TrafficDataset:
@@ -20,7 +24,12 @@ class TrafficDataset:
     latitude: np.ndarray | None = None  # [N], degrees
     longitude: np.ndarray | None = None  # [N], degrees
     notes: tuple[str, ...] = ()  # what was done to the data since it was published
-    unit: str = "mph"  # of `speed`
+    unit: str = UNKNOWN_UNIT  # of `speed`
+
+    @property
+    def step(self) -> TimeStep:
+        """The time from one row to the next; raises as `time_steps.step_of`."""
+        return step_of(self.timestamps)
 
 
 def take_sensors(dataset: TrafficDataset, kept: np.ndarray) -> TrafficDataset:

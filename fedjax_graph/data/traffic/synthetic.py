@@ -388,4 +388,5 @@ def traffic_network(
         latitude=latitude,
         longitude=-118.3 + east / (111.3 * np.cos(np.deg2rad(latitude))),
         notes=(f"synthetic: cell transmission model, seed {seed}",),
+        unit="mph",
     )

@@ -1,6 +1,7 @@
 """Forecasting windows, gathered from the raw series and never materialised.
 
-A window is `INPUT_STEPS` readings followed by `TARGET_STEPS` readings to forecast.
+A window is `INPUT_STEPS` readings followed by `TARGET_STEPS` readings to forecast,
+whatever the step between them: an hour and an hour where readings are 5 minutes apart.
 All overlapping windows of PEMS-BAY would fill several GiB; the series fills 68 MB.
 So data stay a `[K, T]` series, a split is a vector of window starts, and a batch of
 windows is one gather on the device.
@@ -17,6 +18,7 @@ from fedjax_graph.core import graphs
 from fedjax_graph.core.batching import FRACTIONS, SPLITS, checked_fractions
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic.network import TrafficDataset
+from fedjax_graph.data.traffic.time_steps import TimeStep
 
 INPUT_STEPS = 12
 TARGET_STEPS = 12
@@ -39,6 +41,7 @@ class TrafficData(NamedTuple):
     graph: graphs.Graph  # K nodes
     client_ids: jax.Array  # [K] int32, identity of each client: seeds its randomness
     client_weights: jax.Array  # [K] float32, number of training windows; 0 = padding
+    step: TimeStep  # from one reading to the next; no leaf
 
 
 class Windows(NamedTuple):
@@ -118,9 +121,8 @@ def training_moments(
 
 def week_slots(timestamps: np.ndarray) -> np.ndarray:
     """Five-minute slot of the week, Monday 00:00 = 0, of [T] datetime64 stamps."""
-    minutes = timestamps.astype("datetime64[m]").astype(np.int64)
-    thursday = 3 * 24 * 60  # 1970-01-01 was a Thursday
-    return ((minutes + thursday) // 5 % (7 * 288)).astype(np.int32)
+    monday = np.datetime64("1970-01-05", "ns")
+    return ((timestamps - monday) // FIVE_MINUTES % (7 * 288)).astype(np.int32)
 
 
 def time_of_day(timestamps: np.ndarray) -> np.ndarray:
@@ -141,8 +143,8 @@ def make_splits(
       fractions: as for `split_sizes`.
 
     Raises:
-      InputError: if a split would be empty, for other fractions, or if all training
-        readings are equal.
+      InputError: if a split would be empty, for other fractions, if all training
+        readings are equal, or if rows are not evenly spaced.
     """
     num_clients = dataset.speed.shape[1]
     mean, std = training_moments(dataset.speed, fractions)
@@ -159,6 +161,7 @@ def make_splits(
         graph=graphs.from_adjacency(dataset.adjacency),
         client_ids=jnp.arange(num_clients, dtype=jnp.int32),
         client_weights=jnp.full(num_clients, len(starts["train"]), jnp.float32),
+        step=dataset.step,
     )
     return {name: shared._replace(starts=jnp.asarray(starts[name])) for name in SPLITS}
 

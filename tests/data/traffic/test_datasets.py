@@ -27,6 +27,9 @@ from tests.data.traffic.traffic_files import (
     write_npz,
 )
 
+STAMPS = TIMESTAMPS.astype(np.int64)
+DAYS_30 = 30 * 86400 * 10**9
+
 
 @pytest.fixture
 def small(cache, monkeypatch, tmp_path):
@@ -140,7 +143,7 @@ def test_fewer_steps_than_published_are_noted(small, monkeypatch):
 
 def test_a_users_npz_may_name_its_unit(cache, tmp_path):
     path = tmp_path / "mine.npz"
-    assert traffic.load(str(write_npz(path))).unit == "mph"
+    assert traffic.load(str(write_npz(path))).unit == "units of the data"
     dataset = traffic.load(str(write_npz(path, unit="km/h")))
     assert dataset.unit == "km/h"
     assert traffic.cut(dataset, num_sensors=2).unit == "km/h"
@@ -195,8 +198,9 @@ def test_a_truncated_file(small, write, share):
         ({"latitude": LATITUDE[:3]}, "latitude has shape"),
         ({"longitude": LONGITUDE * np.nan}, "not finite"),
         ({"unit": ["mph"]}, "unit has shape"),
-        ({"unit": 3}, "expected one text"),
-        ({"unit": " "}, "expected one text"),
+        ({"unit": 3}, "expected one line of text"),
+        ({"unit": " "}, "expected one line of text"),
+        ({"unit": "mph\n"}, "expected one line of text"),
         ({"speed": np.where(SPEED == 0, np.inf, SPEED)}, "infinite or negative"),
         ({"speed": SPEED - 1}, "infinite or negative"),
         ({"adjacency": -ADJACENCY}, "weights that are negative"),
@@ -205,6 +209,12 @@ def test_a_truncated_file(small, write, share):
         ({"adjacency": ADJACENCY + np.inf}, "infinite"),
         ({"timestamps_ns": TIMESTAMPS[::-1].astype(int)}, "increase"),
         ({"timestamps_ns": np.full(NUM_STEPS, 7)}, "increase"),
+        ({"timestamps_ns": np.arange(NUM_STEPS)}, "rows are 1 ns apart"),
+        (
+            {"timestamps_ns": STAMPS + DAYS_30 * (np.arange(NUM_STEPS) > 9)},
+            r"row 10 \(2012-03-31T00:50\) follows 2012-03-01T00:45",
+        ),
+        ({"remove": ("timestamps_ns",), "start_ns": 0, "freq_ns": 0}, "increase"),
         ({"sensor_ids": np.array([1, 2, 2, 3])}, "same id"),
         ({"sensor_ids": np.array([1.0, 2, 3, 4])}, "integers or text"),
         ({"remove": ("speed",)}, "no array 'speed'"),
@@ -419,6 +429,8 @@ def test_statistics_of_a_small_network():
         "num_edges": 10,
         "num_nonself_edges": 5,
         "num_steps": 72,
+        "step_seconds": 3600,
+        "unit": "units of the data",
         "train_windows": 34,
         "validation_windows": 5,
         "test_windows": 10,

@@ -62,6 +62,7 @@ def test_flows_of_pemsd4_are_found_with_their_roads(pems, readings, roads):
     write_roads(pems / roads)
     dataset = traffic.load("pems_d4", pems)
     assert (dataset.name, dataset.unit) == ("pems_d4", "vehicles / 5 min")
+    assert dataset.step.seconds == 300
     assert dataset.notes == ()
     np.testing.assert_array_equal(dataset.speed, SPEED)
     assert dataset.speed.dtype == np.float32

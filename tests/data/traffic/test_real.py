@@ -34,6 +34,8 @@ def test_metr_la_has_the_statistics_of_the_paper(metr_la):
         "num_edges": 1722,
         "num_nonself_edges": 1515,
         "num_steps": 34272,
+        "step_seconds": 300,
+        "unit": "mph",
         "train_windows": 23974,
         "validation_windows": 3425,
         "test_windows": 6850,
@@ -181,6 +183,7 @@ def test_the_subset_says_that_it_is_one(subset):
     march = traffic.cut(subset, num_days=90)
     assert len(march.speed) == 90 * 288 - 12  # an hour less: daylight saving time
     assert march.timestamps[-1] == np.datetime64("2017-03-31T23:55")
+    assert (str(subset.step), subset.unit) == ("5 min", "mph")
 
 
 def test_a_cut_of_metr_la_has_the_known_persistence_error(metr_la):

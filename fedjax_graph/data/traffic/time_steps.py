@@ -1,0 +1,126 @@
+"""The time between the rows of a series, and spans of time in words."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from fedjax_graph.core.errors import InputError
+
+UNIT_NAMES = {"d": "days", "h": "hours", "min": "minutes", "s": "seconds", "ns": "ns"}
+_DAY, _HOUR, _MINUTE, _SECOND, _NANOSECOND = (
+    np.timedelta64(1, code) for code in ("D", "h", "m", "s", "ns")
+)
+_UNITS = dict(
+    zip(UNIT_NAMES, (_DAY, _HOUR, _MINUTE, _SECOND, _NANOSECOND), strict=True)
+)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class TimeStep:
+    """The time from one row of readings to the next.
+
+    A pytree without leaves: it travels with the data, and is known while a program
+    is traced.
+    """
+
+    seconds: int  # a day is a multiple of it
+
+    def __str__(self) -> str:
+        return self.words()
+
+    @property
+    def delta(self) -> np.timedelta64:
+        """The step as NumPy has it, to be added to time stamps."""
+        return np.timedelta64(self.seconds, "s")
+
+    def minutes(self, num_steps: int) -> str:
+        """What `num_steps` steps last in minutes, as a key: "15", "60", "180"."""
+        return f"{num_steps * self.seconds / 60:g}"
+
+    def words(self, num_steps: int = 1, minutes: str = " min") -> str:
+        """What `num_steps` steps last; see `in_words`."""
+        return in_words(num_steps * self.delta, minutes)
+
+
+def unit_of(span: np.timedelta64) -> tuple[str, np.timedelta64]:
+    """The unit to give a span of time in: the largest that it is a whole number of.
+
+    One hour is 60 min, and one day 24 h.
+
+    Returns:
+      A key of `UNIT_NAMES`, and the length of one.
+    """
+    for sign, unit in _UNITS.items():
+        count = span // unit
+        if count * unit == span and count >= (2 if sign in ("d", "h") else 1):
+            return sign, unit
+    return "ns", _NANOSECOND
+
+
+def in_words(span: np.timedelta64, minutes: str = " min") -> str:
+    """A span of time for readers: "5 min", "60 min", "3 h", "30 s".
+
+    Args:
+      span: the time.
+      minutes: what stands behind a number of minutes.
+    """
+    sign, unit = unit_of(span)
+    return f"{span // unit}{minutes if sign == 'min' else f' {sign}'}"
+
+
+def step_of(timestamps: np.ndarray) -> TimeStep:
+    """Reads the one step between all rows off their time stamps, [T] datetime64.
+
+    Once a year the clock may skip an hour, from 0, 1, 2 or 3 o'clock on a Sunday, where
+    daylight saving time begins as in PEMS-BAY: the rows around it follow each other.
+
+    Raises:
+      InputError: if stamps do not increase or are not evenly spaced, or a step is not
+        a whole number of seconds of which a day is a multiple.
+    """
+    stamps = timestamps.astype("datetime64[ns]")
+    steps = np.diff(stamps)
+    falls = ~(steps > np.timedelta64(0))  # or is NaT
+    if falls.any():
+        raise InputError(
+            f"timestamps: {_row(stamps, falls)}; time stamps have to increase from row "
+            "to row"
+        )
+    values, counts = np.unique(steps, return_counts=True)
+    step = values[np.argmax(counts)]
+    uneven = (steps != step) & ~_clock_skips(stamps, steps, step)
+    if uneven.any():
+        raise InputError(
+            f"timestamps: {_row(stamps, uneven)}, expected {in_words(step)} from row "
+            "to row; give every step one row, with 0 or NaN where a reading is missing"
+        )
+    if step // _SECOND * _SECOND != step or _DAY // step * step != _DAY:
+        raise InputError(
+            f"timestamps: rows are {in_words(step)} apart, expected whole seconds that "
+            "divide a day, such as 5 min: the time of day is an input of the models"
+        )
+    return TimeStep(int(step // _SECOND))
+
+
+def _clock_skips(
+    stamps: np.ndarray, steps: np.ndarray, step: np.timedelta64
+) -> np.ndarray:
+    """Where the clock skips an hour, [T - 1] bool: see `step_of`."""
+    expected = stamps[:-1] + step
+    days, hours = (expected.astype(f"datetime64[{code}]") for code in "Dh")
+    is_sunday = (days.astype(int) + 4) % 7 == 0  # 1970-01-01 was a Thursday
+    is_night = (hours - days < 4 * _HOUR) & (expected - hours < step)
+    rows = np.flatnonzero((steps == step + _HOUR) & is_sunday & is_night)
+    _, firsts = np.unique(days[rows].astype("datetime64[Y]"), return_index=True)
+    return np.isin(np.arange(len(steps)), rows[firsts])
+
+
+def _row(stamps: np.ndarray, after: np.ndarray) -> str:
+    """Names the first row that `after`, [T - 1] bool, is true ahead of; from 0."""
+    row = int(np.argmax(after)) + 1
+    before, stamp = (
+        np.datetime_as_string(x, unit="auto") for x in stamps[row - 1 : row + 1]
+    )
+    return f"row {row} ({stamp}) follows {before}"
