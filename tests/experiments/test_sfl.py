@@ -30,6 +30,7 @@ TITLES = {
     "sfl_lg": "SFL + LG-FedAvg",
     "local": "local",
 }
+METHODS = ("fed_avg", "fed_prox", "scaffold", "sfl", "sfl_star", "local")
 REMEMBERING = ("scaffold", "sfl_star")  # clients' or the server's memory
 IMAGE_METHODS = ("fed_avg", "sfl", "sfl_per", "scaffold")
 ACCURACIES = ("mean_accuracy", "best_5_percent", "worst_5_percent")
@@ -131,7 +132,7 @@ def outputs(machine):
     small_run = ("--rnn_hidden_size=4", "--num_rounds=1")
     code = ("fed_avg", "fed_prox", "sfl")
     lines = {
-        "all": machine.traffic("all", methods=("all",)),
+        "several": machine.traffic("several", methods=METHODS),
         "code": machine.traffic("code", "--protocol=code", methods=code),
         "alpha": machine.traffic("alpha", "--alpha=0", num_rounds=1),
         "steps": machine.traffic("steps", "--propagation_steps=0", num_rounds=1),
@@ -168,14 +169,29 @@ def table_of(output):
 # --- Traffic -------------------------------------------------------------------------
 
 
-def test_every_method_is_run_on_traffic(machine, outputs):
-    found = machine.results("all")
+def test_several_methods_are_run_on_traffic(machine, outputs):
+    found = machine.results("several")
     assert found.keys() == {"dataset", "settings", "methods"}
     assert (found["dataset"], found["settings"]["num_sensors"]) == ("synthetic", 5)
     assert found["settings"]["flags"]["rnn_hidden_size"] == 4
-    assert list(found["methods"]) == list(TITLES)
+    assert list(found["methods"]) == list(METHODS)
+    assert_all_differ(found["methods"])
+
+
+@pytest.mark.slow
+def test_all_stands_for_every_method(machine):
+    line = machine.traffic("all", methods=("all",))
+    ((status, out, err),) = machine.run_many({"all": line}).values()
+    assert (status, err) == (0, "")
+    assert list(table_of(out)) == list(TITLES.values())
+    found = machine.results("all")["methods"]
+    assert list(found) == list(TITLES)
+    assert_all_differ(found)
+
+
+def assert_all_differ(methods):
     scores = set()
-    for method, entry in found["methods"].items():
+    for method, entry in methods.items():
         test, sent = entry["test"], entry["communication_bytes"]
         assert test.keys() == {"mae", "mape", "rmse", "masked"}
         assert test["masked"].keys() == {"15", "30", "60", "all"}
@@ -183,30 +199,30 @@ def test_every_method_is_run_on_traffic(machine, outputs):
         assert (sent["up"] > 0, sent["down"] > 0) == (method != "local",) * 2
         assert entry["config"]["task"]["kind"] == "traffic_rnn"
         scores.add(test["mae"])
-    assert len(scores) == len(TITLES), "no two methods do the same"
+    assert len(scores) == len(methods), "no two methods do the same"
 
 
 def test_the_table_names_every_method(machine, outputs):
-    assert outputs["all"].splitlines()[-1].endswith(str(machine.folder / "all"))
-    assert "synthetic: sensors 5, steps 576" in outputs["all"].splitlines()
-    rows = table_of(outputs["all"])
-    assert list(rows) == list(TITLES.values())
-    for method, entry in machine.results("all")["methods"].items():
+    assert outputs["several"].splitlines()[-1].endswith(str(machine.folder / "several"))
+    assert "synthetic: sensors 5, steps 576" in outputs["several"].splitlines()
+    rows = table_of(outputs["several"])
+    assert list(rows) == [TITLES[method] for method in METHODS]
+    for method, entry in machine.results("several")["methods"].items():
         scores = [f"{entry['test'][key]:.3f}" for key in ("mae", "mape", "rmse")]
         assert rows[TITLES[method]] == [*scores, str(entry["best_round"])]
 
 
 def test_metrics_have_a_line_for_each_method_and_round(machine, outputs):
-    records = machine.records("all")
+    records = machine.records("several")
     assert [(record["method"], record["round"]) for record in records] == [
-        (method, round_) for method in TITLES for round_ in range(1, NUM_ROUNDS + 1)
+        (method, round_) for method in METHODS for round_ in range(1, NUM_ROUNDS + 1)
     ]
     for record in records:
         assert 0 < record["validation_mae"] < 100
         assert record["windows_per_s"] > 0
 
 
-@pytest.mark.parametrize("workdir", ["all", "images"])
+@pytest.mark.parametrize("workdir", ["several", "images"])
 def test_pictures_are_there(machine, outputs, workdir):
     folder = machine.folder / workdir
     assert {path.name for path in folder.glob("*.png")} == set(PICTURES)
@@ -222,7 +238,7 @@ def test_a_run_on_traffic_forecasts(machine, outputs, quick_compiles):
     stamps = start + windows.FIVE_MINUTES * np.arange(12)
     spreads = []
     for method in ("fed_avg", "sfl"):
-        forecast = load_forecaster(machine.folder / "all", method)(readings, stamps)
+        forecast = load_forecaster(machine.folder / "several", method)(readings, stamps)
         assert forecast.shape == (12, NUM_SENSORS)
         assert ((forecast > 0) & (forecast < 100)).all()
         spreads.append(np.ptp(forecast, axis=1).max())
@@ -247,7 +263,7 @@ def test_clients_without_neighbours_are_named(machine, outputs):
 
 
 def test_the_protocol_of_the_code_is_recorded_and_felt(machine, outputs):
-    paper, code = (machine.results(name)["methods"] for name in ("all", "code"))
+    paper, code = (machine.results(name)["methods"] for name in ("several", "code"))
     for method, key, values in [
         ("sfl", "pull_weight", (0.3, 0)),
         ("fed_prox", "proximal_weight", (0.01, 0)),
@@ -267,21 +283,21 @@ def test_sfl_that_takes_nothing_along_the_graph_starts_as_local_training(
     machine, outputs, workdir, key
 ):
     assert machine.results(workdir)["methods"]["sfl"]["config"][key] == 0
-    local = machine.validation_mae("all", "local")
-    assert machine.validation_mae("all", "sfl") != pytest.approx(local, rel=1e-4)
+    local = machine.validation_mae("several", "local")
+    assert machine.validation_mae("several", "sfl") != pytest.approx(local, rel=1e-4)
     assert machine.validation_mae(workdir, "sfl") == pytest.approx(local, rel=1e-5)
 
 
 def test_sfl_star_learns_its_graph_as_it_is_told(machine, outputs):
     configs = {
         name: machine.results(name)["methods"]["sfl_star"]["config"]
-        for name in ("all", "none", "similar")
+        for name in ("several", "none", "similar")
     }
     assert {
         name: (config["client_graph"], config["structure"]["target"])
         for name, config in configs.items()
     } == {
-        "all": ("given", "distance"),
+        "several": ("given", "distance"),
         "none": ("none", "distance"),
         "similar": ("given", "similarity"),
     }
@@ -348,8 +364,8 @@ def answers(machine, outputs):
     lines = {}
     scored = ("--eval_only", "--split=validation")
     methods = ("fed_avg", "sfl_star")
-    lines["scored"] = machine.traffic("all", "--eval_only", methods=methods)
-    lines["scored on validation"] = machine.traffic("all", *scored, methods=methods)
+    lines["scored"] = machine.traffic("several", "--eval_only", methods=methods)
+    lines["scored on validation"] = machine.traffic("several", *scored, methods=methods)
 
     def add(*flags, methods=("fed_avg",)):
         lines[flags[-1]] = machine.command_line(
@@ -384,9 +400,9 @@ def answers(machine, outputs):
     lines["other images"] = machine.command_line(
         "images", *SYNTHETIC_IMAGES, *IMAGES, "--seed=1", "--resume", methods=("local",)
     )
-    before = {path: path.stat().st_mtime_ns for path in (folder / "all").rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in (folder / "several").rglob("*")}
     found = machine.run_many(lines)
-    after = {path: path.stat().st_mtime_ns for path in (folder / "all").rglob("*")}
+    after = {path: path.stat().st_mtime_ns for path in (folder / "several").rglob("*")}
     assert after == before, "a run that is only scored is not touched"
     return found
 
@@ -407,16 +423,16 @@ def test_a_killed_run_ends_as_if_never_stopped(machine, outputs):
         flags = [*flags, *["--resume"][number:]]
     process = machine.run(*flags)
     assert process.returncode == 0, process.stderr
-    whole = [r for r in machine.metrics("all") if r["method"] in REMEMBERING]
+    whole = [r for r in machine.metrics("several") if r["method"] in REMEMBERING]
     assert machine.metrics("killed") == whole
     entries = {
         workdir: {
             method: binary.without_timings(machine.results(workdir)["methods"][method])
             for method in REMEMBERING
         }
-        for workdir in ("all", "killed")
+        for workdir in ("several", "killed")
     }
-    assert entries["killed"] == entries["all"]
+    assert entries["killed"] == entries["several"]
     learnt = [machine.folder / name / "client_graph.png" for name in entries]
     assert learnt[0].read_bytes() == learnt[1].read_bytes()
 
@@ -427,12 +443,12 @@ def test_a_checkpoint_is_scored_on_any_split(machine, outputs, answers):
         status, out, err = answers[name]
         assert (status, err) == (0, "")
         tables[name] = table_of(out)
-    whole = table_of(outputs["all"])
+    whole = table_of(outputs["several"])
     assert tables["scored"] == {title: whole[title] for title in ("FedAvg", "SFL*")}
     for method in ("fed_avg", "sfl_star"):
         row = tables["scored on validation"][TITLES[method]]
         best_round = int(row[-1])
-        mae = machine.validation_mae("all", method, best_round)
+        mae = machine.validation_mae("several", method, best_round)
         assert float(row[0]) == pytest.approx(mae, abs=1e-3)
 
 

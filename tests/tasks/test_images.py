@@ -223,23 +223,31 @@ def train(config, data, start, batches, augment=lambda key, images: images):
 def update():
     """(config, model, client, key, data) -> LocalResult, without adjustment."""
 
-    def run(config, start, k, key, data):
+    @functools.cache
+    def program(config):
         task = config.build()
 
         def one(start, own, key, data):
             return task.update(start, own, key, data, None, 0)
 
-        return careful_jit(one)(start, row(task.client_data(data), k), key, data)
+        return task, careful_jit(one)
+
+    def run(config, start, k, key, data):
+        task, one = program(config)
+        return one(start, row(task.client_data(data), k), key, data)
 
     return run
 
 
-@pytest.mark.parametrize(("client", "augment"), [(0, False), (1, True)])
+STEPS = dataclasses.replace(CONFIG.optimizer, learning_rate=0.02, weight_decay=0.01)
+TRAINED = dataclasses.replace(CONFIG, augment=True, optimizer=STEPS)
+
+
+@pytest.mark.parametrize(
+    ("client", "augment"), [pytest.param(0, False, marks=pytest.mark.slow), (1, True)]
+)
 def test_local_training_is_a_loop_of_steps(data, models, update, client, augment):
-    optimizer = dataclasses.replace(
-        CONFIG.optimizer, learning_rate=0.02, weight_decay=0.01
-    )
-    config = dataclasses.replace(CONFIG, augment=augment, optimizer=optimizer)
+    config = dataclasses.replace(TRAINED, augment=augment)
     start, key = row(models, client), jax.random.key(5)
     result = update(config, start, client, key, data)
     batches = task_images.epoch_batches(
@@ -283,7 +291,7 @@ def test_adjustment_comes_first_and_its_state_is_returned(data, models, task):
 def test_a_client_of_padding_alone_stays_finite(data, models, update):
     nobody = data._replace(mask=np.zeros_like(data.mask))
     start = row(models, 0)
-    result = update(CONFIG, start, 0, jax.random.key(0), nobody)
+    result = update(TRAINED, start, 0, jax.random.key(0), nobody)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(result.model))
     assert_close(result.model["batch_stats"], start["batch_stats"])
     assert result.loss == 0
@@ -426,6 +434,7 @@ def test_programs_hold_no_data(data, models, task):
     assert sum(np.size(x) for x in program.consts) < 100
 
 
+@pytest.mark.slow
 def test_seeds_may_be_mapped_and_rounds_scanned(data, models):
     task = dataclasses.replace(CONFIG, augment=True, local_epochs=1).build()
     data = jax.device_put(data)

@@ -30,6 +30,7 @@ TASK = TrafficSeq2SeqTask(
     sampling_decay=5.0,
 )
 KEYS = (jax.random.key(10), jax.random.key(11))
+SHORT = {"ditto", "scaffold", "sfl_star"}  # the others differ in the aggregator
 NEED_MORE = {"fed_sgd", "graphfl"}  # than any task has
 METHODS = {n for n, method in REGISTRY.items() if method.takes_task} - NEED_MORE
 VALUES = {"sfl_star": {"structure": {"embedding_size": 3, "num_neighbours": 2}}}
@@ -51,7 +52,13 @@ def models_of(state):
     return aggregation.broadcast(state.models, 5)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in SHORT else [pytest.mark.slow])
+        for name in sorted(METHODS)
+    ],
+)
 def test_a_round_of_every_method_learns(name, train, quick_jit, evaluate):
     algorithm = build(name, **VALUES.get(name, {}))
     state = algorithm.init(jax.random.key(0), train)
