@@ -138,9 +138,10 @@ def test_fed_avg_exchanges_models(train, participation, cohort, clients_per_chun
     assert exchanged == Bytes(up=cohort * model, down=cohort * model)
 
 
-@pytest.mark.parametrize("participation, cohort", [(1.0, 5), (0.4, 2)])
-@pytest.mark.parametrize("server_batch_size", [6, 48])  # 26 windows
-@pytest.mark.parametrize("server_rounds", [1, 3])
+@pytest.mark.parametrize(
+    "participation, cohort, server_batch_size, server_rounds",  # of 26 windows
+    [(1.0, 5, 6, 1), (1.0, 5, 48, 3), (0.4, 2, 48, 1), (0.4, 2, 6, 3)],
+)
 def test_cnfgnn_exchanges_what_its_formula_says(
     train, rolled_scans, participation, cohort, server_batch_size, server_rounds
 ):

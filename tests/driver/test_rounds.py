@@ -247,7 +247,9 @@ def drawn():
     return together, alone
 
 
-@pytest.mark.parametrize("seeds_per_chunk", [None, 1, 2])
+@pytest.mark.parametrize(
+    "seeds_per_chunk", [None, 1, pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_a_seed_with_its_own_data_is_as_if_alone(tmp_path, drawn, seeds_per_chunk):
     script, alone = drawn
     settings = {"seeds_per_chunk": seeds_per_chunk, "is_drawn": losses_are_drawn}

@@ -182,6 +182,7 @@ def test_a_run_of_an_unknown_method_asks_for_its_plugin(finished, monkeypatch):
         load_forecaster(finished[0], "cnfgnn")
 
 
+@pytest.mark.slow
 def test_a_forecaster_of_a_run_on_some_of_the_sensors(
     tmp_path, network, quick_compilation
 ):

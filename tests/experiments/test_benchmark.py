@@ -76,8 +76,8 @@ def figures(tmp_path_factory):
 
 
 def cases(*systems):
-    """Two take minutes to compile."""
-    slow = ("graphfl", "fl_agcns")
+    """All but one are slow: they compile for long."""
+    slow = ("graphfl", "fl_agcns", "sfl")
     return pytest.mark.parametrize(
         "system",
         [
@@ -111,10 +111,14 @@ def test_graphfls_ratio_is_of_the_figures_beside_it(figures):
     assert graphfl["speed_over_loop"] == graphfl["loop_s"] / graphfl["round_s"]
 
 
-def test_ratios_are_of_the_figures_beside_them(figures):
+@pytest.mark.slow
+def test_sfls_ratio_is_of_the_figures_beside_it(figures):
     sfl = figures("sfl")
     speed = sfl["round_images_per_s"] / sfl["loop_images_per_s"]
     assert sfl["speed_over_loop"] == speed
+
+
+def test_the_shape_and_compilations_of_cnfgnn_are_there(figures):
     cnfgnn = figures("cnfgnn")
     assert cnfgnn["shape"] == "tiny"
     assert cnfgnn["compile_s"] >= cnfgnn["client_compile_s"]

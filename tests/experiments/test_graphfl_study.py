@@ -113,6 +113,7 @@ def returned(machine):
     return json.loads((machine.folder / "returned.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_study_does_what_the_binary_does(machine, returned):
     ours, theirs = (machine.results(name) for name in ("python", "flags"))
     assert returned[0] == ours["methods"]
@@ -127,6 +128,7 @@ def test_a_study_does_what_the_binary_does(machine, returned):
     assert ours["settings"]["flags"]["model"] == "gcn"
 
 
+@pytest.mark.slow
 def test_a_sweep_does_what_that_of_the_binary_does(machine, returned):
     rows = json.loads((machine.folder / "flags_sweep" / "sweep.json").read_text())
     assert returned[1] == rows
@@ -144,6 +146,7 @@ def test_a_sweep_does_what_that_of_the_binary_does(machine, returned):
     binary.assert_picture(machine.folder / "python_sweep" / "sweep.png")
 
 
+@pytest.mark.slow
 def test_a_plugin_brings_a_method_a_model_and_a_dataset(returned):
     """The same as FedAvg on SGC, with the rate of GCN."""
     (ours,), (theirs,) = (entries.values() for entries in (returned[3], returned[2]))

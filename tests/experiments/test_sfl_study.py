@@ -98,6 +98,7 @@ def returned(machine):
     return json.loads(process.stdout)
 
 
+@pytest.mark.slow
 def test_a_study_does_all_that_the_binary_does(machine, returned):
     names = ("binary", "python")
     files = [
@@ -120,6 +121,7 @@ def test_a_study_does_all_that_the_binary_does(machine, returned):
     assert one["settings"] == other["settings"]
 
 
+@pytest.mark.slow
 def test_a_study_returns_what_it_wrote(machine, returned):
     assert returned == machine.results("python")["methods"]
     assert list(returned) == SETTINGS["methods"]
@@ -127,6 +129,7 @@ def test_a_study_returns_what_it_wrote(machine, returned):
         assert len(entry["rmse_by_horizon"]) == 12
 
 
+@pytest.mark.slow
 def test_the_chosen_optimizers_are_on_record(returned):
     for entry in returned.values():
         optimizer = entry["config"]["task"]["optimizer"]
@@ -137,6 +140,7 @@ def test_the_chosen_optimizers_are_on_record(returned):
     assert "server_optimizer" not in returned["sfl_star"]["config"]
 
 
+@pytest.mark.slow
 def test_a_plugin_brings_a_method_a_model_and_more(machine, returned):
     del returned
     found = machine.results("plugin")

@@ -158,6 +158,7 @@ def test_the_ledger_counts_the_bits_that_cross(method, bits, splits):
     assert counted == (expected, expected)
 
 
+@pytest.mark.slow
 def test_fewer_bits_change_little(splits, quick_jit):
     """Two rounds are close to those of 32 bits, not the same, closer with more bits."""
     data, keys = splits["train"], jax.random.split(jax.random.key(5))

@@ -67,7 +67,9 @@ def masked_losses(outputs, labels, mask):
     return jnp.sum(nodes[..., 0] * mask, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize(
+    "code", [pytest.param(CODES[0], marks=pytest.mark.slow), *CODES[1:]]
+)
 def test_a_trial_is_the_network_trained_alone(code, train, run_trial, quick_jit):
     """By Adam on the mean gradient, with no weights but the network's own."""
     key, net = jax.random.key(4), CONFIG.supernet

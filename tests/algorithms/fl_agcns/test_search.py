@@ -156,6 +156,7 @@ def test_running_statistics_go_from_code_to_code(model, train, mean_gradient):
     assert moves[0] > 1.5 * moves[1] > 0
 
 
+@pytest.mark.slow
 def test_dropout_differs_by_key_and_client(model, train, quick_jit):
     """The loss of the first client's subgraph, by whoever has it."""
     of_first = train._replace(client_weights=jnp.eye(NUM_CLIENTS)[0])
