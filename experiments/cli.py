@@ -1,6 +1,7 @@
 """What every binary does with its command line and with errors of its main function."""
 
 import logging as python_logging
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -10,7 +11,10 @@ import jax
 from absl import app, flags, logging
 
 from experiments.studies import options
+from fedjax_graph.core import processes
 from fedjax_graph.core.errors import InputError
+
+RESUME = "with --resume all go on from the last checkpoint"
 
 
 def run_study(study_type: type) -> None:
@@ -43,9 +47,11 @@ def run(main: Callable[[], Any]) -> None:
         except InputError as error:
             _fail(error)
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
             reason = str(error).partition("\n")[0].rstrip(".") or "of the host"
+            if not is_out_of_memory(error):
+                if processes.count() == 1:
+                    raise
+                _fail(f"the processes no longer work together ({reason}); {RESUME}")
             _fail(
                 f"out of memory: {reason}; take fewer clients at a time with "
                 "--clients_per_chunk, or smaller sizes"
@@ -85,6 +91,9 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def _fail(error: Exception | str) -> NoReturn:
     print(f"error: {with_flags(' '.join(str(error).split()))}", file=sys.stderr)
+    if processes.count() > 1:  # an orderly end would wait for the others
+        sys.stderr.flush()
+        os._exit(2)
     sys.exit(2)
 
 

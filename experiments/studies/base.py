@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from experiments.studies.options import option
 from experiments.studies.surroundings import DataOptions, MachineOptions
 from fedjax_graph import algorithms
-from fedjax_graph.core import clients, optimizers
+from fedjax_graph.core import clients, optimizers, processes
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import compile_for
@@ -109,6 +109,8 @@ class Study(DataOptions, MachineOptions):
         if self.workdir is None:
             if continues:
                 raise InputError("--resume and --eval_only need --workdir")
+            if processes.count() > 1:
+                raise InputError("--coordinator: name one --workdir for all processes")
             stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
             name = f"{self.system}-{pathlib.Path(dataset).stem}-{stamp}"
             workdir = pathlib.Path("runs", name)
@@ -125,6 +127,7 @@ class Study(DataOptions, MachineOptions):
                 f"--workdir={workdir} already holds a run; give --resume to continue "
                 "it or name another folder"
             )
+        processes.meet()
         make_folder("workdir", workdir)
         if not os.access(workdir, os.W_OK):
             raise InputError(
@@ -215,7 +218,14 @@ class Study(DataOptions, MachineOptions):
             file does not fit.
         """
         if self.compile_for is None:
-            return super().run()
+            self.join_processes()
+            with contextlib.ExitStack() as stack:
+                if not processes.is_first():
+                    nowhere = stack.enter_context(open(os.devnull, "w"))
+                    stack.enter_context(contextlib.redirect_stdout(nowhere))
+                return super().run()
+        if self.coordinator is not None:
+            raise InputError("--compile_for compiles in one process, not --coordinator")
         if self.methods and "all" in self.methods:
             raise InputError("--compile_for: name the methods; all is none")
         if getattr(self, "sweep", None):

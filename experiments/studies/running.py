@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.studies.base import Study
 from fedjax_graph import algorithms
-from fedjax_graph.core import configs, mesh
+from fedjax_graph.core import configs, mesh, processes
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import compile_for, results, rounds, writers
@@ -58,7 +58,9 @@ def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | N
       InputError: if the option cannot be read.
     """
     chosen, folder = study.chunk(), workdir / name / "checkpoints"
-    if study.clients_per_chunk != "auto" or not folder.is_dir():
+    is_begun = folder.is_dir()
+    processes.meet()
+    if study.clients_per_chunk != "auto" or not is_begun:
         return chosen
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         if checkpoints.latest_round() is None:

@@ -10,7 +10,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from experiments.studies.options import Options, option
-from fedjax_graph.core import mesh, plugins
+from fedjax_graph.core import mesh, plugins, processes
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.download import cache_folder
 from fedjax_graph.driver import compile_for
@@ -102,6 +102,38 @@ class MachineOptions(Options):
         "Devices that share the edges of CNFGNN's graph; the others share windows.",
         lower=1,
     )
+    coordinator: str | None = option(
+        None,
+        "Several processes run this, on one or many hosts: address and port of the "
+        "first, such as 10.0.0.1:1234, or auto under Slurm, Open MPI or on TPU pods.",
+    )
+    num_processes: int | None = option(
+        None, "How many processes there are; with --coordinator.", lower=1
+    )
+    process_id: int | None = option(
+        None, "Which of them this is, from 0; with --coordinator.", lower=0
+    )
+
+    def join_processes(self) -> None:
+        """Makes this process one of several, if `coordinator` says so.
+
+        Raises:
+          InputError: if the others do not come, or an option of theirs is missing.
+        """
+        if self.coordinator is None:
+            if self.num_processes is not None or self.process_id is not None:
+                raise InputError(
+                    "--num_processes and --process_id need --coordinator: the address "
+                    "and port of the first process, or auto"
+                )
+            return
+        is_found = self.coordinator == "auto"
+        address = None if is_found else self.coordinator
+        if not is_found and None in (self.num_processes, self.process_id):
+            raise InputError(
+                f"--coordinator={address}: needs --num_processes and --process_id"
+            )
+        processes.join(address, self.num_processes, self.process_id)
 
     def set_up_jax(self, copied_bytes: int = 0) -> None:
         """Applies the precision, makes the CPU's cores devices, and sets the mesh.
@@ -131,12 +163,12 @@ class MachineOptions(Options):
             mesh.use_cpu_cores(chosen)
         found = mesh.all_devices()
         if mesh.backend() == "cpu":
-            if len(found) < chosen and self.num_cpu_devices:
+            if len(found) < chosen * processes.count() and self.num_cpu_devices:
                 raise InputError(
                     f"--num_cpu_devices={chosen}: JAX is already in use with "
                     f"{len(found)}; run the study first in its process"
                 )
-            found = found[:chosen]
+            found = found[: chosen * processes.count()]
         if self.compile_for is None:
             jax.set_mesh(mesh.make_mesh(self.edge_parts, found))
 

@@ -150,8 +150,9 @@ def backend() -> str:
 
 
 def _devices() -> list[Any]:
+    """The devices in use that are this process's own."""
     mesh = jax.sharding.get_mesh()
-    return jax.devices() if mesh.empty else list(mesh.devices.flat)
+    return jax.local_devices() if mesh.empty else list(mesh.local_devices)
 
 
 def device_kind() -> str:
@@ -167,7 +168,7 @@ def memory_stats() -> dict[str, int]:
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
     """A context in which one CPU device computes, whatever else there is."""
-    with restored(), jax.default_device(jax.devices("cpu")[0]):
+    with restored(), jax.default_device(jax.local_devices(backend="cpu")[0]):
         jax.set_mesh(_NO_MESH)
         yield
 

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.path import Path as Curve
 from matplotlib.transforms import Bbox
 
+from fedjax_graph.core.processes import by_first
 from fedjax_graph.data.traffic.time_steps import UNIT_NAMES, TimeStep, in_words, unit_of
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -407,10 +408,14 @@ def _overlap(a: Bbox, b: Bbox) -> float:
     return 0.0 if common is None else common.width * common.height
 
 
+@by_first
 def save(figure: Figure, path: str | os.PathLike) -> None:
-    """Writes the figure as a PNG and makes the folder if need be."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None})
+    """Writes the figure as a PNG, whole or not at all; makes the folder if need be."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    figure.savefig(temporary, format="png", dpi=DPI, metadata={"Software": None})
+    os.replace(temporary, path)
 
 
 def new_panels(rows, columns, size) -> tuple[Figure, np.ndarray]:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import clients, communication, mesh, trees
+from fedjax_graph.core import clients, communication, mesh, processes, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
@@ -203,12 +203,14 @@ def _advance_seeds(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _evaluate_seeds(algorithm, is_drawn, states, data):
-    return map_seeds(algorithm.evaluate, states, (data,), is_drawn)
+    scores = map_seeds(algorithm.evaluate, states, (data,), is_drawn)
+    return mesh.replicated(scores)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _predict_seeds(algorithm, is_drawn, states, data):
-    return map_seeds(algorithm.predict, states, (data,), is_drawn)
+    outputs = map_seeds(algorithm.predict, states, (data,), is_drawn)
+    return mesh.replicated(outputs)
 
 
 def is_stopped(seed_state: SeedState, patience: int) -> np.ndarray:
@@ -331,7 +333,8 @@ class _Loop:
         if round_ >= config.num_rounds or is_stopped(seed_state, config.patience).all():
             return seed_state, seconds
         progress = Progress(self._name, config.num_rounds, round_)
-        writer = self._workdir and MetricsWriter(self._workdir, self._name, round_)
+        writes = self._workdir and processes.is_first()
+        writer = writes and MetricsWriter(self._workdir, self._name, round_)
         try:
             return self._rounds(seed_state, seconds, round_, writer, progress)
         finally:

@@ -19,6 +19,7 @@ import numpy as np
 from fedjax_graph import algorithms
 from fedjax_graph.core import graphs
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.processes import by_first
 from fedjax_graph.data import files
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.network import UNKNOWN_UNIT
@@ -81,6 +82,11 @@ def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -
                 )
         if network.keys() <= kept.keys():  # else of an earlier version
             return
+    _write_network(path, network)
+
+
+@by_first
+def _write_network(path: pathlib.Path, network: dict[str, np.ndarray]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         np.savez_compressed(file, **network)

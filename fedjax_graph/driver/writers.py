@@ -12,6 +12,7 @@ import tensorboardX
 import tqdm
 
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.processes import by_first
 
 Record = dict[str, Any]  # one line: method, round, and figures
 
@@ -29,6 +30,7 @@ def to_jsonable(tree: Any) -> Any:
     return tree
 
 
+@by_first
 def write_atomically(path: pathlib.Path, text: str) -> None:
     """Replaces a file whole: a kill leaves the old one or the new one."""
     temporary = path.with_name(path.name + ".tmp")

@@ -1,0 +1,126 @@
+"""Several processes that run one program together, each with devices of its own.
+
+Hosts of a TPU pod slice need a process each, and so do those of a cluster; the GPUs of
+a machine may have one process or one each. All of them run the same command on the same
+files, `join` first, and meet in every collective; the mesh is of the devices of all.
+The first process alone writes, checkpoints apart, which orbax writes from all.
+"""
+
+import functools
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from jax._src import distributed  # which says who this is before there are devices
+
+from fedjax_graph.core import reporter
+from fedjax_graph.core.errors import InputError
+
+SILENT_SECONDS = 20  # after which a process counts as lost
+START_SECONDS = 120  # that a process waits for the others to join
+MEETING_SECONDS = 1800  # and to come to a place in the program
+_meetings = itertools.count()
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def join(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Makes this process one of several; before JAX has been used for anything else.
+
+    What is None is found by `jax.distributed.initialize`, as under Slurm and Open MPI
+    and on a TPU pod slice. From then on a process that is lost ends the others within
+    a minute, with one line on stderr and a status that is not 0.
+
+    Args:
+      coordinator: address and port of the first process, such as `10.0.0.1:1234`.
+      num_processes: how many there are.
+      process_id: which one this is, from 0.
+
+    Raises:
+      InputError: if the arguments make no sense, or the others do not come.
+    """
+    if jax.distributed.is_initialized():
+        return
+    _check(coordinator, num_processes, process_id)
+    _report_losses()
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            initialization_timeout=START_SECONDS,
+            heartbeat_timeout_seconds=SILENT_SECONDS,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"coordinator={coordinator}, num_processes={num_processes}, "
+            f"process_id={process_id}: the processes did not come together ({reason})"
+        ) from error
+
+
+def _check(
+    coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> None:
+    if coordinator is not None:
+        host, _, port = coordinator.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise InputError(
+                f"coordinator={coordinator}: expected an address and a port, such as "
+                "10.0.0.1:1234"
+            )
+    if num_processes is not None and num_processes < 1:
+        raise InputError(f"num_processes={num_processes}: expected at least 1")
+    if process_id is not None and not 0 <= process_id < (num_processes or 2**31):
+        raise InputError(
+            f"process_id={process_id}: expected 0 to num_processes - 1, with "
+            f"num_processes={num_processes}"
+        )
+
+
+def _report_losses() -> None:
+    """Sends stderr through `reporter`, which makes one line of XLA's last words."""
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-E", reporter.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    assert child.stdin
+    sys.stderr.flush()
+    os.dup2(child.stdin.fileno(), sys.stderr.fileno())
+    child.stdin.close()
+
+
+def count() -> int:
+    """The number of processes: 1 unless they were joined."""
+    return distributed.global_state.num_processes
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and prints."""
+    return distributed.global_state.process_id == 0
+
+
+def by_first(write: F) -> F:
+    """Decorates what writes or prints: the other processes leave it out."""
+
+    @functools.wraps(write)
+    def wrapped(*args, **kwargs):
+        return write(*args, **kwargs) if is_first() else None
+
+    return wrapped  # pyright: ignore[reportReturnType]
+
+
+def meet() -> None:
+    """Waits until all processes are here."""
+    client = distributed.global_state.client
+    if count() > 1 and client is not None:
+        client.wait_at_barrier(f"meeting {next(_meetings)}", 1000 * MEETING_SECONDS)
