@@ -1,0 +1,21 @@
+"""What happens to files on a disk."""
+
+import pathlib
+
+
+def halve(path: pathlib.Path) -> None:
+    """Cuts off the second half of a file."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def flip(path: pathlib.Path, bit: int) -> None:
+    """Flips a bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def flip_in_state(checkpoint: pathlib.Path) -> None:
+    """Flips a bit that every array of a checkpoint is found by."""
+    flip(checkpoint / "state" / "manifest.ocdbt", 8 * 50)
