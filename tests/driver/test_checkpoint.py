@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver.checkpoint import Checkpoints, DamagedError, digest
-from tests.damage import flip, flip_in_state, halve
+from tests.damage import flip, flip_in_digest, halve
 
 # Orbax's reads in flight when one of them fails complain from threads, a bit later.
 pytestmark = pytest.mark.filterwarnings(
@@ -243,7 +243,8 @@ DAMAGES = {
     "digests cut": lambda two: halve(two / "digests" / "metadata"),
     "digests of a list": lambda two: (two / "digests" / "metadata").write_text("[]"),
     "metadata cut": lambda two: halve(two / "state" / "_METADATA"),
-    "manifest flipped": flip_in_state,
+    "digests flipped": flip_in_digest,
+    "manifest flipped": lambda two: flip(two / "state" / "manifest.ocdbt", 8 * 50),
     "manifest cut": lambda two: halve(two / "state" / "manifest.ocdbt"),
     "data cut": lambda two: halve(data_file(two)),
     "data gone": lambda two: data_file(two).unlink(),

@@ -18,7 +18,7 @@ from fedjax_graph.driver import rounds
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.rounds import RunConfig
 from fedjax_graph.driver.writers import MetricsWriter, read_records
-from tests.damage import flip_in_state
+from tests.damage import flip_in_digest
 
 FALLING = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0]
 FALLS_TWICE = [9.0, 8.0, 8.5, 8.5, 8.5, 8.5, 8.5, 8.5]
@@ -420,7 +420,6 @@ def test_a_killed_run_ends_as_if_never_stopped(
     assert_same_run(tmp_path, folders[eval_every], script)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("eval_every", "before"), [(1, 7), (3, 6)])
 @pytest.mark.parametrize("killed", [None, "before", "after"])
 def test_a_damaged_checkpoint_is_made_again(
@@ -430,7 +429,7 @@ def test_a_damaged_checkpoint_is_made_again(
     script, folders = never_stopped
     config = {"seeds": SEEDS, "eval_every": eval_every}
     workdir = shutil.copytree(folders[eval_every], tmp_path / "run")
-    flip_in_state(workdir / "fake" / "checkpoints" / "8")
+    flip_in_digest(workdir / "fake" / "checkpoints" / "8")
     if killed:
         with monkeypatch.context() as patch, pytest.raises(Killed):
             kill_in(patch, Checkpoints, "save", 1, when=killed)
@@ -441,15 +440,14 @@ def test_a_damaged_checkpoint_is_made_again(
     assert_same_run(workdir, folders[eval_every], script)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_nothing_stands_in_for_a_damaged_best_state(tmp_path, never_stopped):
     script, folders = never_stopped
     config = RunConfig(8, patience=3, seeds=SEEDS)
     workdir = shutil.copytree(folders[1], tmp_path / "run")
-    flip_in_state(workdir / "fake" / "checkpoints" / "8")
+    flip_in_digest(workdir / "fake" / "checkpoints" / "8")
     with pytest.raises(InputError, match="checkpoints/8: the checkpoint is damaged"):
         rounds.run("fake", ALGORITHM, script, config, workdir, eval_only=True)
-    flip_in_state(workdir / "fake" / "checkpoints" / "7")
+    flip_in_digest(workdir / "fake" / "checkpoints" / "7")
     with pytest.raises(InputError, match="no checkpoint is intact"):
         run(script, workdir, seeds=SEEDS, resume=True)
     assert records(workdir) == records(folders[1])

@@ -13,7 +13,7 @@ from fedjax_graph.data.traffic import inductive, windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.driver import rounds
 from fedjax_graph.driver.serving import load_forecaster, save_network
-from tests.damage import flip_in_state, halve
+from tests.damage import flip_in_digest, halve
 
 HALVES = {"hidden_size": 4, "gn_mlp_sizes": (6, 4), "gn_layers": 1}
 CONFIGS = {
@@ -142,7 +142,7 @@ def damage_the_newest(run):
     """Of two checkpoints; the older one's best state may be another."""
     folder = run / "gru_fedavg" / "checkpoints"
     shutil.copytree(folder / "1", folder / "2")
-    flip_in_state(folder / "2")
+    flip_in_digest(folder / "2")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from tests.damage import flip_in_state
+from tests.damage import flip
 from tests.experiments import binary
 
 METHODS = ("persistence", "gru_fedavg", "cnfgnn")
@@ -186,7 +186,8 @@ def answers(machine, whole):
     for name in ("resumed", "broken", "broken_score", "broken_network"):
         shutil.copytree(folder / "whole", folder / name)
     for name in ("broken", "broken_score"):
-        flip_in_state(folder / name / "cnfgnn" / "checkpoints" / "3")
+        checkpoint = folder / name / "cnfgnn" / "checkpoints" / "3"
+        flip(checkpoint / "state" / "manifest.ocdbt", 8 * 50)
     network = folder / "broken_network" / "network.npz"
     network.write_bytes(network.read_bytes()[:100])
     write_network(folder / "other.npz", seed=1)
