@@ -195,11 +195,12 @@ class Checkpoints:
             raise
         except Exception as error:  # whatever a parser makes of damaged bytes
             reason = str(error).split(" [tensorstore_spec")[0]
+            reason = textwrap.shorten(reason, 200, placeholder=" ...")
             raise DamagedError(
-                textwrap.shorten(reason, 200, placeholder=" ...") or repr(error)
+                f"its {name}, or its digest, cannot be read: {reason or repr(error)}"
             ) from error
         if digest_of(item) != expected:
-            raise DamagedError(f"its {name} differs from what was saved")
+            raise DamagedError(f"the digest of its {name} does not match")
         return item
 
     def close(self) -> None:
