@@ -237,8 +237,8 @@ def run(
       workdir: receives `metrics.jsonl`, `tensorboard/` and `<name>/checkpoints/`;
         None writes nothing.
       settings: JSON-able; stored with each checkpoint and compared on `resume`.
-      resume: whether to go on from the latest checkpoint, if there is one.
-      eval_only: whether to score the latest checkpoint as it is.
+      resume: whether to go on from the latest intact checkpoint, if there is any.
+      eval_only: whether to score the latest checkpoint, which has to be intact.
       defaults: of settings that a checkpoint may be too old to have.
 
     Raises:
