@@ -1,7 +1,15 @@
-"""Checkpoints of a whole run with orbax: every array that the next round reads."""
+"""Checkpoints of a whole run with orbax: every array that the next round reads.
 
+Each is saved with digests of its arrays and of its settings, in one piece, and is
+compared with them wherever it is read: what bits on a disk have turned into is never
+taken for what was saved.
+"""
+
+import hashlib
+import json
 import pathlib
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,6 +18,10 @@ import orbax.checkpoint as ocp
 
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver.writers import to_jsonable
+
+
+class DamagedError(InputError):
+    """Says that a checkpoint is not, or not any more, what was saved."""
 
 
 class Checkpoints:
@@ -30,6 +42,7 @@ class Checkpoints:
     ) -> None:
         self._settings, self._ignored = to_jsonable(settings), ignored
         self._defaults = _flatten(to_jsonable(defaults or {}))
+        self._passed_over: list[int] = []  # rounds whose checkpoints are damaged
         self._manager = ocp.CheckpointManager(
             folder.absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -38,24 +51,39 @@ class Checkpoints:
         )
 
     def latest_round(self) -> int | None:
-        """Returns the round of the latest checkpoint; None if there is none."""
+        """Returns the round of the latest checkpoint, damaged or not; None if none."""
         return self._manager.latest_step()
 
     def settings(self) -> dict[str, Any]:
-        """Reads the settings stored with the latest checkpoint.
+        """Reads the settings, from the latest checkpoint where they are intact.
+
+        Those of the others are the same.
 
         Raises:
-          InputError: if there is none or it cannot be read.
+          InputError: if there are none.
         """
-        return self._restore(settings=ocp.args.JsonRestore())["settings"]
+        _, settings, _ = self._newest(self._stored_settings)
+        return settings
 
     def save(self, round_: int, tree: Any) -> None:
-        """Saves a state, with the settings, under its round."""
+        """Saves a state, with the settings, under its round.
+
+        Takes the place of checkpoints that `restore_intact` passed over. Arrays may be
+        shared out over devices; each is copied to the host once.
+        """
+        while self._passed_over:
+            self._manager.delete(self._passed_over.pop())
+        tree = jax.device_get(tree)
+        digests = {
+            "state": digest(tree),
+            "settings": _digest_of_settings(self._settings),
+        }
         self._manager.save(
             round_,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(tree),
                 settings=ocp.args.JsonSave(self._settings),
+                digests=ocp.args.JsonSave(digests),
             ),
             force=True,
         )
@@ -67,43 +95,141 @@ class Checkpoints:
           like: pytree of arrays or `jax.ShapeDtypeStruct`s.
 
         Raises:
-          InputError: if there is none, it was saved with other settings or cannot be
-            read.
+          InputError: if there is none, it was saved with other settings, or it is not
+            what was saved. The best state so far is a part of it, for which that of
+            an older checkpoint is no substitute.
         """
+        latest = self.latest_round()
+        if latest is None:
+            raise self._nothing()
+        try:
+            return self._state(latest, like)
+        except DamagedError as error:
+            raise DamagedError(
+                f"{self._manager.directory / str(latest)}: the checkpoint is damaged "
+                f"({error}); resume the run, which goes on from the one before it, or "
+                "start anew in another workdir"
+            ) from error
+
+    def restore_intact(self, like: Any) -> Any:
+        """Reads the latest state that is what was saved; see `restore`.
+
+        Prints a note of newer ones that are not. They stay until the next `save`.
+
+        Raises:
+          InputError: if there is none, or it was saved with other settings.
+        """
+        round_, state, damaged = self._newest(lambda round_: self._state(round_, like))
+        self._passed_over = list(damaged)
+        for passed_over, reason in damaged.items():
+            folder = self._manager.directory / str(passed_over)
+            print(
+                f"note: {folder}: the checkpoint is damaged ({reason}); going on from "
+                f"that of round {round_}",
+                flush=True,
+            )
+        return state
+
+    def _newest(
+        self, read: Callable[[int], Any]
+    ) -> tuple[int, Any, dict[int, DamagedError]]:
+        """Reads the newest checkpoint that is not damaged.
+
+        Args:
+          read: what is read, by round.
+
+        Returns:
+          Its round, what was read there, and what is wrong with newer ones.
+        """
+        damaged: dict[int, DamagedError] = {}
+        for round_ in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                return round_, read(round_), damaged
+            except DamagedError as error:
+                damaged[round_] = error
+        if not damaged:
+            raise self._nothing()
+        reasons = "; ".join(f"of round {key}: {x}" for key, x in damaged.items())
+        raise InputError(
+            f"{self._manager.directory}: no checkpoint is intact ({reasons}); start "
+            "anew in another workdir"
+        )
+
+    def _nothing(self) -> InputError:
+        return InputError(f"{self._manager.directory}: no finished round of a run")
+
+    def _stored_settings(self, round_: int) -> Any:
+        return self._item(
+            round_, "settings", ocp.args.JsonRestore(), _digest_of_settings
+        )
+
+    def _state(self, round_: int, like: Any) -> Any:
         if self._settings is not None:
-            stored = self._defaults | _flatten(self.settings())
+            stored = self._defaults | _flatten(self._stored_settings(round_))
             wanted, folder = _flatten(self._settings), self._manager.directory
             _check_settings(stored, wanted, self._ignored, folder)
         like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
-        restored = self._restore(state=ocp.args.StandardRestore(like))["state"]
-        for x, wanted in zip(*map(jax.tree.leaves, (restored, like)), strict=True):
+        state = self._item(round_, "state", ocp.args.StandardRestore(like), digest)
+        for x, wanted in zip(*map(jax.tree.leaves, (state, like)), strict=True):
             if x.shape != wanted.shape:  # orbax gives what is there
                 raise InputError(
-                    f"{self._manager.directory}: the checkpoint cannot be read (it "
-                    f"holds an array of shape {x.shape}, where {wanted.shape} was "
-                    "expected); start anew in another workdir"
+                    f"{self._manager.directory / str(round_)}: the checkpoint holds an "
+                    f"array of shape {x.shape}, where {wanted.shape} was expected; "
+                    "start anew in another workdir"
                 )
-        return restored
+        return state
 
-    def _restore(self, **items: Any) -> Any:
-        """Reads items of the latest checkpoint."""
-        folder, round_ = self._manager.directory, self.latest_round()
-        if round_ is None:
-            raise InputError(f"{folder}: no finished round of a run")
+    def _item(
+        self, round_: int, name: str, args: Any, digest_of: Callable[[Any], str]
+    ) -> Any:
+        """Reads one item of a checkpoint.
+
+        Raises:
+          DamagedError: if it is not what was saved. Says only what is wrong with it.
+        """
+        wanted = {name: args, "digests": ocp.args.JsonRestore()}
         try:
-            return self._manager.restore(round_, args=ocp.args.Composite(**items))
-        except (LookupError, OSError, TypeError, ValueError) as error:
+            found = self._manager.restore(round_, args=ocp.args.Composite(**wanted))
+            item, expected = found[name], found["digests"][name]
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a parser makes of damaged bytes
             reason = str(error).split(" [tensorstore_spec")[0]
             reason = textwrap.shorten(reason, 200, placeholder=" ...")
-            raise InputError(
-                f"{folder / str(round_)}: the checkpoint cannot be read ({reason}); "
-                "delete this folder to go on from the checkpoint before it, or start "
-                "anew in another workdir"
+            raise DamagedError(
+                f"its {name}, or its digest, cannot be read: {reason or repr(error)}"
             ) from error
+        if digest_of(item) != expected:
+            raise DamagedError(f"the digest of its {name} does not match")
+        return item
 
     def close(self) -> None:
         """Frees what Orbax holds; the checkpoints stay."""
         self._manager.close()
+
+
+def digest(tree: Any) -> str:
+    """Computes the SHA-256 of the paths, types, shapes and bytes of a pytree.
+
+    Args:
+      tree: pytree of NumPy arrays, or of arrays on devices.
+
+    Returns:
+      64 hexadecimal digits, the same in every process.
+    """
+    found = hashlib.sha256()
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        array = np.ascontiguousarray(leaf)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        head = [name, array.dtype.name, np.shape(leaf)]
+        found.update(json.dumps(head).encode())
+        found.update(array.reshape(-1).view(np.uint8))
+    return found.hexdigest()
+
+
+def _digest_of_settings(settings: Any) -> str:
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check_settings(stored: dict, wanted: dict, ignored, folder: Any) -> None:

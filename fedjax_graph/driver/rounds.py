@@ -239,8 +239,8 @@ def run(
       workdir: receives `metrics.jsonl`, `tensorboard/` and `<name>/checkpoints/`;
         None writes nothing.
       settings: JSON-able; stored with each checkpoint and compared on `resume`.
-      resume: whether to go on from the latest checkpoint, if there is one.
-      eval_only: whether to score the latest checkpoint as it is.
+      resume: whether to go on from the latest intact checkpoint, if there is any.
+      eval_only: whether to score the latest checkpoint, which has to be intact.
       defaults: of settings that a checkpoint may be too old to have.
 
     Raises:
@@ -253,7 +253,8 @@ def run(
         checkpoints = _open_checkpoints(folder, settings, resume, eval_only, defaults)
     with contextlib.closing(checkpoints) if checkpoints else contextlib.nullcontext():
         splits = mesh.put_replicated(splits)
-        seed_state, seconds = _start(algorithm, config, splits["train"], checkpoints)
+        data = splits["train"]
+        seed_state, seconds = _start(algorithm, config, data, checkpoints, eval_only)
         loop = _Loop(name, algorithm, splits, config, workdir, checkpoints)
         if not eval_only:
             seed_state, seconds = loop.run(seed_state, seconds)
@@ -281,11 +282,12 @@ def _open_checkpoints(folder, settings, resume, eval_only, defaults) -> Checkpoi
     return checkpoints
 
 
-def _start(algorithm, config, data, checkpoints) -> tuple[SeedState, float]:
+def _start(algorithm, config, data, checkpoints, eval_only) -> tuple[SeedState, float]:
     """Returns the latest checkpoint, or else the first state, and seconds so far."""
     if checkpoints and checkpoints.latest_round() is not None:
         like = abstract_seeds(algorithm, config.seeds, data, config.is_drawn)
-        seed_state, seconds = checkpoints.restore((like, np.float64(0)))
+        read = checkpoints.restore if eval_only else checkpoints.restore_intact
+        seed_state, seconds = read((like, np.float64(0)))
         return mesh.put_replicated(seed_state), float(seconds)
     seeds = jnp.asarray(config.seeds, jnp.uint32)
     seed_state = _init_seeds(algorithm, seeds, data, config.is_drawn)

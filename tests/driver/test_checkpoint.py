@@ -1,21 +1,26 @@
-"""Checkpoints: bit for bit, and one clear line where they are broken."""
+"""Checkpoints: bit for bit, and never what damaged files would give."""
 
 import contextlib
+import hashlib
+import pathlib
 import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver.checkpoint import Checkpoints
+from fedjax_graph.driver.checkpoint import Checkpoints, DamagedError, digest
+from tests.damage import flip, flip_in_digest, halve
 
 # Orbax's reads in flight when one of them fails complain from threads, a bit later.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 SETTINGS = {"method": "fake", "config": {"sizes": (8, 4), "rate": 0.1}, "seeds": (0,)}
+STORED = {"method": "fake", "config": {"sizes": [8, 4], "rate": 0.1}, "seeds": [0]}
 
 
 @contextlib.contextmanager
@@ -43,14 +48,28 @@ def assert_same_bits(one, other):
         assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
 
 
-def assert_unreadable(folder, like, match="cannot be read"):
+def assert_refused(folder, like, match, read=Checkpoints.restore):
     with opened(folder) as checkpoints:
         with pytest.raises(InputError, match=match) as caught:
-            checkpoints.restore(like)
+            read(checkpoints, like)
         message = str(caught.value)
         assert "\n" not in message
         assert str(folder) in message
         assert len(message) < 500 + len(str(folder))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    with opened(folder) as checkpoints:
+        checkpoints.save(1, make_tree(1))
+        checkpoints.save(2, make_tree(2))
+    return folder
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "copy")
 
 
 def test_every_bit_comes_back(tmp_path):
@@ -77,11 +96,7 @@ def test_settings_are_stored_as_json(tmp_path):
         checkpoints.save(1, make_tree())
     with opened(tmp_path, settings=None) as checkpoints:
         stored = checkpoints.settings()
-    assert stored == {
-        "method": "fake",
-        "config": {"sizes": [8, 4], "rate": 0.1},
-        "seeds": [0],
-    }
+    assert stored == STORED
 
 
 @pytest.mark.parametrize(
@@ -122,8 +137,9 @@ def test_a_setting_that_is_younger_than_the_checkpoint_has_its_default(tmp_path)
                 checkpoints.restore(make_tree())
 
 
-def test_no_checkpoint_is_one_line(tmp_path):
-    assert_unreadable(tmp_path, make_tree(), "no finished round")
+@pytest.mark.parametrize("read", [Checkpoints.restore, Checkpoints.restore_intact])
+def test_no_checkpoint_is_one_line(tmp_path, read):
+    assert_refused(tmp_path, make_tree(), "no finished round", read)
 
 
 @pytest.mark.parametrize(
@@ -136,76 +152,170 @@ def test_no_checkpoint_is_one_line(tmp_path):
     ],
     ids=["other", "more", "longer", "wider"],
 )
-def test_a_tree_of_another_structure_is_one_line(tmp_path, like):
-    with opened(tmp_path) as checkpoints:
-        checkpoints.save(1, make_tree())
-    assert_unreadable(tmp_path, like)
+def test_a_tree_of_another_structure_is_one_line(saved, like):
+    assert_refused(saved, like, "checkpoint")
+    words = "no checkpoint is intact|array of shape"
+    assert_refused(saved, like, words, Checkpoints.restore_intact)
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved")
-    with opened(folder) as checkpoints:
-        checkpoints.save(1, make_tree(1))
-        checkpoints.save(2, make_tree(2))
-    return folder
+# --- Digests -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def copy(saved, tmp_path):
-    return shutil.copytree(saved, tmp_path / "copy")
-
-
-def halve(path):
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-
-
-def largest_data_file(folder):
-    return max((folder / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+def test_the_digest_is_that_of_paths_types_shapes_and_bytes():
+    tree = {
+        "b": jnp.array([1, -2], jnp.bfloat16),
+        "a": [np.float64(0), np.zeros((0, 3))],
+    }
+    text = (
+        b'["a/0", "float64", []]' + bytes(8),
+        b'["a/1", "float64", [0, 3]]',
+        b'["b", "bfloat16", [2]]' + bytes([0x80, 0x3F, 0x00, 0xC0]),
+    )
+    assert digest(tree) == hashlib.sha256(b"".join(text)).hexdigest()
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "other",
     [
-        lambda two: shutil.rmtree(two / "state"),
-        lambda two: shutil.rmtree(two / "settings"),
-        lambda two: (two / "settings" / "metadata").unlink(),
-        lambda two: halve(two / "settings" / "metadata"),
-        lambda two: halve(two / "state" / "_METADATA"),
-        lambda two: halve(two / "state" / "manifest.ocdbt"),
-        lambda two: halve(largest_data_file(two)),
-        lambda two: largest_data_file(two).unlink(),
-        lambda two: (two.parent / "3").mkdir(),
+        {"x": np.array([[0.0, -0.0]], np.float32)},
+        {"x": np.zeros(2, np.float32)},
+        {"x": np.zeros((1, 2), np.int32)},
+        {"y": np.zeros((1, 2), np.float32)},
+        [np.zeros((1, 2), np.float32)],
     ],
-    ids=[
-        "no state",
-        "no settings",
-        "settings gone",
-        "settings cut",
-        "metadata cut",
-        "manifest cut",
-        "data cut",
-        "data gone",
-        "empty folder",
-    ],
+    ids=["bit", "shape", "type", "name", "structure"],
 )
-def test_a_broken_checkpoint_is_one_line_and_the_one_before_it_serves(copy, damage):
+def test_the_digest_of_another_tree_differs(other):
+    assert digest(other) != digest({"x": np.zeros((1, 2), np.float32)})
+
+
+def test_arrays_shared_out_over_devices_are_saved_like_others(tmp_path):
+    values = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    mesh = jax.make_mesh((4, 2), ("rows", "columns"))
+    specs = {"all": (), "rows": ("rows",), "both": ("rows", "columns")}
+    shared = {
+        name: jax.device_put(values, NamedSharding(mesh, PartitionSpec(*spec)))
+        for name, spec in specs.items()
+    }
+    whole = dict.fromkeys(specs, values)
+    assert digest(shared) == digest(whole)
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(1, shared)
+        assert_same_bits(checkpoints.restore(whole), whole)
+
+
+# --- Damage --------------------------------------------------------------------------
+
+
+def data_file(folder):
+    """The file that holds the large array."""
+    return max((folder / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+
+
+def test_damage_is_found_or_changes_nothing(copy):
+    """Three flipped bits in each file, more where the arrays are; cut; gone."""
+    rng = np.random.default_rng(0)
+    files = [path for path in (copy / "2").rglob("*") if path.is_file()]
+    files.sort(key=lambda path: (path.parent, path.stat().st_size))
+    found, num_flips = [], 0
+
+    def check(path, damage, *args):
+        content = path.read_bytes()
+        damage(path, *args)
+        with opened(copy) as checkpoints:
+            try:
+                assert_same_bits(checkpoints.restore(make_tree()), make_tree(2))
+            except DamagedError as error:
+                found.append(str(error))
+        path.write_bytes(content)
+
+    for path in [*files, *[data_file(copy / "2")] * 5]:
+        for bit in rng.integers(8 * path.stat().st_size, size=3):
+            check(path, flip, int(bit))
+            num_flips += 1
+    assert num_flips >= 50
+    only_by_digest = [x for x in found if "the digest of its state does not match" in x]
+    assert len(only_by_digest) >= 12
+    assert len(found) - len(only_by_digest) >= 6
+    for path in files:
+        check(path, halve)
+        check(path, pathlib.Path.unlink)
+
+
+DAMAGES = {
+    "no state": lambda two: shutil.rmtree(two / "state"),
+    "no settings": lambda two: shutil.rmtree(two / "settings"),
+    "no digests": lambda two: shutil.rmtree(two / "digests"),
+    "settings gone": lambda two: (two / "settings" / "metadata").unlink(),
+    "settings cut": lambda two: halve(two / "settings" / "metadata"),
+    "settings flipped": lambda two: flip(two / "settings" / "metadata", 8 * 14),
+    "digests cut": lambda two: halve(two / "digests" / "metadata"),
+    "digests of a list": lambda two: (two / "digests" / "metadata").write_text("[]"),
+    "metadata cut": lambda two: halve(two / "state" / "_METADATA"),
+    "digests flipped": flip_in_digest,
+    "manifest flipped": lambda two: flip(two / "state" / "manifest.ocdbt", 8 * 50),
+    "manifest cut": lambda two: halve(two / "state" / "manifest.ocdbt"),
+    "data cut": lambda two: halve(data_file(two)),
+    "data gone": lambda two: data_file(two).unlink(),
+    "data flipped": lambda two: flip(data_file(two), 8 * 5000),
+    "all gone": lambda two: [shutil.rmtree(two), two.mkdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_the_one_before_a_damaged_checkpoint_serves(copy, capsys, damage):
     damage(copy / "2")
-    assert_unreadable(copy, make_tree(), "cannot be read.*delete this folder")
+    words = "copy/2: the checkpoint is damaged .*; resume the run, which goes on from"
+    assert_refused(copy, make_tree(), words)
     with opened(copy) as checkpoints:
-        latest = checkpoints.latest_round()
-    while latest > 1:
-        shutil.rmtree(copy / str(latest))
-        latest -= 1
+        assert checkpoints.settings() == STORED
+        assert not capsys.readouterr().out
+        assert_same_bits(checkpoints.restore_intact(make_tree()), make_tree(1))
+        note = capsys.readouterr().out
+        assert note.startswith(f"note: {copy / '2'}: the checkpoint is damaged (")
+        assert note.endswith("); going on from that of round 1\n")
+        assert "()" not in note and note.count("\n") == 1
+        assert (copy / "2").exists()
+        checkpoints.save(2, make_tree(3))
     with opened(copy) as checkpoints:
-        assert_same_bits(checkpoints.restore(make_tree()), make_tree(1))
+        assert_same_bits(checkpoints.restore_intact(make_tree()), make_tree(3))
+    assert not capsys.readouterr().out
+    assert sorted(path.name for path in copy.iterdir()) == ["1", "2"]
+
+
+def test_a_kill_before_a_damaged_checkpoint_is_replaced_loses_nothing(
+    copy, monkeypatch
+):
+    flip(data_file(copy / "2"), 8 * 5000)
+    with opened(copy) as checkpoints:
+        checkpoints.restore_intact(make_tree())
+        monkeypatch.setattr(checkpoints._manager, "save", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            checkpoints.save(2, make_tree(2))
+    with opened(copy) as checkpoints:
+        assert_same_bits(checkpoints.restore_intact(make_tree()), make_tree(1))
+
+
+def test_no_intact_checkpoint_is_one_line(copy):
+    flip(data_file(copy / "1"), 8 * 5000)
+    shutil.rmtree(copy / "2" / "state")
+    words = (
+        "no checkpoint is intact .of round 2: .*; of round 1: the digest of its state"
+    )
+    assert_refused(copy, make_tree(), words, Checkpoints.restore_intact)
+    assert {path.name for path in copy.iterdir()} == {"1", "2"}
+
+
+def test_other_settings_are_no_damage(copy):
+    other, words = SETTINGS | {"seeds": (1,)}, r"saved with seeds=\[0\], not \[1\]"
+    with opened(copy, other) as checkpoints, pytest.raises(InputError, match=words):
+        checkpoints.restore_intact(make_tree())
 
 
 def test_what_a_kill_leaves_half_written_is_passed_over(copy):
     for name in ("3.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-17"):
         shutil.copytree(copy / "2", copy / name)
-        halve(largest_data_file(copy / name))
+        halve(data_file(copy / name))
     with opened(copy) as checkpoints:
         assert checkpoints.latest_round() == 2
         assert_same_bits(checkpoints.restore(make_tree()), make_tree(2))

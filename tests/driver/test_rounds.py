@@ -1,8 +1,6 @@
 """The driver on a method whose losses are scripted."""
 
-import json
 import logging
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,128 +8,28 @@ import numpy as np
 import pytest
 
 from fedjax_graph.core import communication
-from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.trees import nothing
 from fedjax_graph.driver import rounds
-from fedjax_graph.driver.checkpoint import Checkpoints
-from fedjax_graph.driver.rounds import RunConfig
-from fedjax_graph.driver.writers import MetricsWriter, read_records
-
-FALLING = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0]
-FALLS_TWICE = [9.0, 8.0, 8.5, 8.5, 8.5, 8.5, 8.5, 8.5]
-NAN = float("nan")
-TIMINGS = ("seconds", "windows_per_s")
-
-
-class Script(NamedTuple):
-    """What happens to each seed, by round."""
-
-    first_keys: jax.Array  # [seeds, 2], by which a seed knows its row
-    train_losses: jax.Array  # [seeds, R]
-    validation_losses: jax.Array  # [seeds, R]
-
-
-class ScriptState(NamedTuple):
-    row: jax.Array  # [] int32
-    round: jax.Array  # [] int32
-    weights: jax.Array  # [5], a random walk
-    momentum: jax.Array  # [5] bfloat16
-
-
-def make_script(validation_losses, seeds=(0,), train_losses=None) -> dict[str, Script]:
-    keys = [jax.random.fold_in(jax.random.key(seed), 0) for seed in seeds]
-    validation = np.atleast_2d(np.array(validation_losses, np.float32))
-    train = validation if train_losses is None else np.atleast_2d(train_losses)
-    script = Script(
-        jnp.stack([jax.random.key_data(key) for key in keys]),
-        jnp.asarray(train, jnp.float32),
-        jnp.asarray(validation),
-    )
-    test = script._replace(validation_losses=script.validation_losses + 100)
-    return {"train": script, "validation": script, "test": test}
-
-
-def make_algorithm(traced: list | None = None) -> FederatedAlgorithm:
-    """The scripted method; each tracing of `round` leaves an entry in `traced`."""
-
-    def init(key, data):
-        same = jnp.all(data.first_keys == jax.random.key_data(key), axis=-1)
-        momentum = jnp.zeros(5, jnp.bfloat16)
-        row = jnp.argmax(same).astype(jnp.int32)
-        return ScriptState(row, jnp.int32(0), jax.random.normal(key, (5,)), momentum)
-
-    def round_(state, data, key):
-        if traced is not None:
-            traced.append(1)
-        noise = communication.up(jax.random.normal(key, (5,)))
-        state = ScriptState(
-            state.row,
-            state.round + 1,
-            state.weights + noise / 3,
-            (0.9 * state.momentum + noise).astype(jnp.bfloat16),
-        )
-        loss = data.train_losses[state.row, state.round - 1]
-        return state, {"train_loss": loss, "noise": jnp.sum(noise)}
-
-    def evaluate(state, data):
-        loss = data.validation_losses[state.row, state.round - 1]
-        return {
-            "loss": loss,
-            "root": jnp.sqrt(loss),
-            "walk": jnp.sum(state.weights),
-            "weights": state.weights,
-            "by_sign": {"positive": jnp.sum(state.weights > 0, dtype=jnp.float32)},
-        }
-
-    def predict(state, data):
-        return data.validation_losses[state.row] + state.weights[0]
-
-    return FederatedAlgorithm(init, round_, evaluate, predict)
-
-
-ALGORITHM = make_algorithm()
+from fedjax_graph.driver.writers import read_records
+from tests.driver.scripted import (
+    ALGORITHM,
+    FALLING,
+    FALLS_TWICE,
+    NAN,
+    Script,
+    assert_same_bits,
+    final_state,
+    make_algorithm,
+    make_script,
+    records,
+    row,
+    run,
+)
 
 
 @pytest.fixture(scope="module")
 def quick_compiles():
     """Nothing: one seed alone and several agree bit for bit as users have them."""
-
-
-def run(script, workdir=None, *, algorithm=ALGORITHM, resume=False, **config):
-    config = RunConfig(**{"num_rounds": len(FALLING), "patience": 3} | config)
-    return rounds.run(
-        "fake", algorithm, script, config, workdir, {"h": 4}, resume=resume
-    )
-
-
-def final_state(workdir, script, seeds=(0,), is_drawn=nothing):
-    like = rounds.abstract_seeds(ALGORITHM, seeds, script["train"], is_drawn)
-    checkpoints = Checkpoints(workdir / "fake" / "checkpoints")
-    state, _ = checkpoints.restore((like, np.float64(0)))
-    checkpoints.close()
-    return state
-
-
-def records(workdir):
-    """The lines of `metrics.jsonl` without clock times."""
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [
-        {key: value for key, value in json.loads(line).items() if key not in TIMINGS}
-        for line in lines
-    ]
-
-
-def row(tree, seed):
-    return jax.tree.map(lambda x: x[seed : seed + 1], tree)
-
-
-def assert_same_bits(one, other):
-    def same(x, y):
-        assert (x.dtype, x.shape) == (y.dtype, y.shape)
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
-
-    jax.tree.map(same, one, other)
 
 
 # --- Early stopping and the best state -----------------------------------------------
@@ -347,134 +245,6 @@ def test_nothing_is_written_without_a_folder_or_rounds(tmp_path, monkeypatch):
     run(make_script(FALLING), num_rounds=1)
     run(make_script(FALLING), tmp_path / "empty", num_rounds=0)
     assert list(tmp_path.iterdir()) == []
-
-
-# --- Resuming ------------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """As a kill: no handler of errors sees it."""
-
-
-def kill_in(monkeypatch, owner, name, call, *, when):
-    """Dies in the `call`-th call of a method, before it, after it, or half way."""
-    real, calls = getattr(owner, name), []
-
-    def method(self, *args):
-        calls.append(1)
-        if len(calls) < call:
-            return real(self, *args)
-        if when == "after":
-            real(self, *args)
-        if when == "half way":
-            with open(self._path, "a") as file:
-                file.write('{"method": "fake", "round": 4, "train_lo')
-        raise Killed
-
-    monkeypatch.setattr(owner, name, method)
-
-
-SEEDS = (0, 5)
-
-
-@pytest.fixture(scope="module")
-def never_stopped(tmp_path_factory):
-    """For each `eval_every`: the folder of a run of two seeds, one of which stops."""
-    script = make_script([FALLING, FALLS_TWICE], SEEDS)
-    folders = {}
-    for eval_every in (1, 3):
-        folders[eval_every] = tmp_path_factory.mktemp("whole")
-        run(script, folders[eval_every], seeds=SEEDS, eval_every=eval_every)
-    return script, folders
-
-
-def assert_same_run(workdir, reference, script):
-    assert records(workdir) == records(reference)
-    assert_same_bits(
-        final_state(workdir, script, SEEDS), final_state(reference, script, SEEDS)
-    )
-
-
-@pytest.mark.parametrize("eval_every", [1, 3])
-@pytest.mark.parametrize(
-    ("owner", "name", "calls", "when"),
-    [
-        (Checkpoints, "save", 1, "before"),  # no checkpoint at all
-        (Checkpoints, "save", 2, "before"),  # lines ahead of the checkpoint
-        (Checkpoints, "save", 2, "after"),
-        (Checkpoints, "save", 3, "after"),  # the last one, where eval_every is 3
-        (MetricsWriter, "write", 4, "before"),
-        (MetricsWriter, "write", 4, "half way"),  # a torn line
-        (MetricsWriter, "write", 5, "after"),
-    ],
-)
-def test_a_killed_run_ends_as_if_never_stopped(
-    tmp_path, monkeypatch, never_stopped, eval_every, owner, name, calls, when
-):
-    script, folders = never_stopped
-    config = {"seeds": SEEDS, "eval_every": eval_every}
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill_in(patch, owner, name, calls, when=when)
-        run(script, tmp_path, **config)
-    run(script, tmp_path, **config, resume=True)
-    assert_same_run(tmp_path, folders[eval_every], script)
-
-
-@pytest.mark.parametrize(("eval_every", "first"), [(1, 2), (1, 6), (3, 3), (3, 6)])
-def test_a_run_may_be_prolonged(tmp_path, never_stopped, eval_every, first):
-    script, folders = never_stopped
-    config = {"seeds": SEEDS, "eval_every": eval_every}
-    run(script, tmp_path, **config, num_rounds=first)
-    run(script, tmp_path, **config, resume=True)
-    assert_same_run(tmp_path, folders[eval_every], script)
-
-
-def test_a_finished_run_is_not_trained_again(tmp_path):
-    script, traced = make_script([3, 2, 1, 2, 2, 2, 2, 2]), []
-    algorithm = make_algorithm(traced)
-    first = run(script, tmp_path, algorithm=algorithm)
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    again = run(script, tmp_path, algorithm=algorithm, resume=True)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
-    assert_same_bits(first.best_state, again.best_state)
-    assert_same_bits(first.test, again.test)
-    assert list(again.best_round) == list(first.best_round)
-    assert again[3:6] == first[3:6]  # rounds, bytes and seconds
-
-
-def test_other_settings_are_refused_by_name(tmp_path):
-    script = make_script(FALLING)
-    run(script, tmp_path, num_rounds=2)
-    with pytest.raises(InputError, match="saved with h=4, not 5;"):
-        rounds.run(
-            "fake", ALGORITHM, script, RunConfig(3), tmp_path, {"h": 5}, resume=True
-        )
-
-
-def test_a_run_is_not_written_over(tmp_path):
-    script = make_script(FALLING)
-    run(script, tmp_path, num_rounds=2)
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(InputError, match="holds another run"):
-        run(script, tmp_path, num_rounds=2)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
-
-
-def test_scoring_only_reads(tmp_path):
-    script, config = make_script([3, 1, 2, 2, 2, 2, 2, 2]), RunConfig(8, patience=3)
-
-    def score(splits, folder):
-        return rounds.run("fake", ALGORITHM, splits, config, folder, eval_only=True)
-
-    with pytest.raises(InputError, match="no finished round"):
-        score(script, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    trained = run(script, tmp_path)
-    files = sorted(tmp_path.rglob("*"))
-    assert_same_bits(score(script, tmp_path).test, trained.test)
-    other = score(script | {"test": script["validation"]}, tmp_path)
-    assert other.test["loss"] == [1.0]
-    assert sorted(tmp_path.rglob("*")) == files
 
 
 # --- Compilation ---------------------------------------------------------------------

@@ -13,6 +13,7 @@ from fedjax_graph.data.traffic import inductive, windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.driver import rounds
 from fedjax_graph.driver.serving import load_forecaster, save_network
+from tests.damage import flip_in_digest, halve
 
 HALVES = {"hidden_size": 4, "gn_mlp_sizes": (6, 4), "gn_layers": 1}
 CONFIGS = {
@@ -137,8 +138,11 @@ def test_readings_that_do_not_fit_are_one_line(forecaster, network, change, word
     assert "\n" not in str(caught.value)
 
 
-def halve(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+def damage_the_newest(run):
+    """Of two checkpoints; the older one's best state may be another."""
+    folder = run / "gru_fedavg" / "checkpoints"
+    shutil.copytree(folder / "1", folder / "2")
+    flip_in_digest(folder / "2")
 
 
 @pytest.mark.parametrize(
@@ -163,8 +167,9 @@ def halve(path):
             lambda run: halve(
                 run / "gru_fedavg" / "checkpoints" / "1" / "settings" / "metadata"
             ),
-            "cannot be read",
+            "no checkpoint is intact",
         ),
+        ("gru_fedavg", damage_the_newest, "checkpoints/2: the checkpoint is damaged"),
     ],
 )
 def test_a_missing_or_broken_run_is_one_line(finished, tmp_path, method, damage, words):

@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from tests.damage import flip
 from tests.experiments import binary
 
 METHODS = ("persistence", "gru_fedavg", "cnfgnn")
@@ -182,10 +183,11 @@ def answers(machine, whole):
     """Answers to many command lines, by name."""
     del whole
     folder = machine.folder
-    for name in ("resumed", "broken", "broken_network"):
+    for name in ("resumed", "broken", "broken_score", "broken_network"):
         shutil.copytree(folder / "whole", folder / name)
-    for path in (folder / "broken" / "cnfgnn").rglob("manifest.ocdbt"):
-        path.write_bytes(path.read_bytes()[:20])
+    for name in ("broken", "broken_score"):
+        checkpoint = folder / name / "cnfgnn" / "checkpoints" / "3"
+        flip(checkpoint / "state" / "manifest.ocdbt", 8 * 50)
     network = folder / "broken_network" / "network.npz"
     network.write_bytes(network.read_bytes()[:100])
     write_network(folder / "other.npz", seed=1)
@@ -218,7 +220,7 @@ def answers(machine, whole):
     add("other data", "whole", two, "--resume", other)
     add("other chunks", "whole", two, "--resume", "--clients_per_chunk=all")
     add("broken", "broken", two, "--resume")
-    add("broken score", "broken", two, "--eval_only")
+    add("broken score", "broken_score", two, "--eval_only")
     add("broken network", "broken_network", two, "--resume")
     add("nothing to score", "nowhere", "--eval_only")
     add("a file", "file")
@@ -270,6 +272,16 @@ def test_a_finished_run_resumed_is_the_same(machine, whole, answers):
     assert_same_run(machine, "resumed")
 
 
+def test_a_damaged_checkpoint_is_passed_over_with_a_note(machine, whole, answers):
+    status, out, err = answers["broken"]
+    assert (status, err) == (0, "")
+    (note,) = [line for line in out.splitlines() if line.startswith("note:")]
+    assert "cnfgnn/checkpoints/3: the checkpoint is damaged (" in note
+    assert note.endswith("; going on from that of round 2")
+    assert table_of(out) == table_of(whole.stdout)
+    assert_same_run(machine, "broken")
+
+
 def test_a_checkpoint_is_scored_on_any_split(whole, answers):
     for name in ("scored", "scored_on_validation"):
         status, _, err = answers[name]
@@ -303,8 +315,7 @@ def test_two_seeds_are_two_runs(machine, answers):
         ("other seeds", ["saved with seeds=[0, 1], not [0, 1, 2]"]),
         ("other data", ["network.npz", "other data"]),
         ("other chunks", ["config.clients_per_chunk=2, not None"]),
-        ("broken", ["cnfgnn/checkpoints/3", "cannot be read", "delete"]),
-        ("broken score", ["cnfgnn/checkpoints/3", "cannot be read"]),
+        ("broken score", ["cnfgnn/checkpoints/3", "is damaged", "resume the run"]),
         ("broken network", ["network.npz", "not a readable"]),
         ("nothing to score", ["nowhere", "holds no run to score"]),
         ("a file", ["is a file", "name a folder"]),

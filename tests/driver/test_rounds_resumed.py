@@ -1,0 +1,186 @@
+"""Runs that are killed, damaged, prolonged or only scored."""
+
+import shutil
+
+import pytest
+
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import rounds
+from fedjax_graph.driver.checkpoint import Checkpoints
+from fedjax_graph.driver.rounds import RunConfig
+from fedjax_graph.driver.writers import MetricsWriter
+from tests.damage import flip_in_digest
+from tests.driver.scripted import (
+    ALGORITHM,
+    FALLING,
+    FALLS_TWICE,
+    assert_same_bits,
+    final_state,
+    make_algorithm,
+    make_script,
+    records,
+    run,
+)
+
+
+@pytest.fixture(scope="module")
+def quick_compiles():
+    """Nothing: one seed alone and several agree bit for bit as users have them."""
+
+
+class Killed(BaseException):
+    """As a kill: no handler of errors sees it."""
+
+
+def kill_in(monkeypatch, owner, name, call, *, when):
+    """Dies in the `call`-th call of a method, before it, after it, or half way."""
+    real, calls = getattr(owner, name), []
+
+    def method(self, *args):
+        calls.append(1)
+        if len(calls) < call:
+            return real(self, *args)
+        if when == "after":
+            real(self, *args)
+        if when == "half way":
+            with open(self._path, "a") as file:
+                file.write('{"method": "fake", "round": 4, "train_lo')
+        raise Killed
+
+    monkeypatch.setattr(owner, name, method)
+
+
+SEEDS = (0, 5)
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    """For each `eval_every`: the folder of a run of two seeds, one of which stops."""
+    script = make_script([FALLING, FALLS_TWICE], SEEDS)
+    folders = {}
+    for eval_every in (1, 3):
+        folders[eval_every] = tmp_path_factory.mktemp("whole")
+        run(script, folders[eval_every], seeds=SEEDS, eval_every=eval_every)
+    return script, folders
+
+
+def assert_same_run(workdir, reference, script):
+    assert records(workdir) == records(reference)
+    assert_same_bits(
+        final_state(workdir, script, SEEDS), final_state(reference, script, SEEDS)
+    )
+
+
+@pytest.mark.parametrize("eval_every", [1, 3])
+@pytest.mark.parametrize(
+    ("owner", "name", "calls", "when"),
+    [
+        (Checkpoints, "save", 1, "before"),  # no checkpoint at all
+        (Checkpoints, "save", 2, "before"),  # lines ahead of the checkpoint
+        (Checkpoints, "save", 2, "after"),
+        (Checkpoints, "save", 3, "after"),  # the last one, where eval_every is 3
+        (MetricsWriter, "write", 4, "before"),
+        (MetricsWriter, "write", 4, "half way"),  # a torn line
+        (MetricsWriter, "write", 5, "after"),
+    ],
+)
+def test_a_killed_run_ends_as_if_never_stopped(
+    tmp_path, monkeypatch, never_stopped, eval_every, owner, name, calls, when
+):
+    script, folders = never_stopped
+    config = {"seeds": SEEDS, "eval_every": eval_every}
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_in(patch, owner, name, calls, when=when)
+        run(script, tmp_path, **config)
+    run(script, tmp_path, **config, resume=True)
+    assert_same_run(tmp_path, folders[eval_every], script)
+
+
+@pytest.mark.parametrize(("eval_every", "before"), [(1, 7), (3, 6)])
+@pytest.mark.parametrize("killed", [None, "before", "after"])
+def test_a_damaged_checkpoint_is_made_again(
+    tmp_path, monkeypatch, capsys, never_stopped, eval_every, before, killed
+):
+    """Also if the run is killed before or after the save that replaces it."""
+    script, folders = never_stopped
+    config = {"seeds": SEEDS, "eval_every": eval_every}
+    workdir = shutil.copytree(folders[eval_every], tmp_path / "run")
+    flip_in_digest(workdir / "fake" / "checkpoints" / "8")
+    if killed:
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            kill_in(patch, Checkpoints, "save", 1, when=killed)
+            run(script, workdir, **config, resume=True)
+        assert f"going on from that of round {before}" in capsys.readouterr().out
+    run(script, workdir, **config, resume=True)
+    assert ("going on from" in capsys.readouterr().out) == (killed != "after")
+    assert_same_run(workdir, folders[eval_every], script)
+
+
+def test_nothing_stands_in_for_a_damaged_best_state(tmp_path, never_stopped):
+    script, folders = never_stopped
+    config = RunConfig(8, patience=3, seeds=SEEDS)
+    workdir = shutil.copytree(folders[1], tmp_path / "run")
+    flip_in_digest(workdir / "fake" / "checkpoints" / "8")
+    with pytest.raises(InputError, match="checkpoints/8: the checkpoint is damaged"):
+        rounds.run("fake", ALGORITHM, script, config, workdir, eval_only=True)
+    flip_in_digest(workdir / "fake" / "checkpoints" / "7")
+    with pytest.raises(InputError, match="no checkpoint is intact"):
+        run(script, workdir, seeds=SEEDS, resume=True)
+    assert records(workdir) == records(folders[1])
+
+
+@pytest.mark.parametrize(("eval_every", "first"), [(1, 2), (1, 6), (3, 3), (3, 6)])
+def test_a_run_may_be_prolonged(tmp_path, never_stopped, eval_every, first):
+    script, folders = never_stopped
+    config = {"seeds": SEEDS, "eval_every": eval_every}
+    run(script, tmp_path, **config, num_rounds=first)
+    run(script, tmp_path, **config, resume=True)
+    assert_same_run(tmp_path, folders[eval_every], script)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    script, traced = make_script([3, 2, 1, 2, 2, 2, 2, 2]), []
+    algorithm = make_algorithm(traced)
+    first = run(script, tmp_path, algorithm=algorithm)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    again = run(script, tmp_path, algorithm=algorithm, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert_same_bits(first.best_state, again.best_state)
+    assert_same_bits(first.test, again.test)
+    assert list(again.best_round) == list(first.best_round)
+    assert again[3:6] == first[3:6]  # rounds, bytes and seconds
+
+
+def test_other_settings_are_refused_by_name(tmp_path):
+    script = make_script(FALLING)
+    run(script, tmp_path, num_rounds=2)
+    with pytest.raises(InputError, match="saved with h=4, not 5;"):
+        rounds.run(
+            "fake", ALGORITHM, script, RunConfig(3), tmp_path, {"h": 5}, resume=True
+        )
+
+
+def test_a_run_is_not_written_over(tmp_path):
+    script = make_script(FALLING)
+    run(script, tmp_path, num_rounds=2)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match="holds another run"):
+        run(script, tmp_path, num_rounds=2)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_scoring_only_reads(tmp_path):
+    script, config = make_script([3, 1, 2, 2, 2, 2, 2, 2]), RunConfig(8, patience=3)
+
+    def score(splits, folder):
+        return rounds.run("fake", ALGORITHM, splits, config, folder, eval_only=True)
+
+    with pytest.raises(InputError, match="no finished round"):
+        score(script, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    trained = run(script, tmp_path)
+    files = sorted(tmp_path.rglob("*"))
+    assert_same_bits(score(script, tmp_path).test, trained.test)
+    other = score(script | {"test": script["validation"]}, tmp_path)
+    assert other.test["loss"] == [1.0]
+    assert sorted(tmp_path.rglob("*")) == files
