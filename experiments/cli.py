@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import jax
 from absl import app, flags, logging
 
 from experiments.studies import options
@@ -37,7 +36,9 @@ def run(main: Callable[[], Any]) -> None:
 
     def guarded(argv: list[str]) -> None:
         if not flags.FLAGS["verbosity"].present:
-            logging.set_verbosity(logging.WARNING)  # libraries report every save
+            logging.set_verbosity(
+                logging.ERROR
+            )  # orbax reports every save and leftover
         try:
             if len(argv) > 1:
                 raise InputError(
@@ -46,12 +47,12 @@ def run(main: Callable[[], Any]) -> None:
             main()
         except InputError as error:
             _fail(error)
-        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        except (MemoryError, RuntimeError, ValueError) as error:  # JAX's are either
             reason = str(error).partition("\n")[0].rstrip(".") or "of the host"
-            if not is_out_of_memory(error):
-                if processes.count() == 1:
-                    raise
+            if processes.is_loss(error):
                 _fail(f"the processes no longer work together ({reason}); {RESUME}")
+            if not is_out_of_memory(error):
+                raise
             _fail(
                 f"out of memory: {reason}; take fewer clients at a time with "
                 "--clients_per_chunk, or smaller sizes"

@@ -9,7 +9,7 @@ The first process alone writes, checkpoints apart, which orbax writes from all.
 import functools
 import itertools
 import os
-import subprocess
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -23,6 +23,9 @@ from fedjax_graph.core.errors import InputError
 SILENT_SECONDS = 20  # after which a process counts as lost
 START_SECONDS = 120  # that a process waits for the others to join
 MEETING_SECONDS = 1800  # and to come to a place in the program
+LOSS = re.compile(
+    "Gloo|NCCL|Connection (closed|reset)|coordination service|UNAVAILABLE|DEADLINE_EXC"
+)
 _meetings = itertools.count()
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,15 +91,14 @@ def _check(
 
 def _report_losses() -> None:
     """Sends stderr through `reporter`, which makes one line of XLA's last words."""
-    child = subprocess.Popen(
-        [sys.executable, "-S", "-E", reporter.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-    )
-    assert child.stdin
+    read, write = os.pipe()  # which no other child inherits
+    command = [sys.executable, "-S", "-E", reporter.__file__]
+    actions = [(os.POSIX_SPAWN_DUP2, read, 0)]
+    os.posix_spawn(sys.executable, command, os.environ, file_actions=actions)
     sys.stderr.flush()
-    os.dup2(child.stdin.fileno(), sys.stderr.fileno())
-    child.stdin.close()
+    os.dup2(write, sys.stderr.fileno())
+    os.close(read)
+    os.close(write)
 
 
 def count() -> int:
@@ -107,6 +109,11 @@ def count() -> int:
 def is_first() -> bool:
     """Whether this process is the one that writes and prints."""
     return distributed.global_state.process_id == 0
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error is that of a collective whose other processes are lost."""
+    return count() > 1 and LOSS.search(str(error)) is not None
 
 
 def by_first(write: F) -> F:

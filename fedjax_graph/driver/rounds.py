@@ -274,11 +274,21 @@ def run(
 def _open_checkpoints(folder, settings, resume, eval_only, defaults) -> Checkpoints:
     if eval_only and not folder.is_dir():
         raise InputError(f"{folder}: no finished round of a run to score")
-    ignored = TRAINING_SETTINGS if eval_only else ()
+    ignored = TRAINING_SETTINGS if eval_only else ("num_devices",)
     checkpoints = Checkpoints(folder, settings, ignored, defaults)
-    if not (resume or eval_only) and checkpoints.latest_round() is not None:
+    if checkpoints.latest_round() is None or eval_only:
+        return checkpoints
+    if not resume:
         checkpoints.close()
         raise InputError(f"{folder}: holds another run; resume it or name a new folder")
+    before, now = (
+        (found or {}).get("num_devices") for found in (checkpoints.settings(), settings)
+    )
+    if before != now:
+        print(
+            f"note: {folder}: so far on {before} devices, and now on {now}, which "
+            "agree up to rounding"
+        )
     return checkpoints
 
 

@@ -1,0 +1,244 @@
+"""Several processes on loopback are one process with as many devices."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedjax_graph.core import processes, reporter
+from fedjax_graph.core.errors import InputError
+from tests.experiments import binary
+
+FLAGS = (
+    "--dataset=synthetic",
+    "--num_sensors=5",
+    "--num_days=2",
+    "--methods=cnfgnn",
+    "--hidden_size=4",
+    "--gn_mlp_sizes=4,4",
+    "--gn_layers=1",
+)
+NUM_ROUNDS = 2
+MANY_ROUNDS = 1000  # of a run that is going to be killed
+AT_MOST_SECONDS = 60
+
+
+class Machine(binary.Machine):
+    def __init__(self, folder):
+        super().__init__(folder, "experiments.cnfgnn", all_cores=True)
+
+    def line(self, workdir, num_devices, num_rounds=NUM_ROUNDS):
+        return [
+            *FLAGS,
+            f"--workdir={self.folder / workdir}",
+            f"--num_cpu_devices={num_devices}",
+            f"--num_rounds={num_rounds}",
+            f"--patience={num_rounds}",
+        ]
+
+    def start(self, workdir, num_processes, num_devices, *flags, num_rounds=NUM_ROUNDS):
+        """Starts processes that run together, `num_devices` each."""
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            port = probe.getsockname()[1]
+        started = []
+        for i in range(num_processes):
+            line = [
+                *self.line(workdir, num_devices, num_rounds),
+                f"--coordinator=localhost:{port}",
+                f"--num_processes={num_processes}",
+                f"--process_id={i}",
+                *flags,
+            ]
+            # A program that one is writing another might read.
+            environment = self._environment | {
+                "JAX_COMPILATION_CACHE_DIR": str(self.folder / f"programs{i}")
+            }
+            code = self._preamble + binary.RUN
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-W", "error", "-c", code, self.module, *line],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        return started
+
+    def finish(self, started):
+        """(status, output, errors) of each."""
+        try:
+            outputs = [process.communicate(timeout=300) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        return [
+            (process.returncode, *texts)
+            for process, texts in zip(started, outputs, strict=True)
+        ]
+
+    def wait_for_rounds(self, workdir, num_rounds, started):
+        path = self.folder / workdir / "metrics.jsonl"
+        for _ in range(3000):
+            if path.exists() and len(path.read_text().splitlines()) >= num_rounds:
+                return
+            assert all(process.poll() is None for process in started)
+            time.sleep(0.1)
+        raise AssertionError("no round in five minutes")
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    return Machine(tmp_path_factory.mktemp("machine"))
+
+
+@pytest.fixture(scope="module")
+def alone(machine):
+    """One process of four devices."""
+    done = machine.run(*machine.line("alone", 4))
+    assert (done.returncode, done.stderr) == (0, "")
+    return machine.results("alone")["methods"]["cnfgnn"], machine.metrics("alone")
+
+
+def assert_close(one, other):
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_close(one[key], other[key])
+    elif isinstance(one, list):
+        for pair in zip(one, other, strict=True):
+            assert_close(*pair)
+    elif isinstance(one, float):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("num_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_are_one_with_as_many_devices(machine, alone, num_processes):
+    name = f"of {num_processes}"
+    started = machine.start(name, num_processes, 4 // num_processes)
+    first, *others = machine.finish(started)
+    assert [status for status, _, _ in (first, *others)] == [0] * num_processes
+    assert [err for _, _, err in (first, *others)] == [""] * num_processes
+    assert "CNFGNN" in binary.table_of(first[1])
+    assert all("CNFGNN" not in out for _, out, _ in others)
+    found = machine.results(name)["methods"]["cnfgnn"]
+    assert_close(binary.without_timings(found), binary.without_timings(alone[0]))
+    assert_close(machine.metrics(name), alone[1])
+    for path in ("forecasts.png", "training_curves.png"):
+        binary.assert_picture(machine.folder / name / path)
+
+
+@pytest.mark.parametrize(
+    ("lost", "sign"),
+    [
+        (1, signal.SIGKILL),
+        pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+def test_when_one_is_lost_the_other_ends_and_a_process_alone_resumes(
+    machine, lost, sign
+):
+    name = f"lost {lost} by {sign}"
+    started = machine.start(name, 2, 1, num_rounds=MANY_ROUNDS)
+    try:
+        machine.wait_for_rounds(name, NUM_ROUNDS, started)
+        os.kill(started[lost].pid, sign)
+        _, errors = started[1 - lost].communicate(timeout=AT_MOST_SECONDS)
+        assert started[1 - lost].returncode != 0
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert len(errors.splitlines()) == 1 and errors.startswith("error: "), errors
+    assert "--resume" in errors
+    done = [r["round"] for r in machine.metrics(name)]
+    more = len(done) + 1
+    line = machine.line(name, 1, MANY_ROUNDS)
+    line[-2:] = [f"--num_rounds={more}", f"--patience={MANY_ROUNDS}"]
+    resumed = machine.run(*line, "--resume")
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert "so far on 2 devices, and now on 1" in resumed.stdout
+    rounds = [r["round"] for r in machine.metrics(name)]
+    assert rounds == list(range(1, more + 1))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--num_processes=2",), "need --coordinator"),
+        (("--coordinator=here:1",), "needs --num_processes and --process_id"),
+        (
+            ("--coordinator=here", "--num_processes=2", "--process_id=0"),
+            "--coordinator=here: expected an address and a port",
+        ),
+        (
+            ("--coordinator=here:1", "--num_processes=2", "--process_id=2"),
+            "--process_id=2: expected 0 to --num_processes - 1",
+        ),
+        (("--coordinator=here:1", "--compile_for=v5e:2x2"), "compiles in one process"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_line(refusals, flags, words):
+    binary.assert_refused(refusals[flags], [words])
+
+
+@pytest.fixture(scope="module")
+def refusals(machine, request):
+    cases = [
+        mark.args[1]
+        for mark in test_options_that_make_no_sense_are_one_line.pytestmark
+        if mark.name == "parametrize"
+    ][0]
+    lines = {flags: [*machine.line("none", 1), *flags] for flags, _ in cases}
+    return machine.run_many(lines)
+
+
+def test_one_process_is_the_first_and_waits_for_nobody():
+    assert (processes.count(), processes.is_first()) == (1, True)
+    processes.meet()
+
+
+def test_an_address_without_a_port_is_refused():
+    with pytest.raises(InputError, match="coordinator=10.0.0.1: expected an address"):
+        processes.join("10.0.0.1", 2, 0)
+
+
+LOG = b"E1122 17:38:38.133886   16842 coordination_service_agent.cc:289] Polled it\n"
+LAST = b"F1122 17:38:38.133892   16842 client.h:80] Terminating process because\n"
+TRACE = b"    @     0x7f692e640634  absl::lts_20260107::log_internal::LogMessage\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([b"note: a\n", b"Traceback\n"], b"note: a\nTraceback\n"),
+        ([b"note: a\n", LOG, LAST, TRACE], b"note: a\n" + reporter.ENDED),
+        ([b"error: of its own\n", LOG, LAST, TRACE], b"error: of its own\n"),
+        ([LOG, b"what followed\n"], LOG + b"what followed\n"),
+    ],
+)
+def test_xlas_last_words_become_one_line(tmp_path, lines, expected):
+    with open(tmp_path / "out", "w+b") as out:
+        reporter.report(lines, out)
+        out.seek(0)
+        assert out.read() == expected
+
+
+def test_only_the_first_writes(monkeypatch):
+    written = []
+    write = processes.by_first(written.append)
+    write(json.dumps(1))
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    assert write(json.dumps(2)) is None
+    assert written == ["1"]
