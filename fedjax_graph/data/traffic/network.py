@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 
+from fedjax_graph.core.batching import FRACTIONS
+
 
 @dataclasses.dataclass(frozen=True)
 class TrafficDataset:
@@ -21,6 +23,7 @@ class TrafficDataset:
     longitude: np.ndarray | None = None  # [N], degrees
     notes: tuple[str, ...] = ()  # what was done to the data since it was published
     unit: str = "mph"  # of `speed`
+    fractions: tuple[float, float, float] = FRACTIONS  # train, validation and test
 
 
 def take_sensors(dataset: TrafficDataset, kept: np.ndarray) -> TrafficDataset:
