@@ -23,6 +23,10 @@ NUM_EDGES = {  # without self edges, as LargeST's authors count them
 TWINS = {f"synthetic_{name}": name for name in NUM_EDGES}
 """Name of a twin -> that of its published network."""
 
+INCIDENTS_PER_DAY = 13.0
+"""Over the square root of N, for each cell: as many on a road, however many sensors
+that has (about 1.5 times the square root of N), or long roads would never clear."""
+
 STEPS_PER_DAY = 96
 READINGS_PER_STEP = synthetic.READINGS_PER_DAY // STEPS_PER_DAY
 
@@ -74,12 +78,13 @@ def _flows(
     num_sensors = len(network.length)
     peaks = synthetic.draw_peaks(rng, network)
     risk = synthetic.draw_risk(rng, num_sensors)
+    incidents = INCIDENTS_PER_DAY / num_sensors**0.5
     flows = np.empty((num_days, STEPS_PER_DAY, num_sensors), np.float32)
     traffic = synthetic.empty_roads(network)
     for week, first in enumerate(range(0, num_days, 7)):
         rng = np.random.default_rng((seed, 1 + week))
         demand = synthetic.demand_series(rng, network, 7, peaks)
-        capacity = synthetic.capacity_series(rng, network, 7, risk=risk)
+        capacity = synthetic.capacity_series(rng, network, 7, incidents, risk)
         with mesh.on_cpu():
             traffic, readings = synthetic.advance(network, traffic, demand, capacity)
         speed, density = map(np.asarray, readings)
