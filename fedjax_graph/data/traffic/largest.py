@@ -98,17 +98,13 @@ def read_adjacency(
       InputError: one line; the file is broken, or has another shape.
     """
     with files.reading(path, "NumPy .npy file of a matrix"):
-        matrix = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(matrix, np.ndarray) or matrix.dtype.kind not in "fiu":
-            raise InputError("expected one array of numbers")
-        size = num_sensors if rows is None else int(rows.max()) + 1
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) < size:
+        matrix = np.lib.format.open_memmap(path, mode="r")
+        size = num_sensors if rows is None else max(len(matrix), int(rows.max()) + 1)
+        if matrix.shape != (size, size) or matrix.dtype.kind not in "fiu":
             raise InputError(
-                f"matrix has shape {matrix.shape}, expected as many rows as columns, "
-                f"{size} or more"
+                f"matrix has shape {matrix.shape} and type {matrix.dtype}, expected "
+                f"numbers, {size} by {size}"
             )
-        if rows is None and len(matrix) != size:
-            raise InputError(f"matrix of {len(matrix)} sensors, expected {size}")
         rows = np.arange(size) if rows is None else rows
         if rows.min() < 0 or len(np.unique(rows)) != num_sensors:
             raise InputError("sensors share a row of the matrix, or have none (ID2)")
