@@ -63,7 +63,7 @@ def load(
     the order of the readings; `PEMS07.npz` and `PEMS07.csv` between sensors 0 to 882.
     884 of the 1092 edges stay in PEMSD3, 1580 of 1732 in PEMSD7, and 15 and 27 sensors
     keep none but that to themselves. PEMSD7's readings cover 98 days and are taken to
-    follow each other from its first day, 2017-05-01, on; the paper's span, to
+    follow each other from its first day, 2017-05-01, on; the span given for it, to
     2017-08-31, is 123 days.
 
     LargeST's networks (`largest_sd`, `largest_gba`, `largest_gla`, `largest_ca`) are
