@@ -36,9 +36,7 @@ def run(main: Callable[[], Any]) -> None:
 
     def guarded(argv: list[str]) -> None:
         if not flags.FLAGS["verbosity"].present:
-            logging.set_verbosity(
-                logging.ERROR
-            )  # orbax reports every save and leftover
+            logging.set_verbosity(logging.ERROR)  # orbax reports every save
         try:
             if len(argv) > 1:
                 raise InputError(

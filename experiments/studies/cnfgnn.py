@@ -207,7 +207,8 @@ def sweep(
     Returns:
       The rows of `sweep.json`.
     """
-    num_train, _, _ = windows.split_sizes(len(dataset.speed))
+    num_steps = len(dataset.speed)
+    num_train, _, _ = windows.split_sizes(num_steps, dataset.fractions)
     decay = configs.sampling_decay(study, num_train)
     folders = {
         f"{client}-{server}": dataclasses.replace(

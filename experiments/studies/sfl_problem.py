@@ -100,7 +100,9 @@ def make_task(study: SFLSettings, task_type: type[TaskType], **own: Any) -> Task
 def traffic_problem(study: SFLSettings) -> Problem:
     """A traffic network: one sensor is one client."""
     study.refuse(IMAGE_OPTIONS, "is for images; --num_sensors cuts a traffic network")
-    fractions = batching.parse_fractions(study.split_ratio)
+    fractions = None
+    if study.split_ratio is not None:
+        fractions = batching.parse_fractions(study.split_ratio)
     task = make_task(
         study,
         TrafficRNNTask,
@@ -109,6 +111,7 @@ def traffic_problem(study: SFLSettings) -> Problem:
     )
     task.module()  # raises before a folder is made
     dataset = study.load_network(needs_graph=study.client_graph == "given")
+    fractions = fractions or dataset.fractions
     splits = windows.make_splits(dataset, fractions)
     num_steps, num_sensors = dataset.speed.shape
     ahead = dataset.step.words(windows.TARGET_STEPS, minutes=" minutes")

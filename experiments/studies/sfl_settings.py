@@ -58,8 +58,10 @@ class SFLSettings(TrafficStudy):
     num_test_images: int | None = option(
         None, "Cut the test images to this many.", lower=1
     )
-    split_ratio: str = option(
-        "70/10/20", "Of traffic: train, validation and test, in percent."
+    split_ratio: str | None = option(
+        None,
+        "Of traffic: train, validation and test, in percent; by default 70/10/20, of "
+        "LargeST 60/20/20.",
     )
     local_epochs: int | None = option(
         None, "Passes of a client over its data in a round.", lower=1

@@ -6,7 +6,7 @@ from typing import Any
 from experiments.studies.base import Study
 from experiments.studies.options import option
 from fedjax_graph import data
-from fedjax_graph.data.traffic import datasets
+from fedjax_graph.data.traffic import datasets, synthetic_flows
 from fedjax_graph.data.traffic.network import TrafficDataset
 
 
@@ -24,18 +24,6 @@ class TrafficStudy(Study):
         """Name of the network; the synthetic one where none is given."""
         return self.dataset or "synthetic"
 
-    def num_readings(self) -> int:
-        """Number of readings as the options alone tell; 0 of a user's own file."""
-        if self.network_name == "synthetic":
-            num_sensors, num_steps = 20, 14 * 288
-        elif self.network_name in datasets.PUBLISHED:
-            published = datasets.PUBLISHED[self.network_name]
-            num_sensors, num_steps = published.num_sensors, published.num_steps
-        else:
-            num_sensors = num_steps = 0
-        num_steps = self.num_days * 288 if self.num_days else num_steps
-        return (self.num_sensors or num_sensors) * num_steps
-
     def load_network(self, needs_graph: bool = True) -> TrafficDataset:
         """Loads, makes or cuts the network.
 
@@ -50,6 +38,10 @@ class TrafficStudy(Study):
         if name == "synthetic":
             given = {key: value for key, value in size.items() if value is not None}
             return data.load(name, kind="traffic", **given)
+        if name in synthetic_flows.TWINS:
+            days = size.pop("num_days")
+            dataset = data.load(name, **({} if days is None else {"num_days": days}))
+            return datasets.cut(dataset, **size)
         is_plugged_in = name in data.DATASETS and name not in datasets.PUBLISHED
         settings = {} if is_plugged_in else {"needs_graph": needs_graph}
         dataset = data.load(name, self.data_dir, kind="traffic", **settings)

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 
-LAST_WORDS = re.compile(rb"[EF]\d{4} [\d:.]+ +\d+ (coordination|client\.h|preemption)")
+LAST_WORDS = re.compile(rb"[WEF]\d{4} [\d:.]+ +\d+ (coordination|client\.h|preemption)")
 ABORTED = re.compile(rb"F\d{4} [\d:.]+ +\d+ ")
 ENDED = (
     b"error: another process of the run has ended, and so do the rest; its own output "

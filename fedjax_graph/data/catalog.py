@@ -4,6 +4,7 @@
 datasets of a kind are and in which forms they are read.
 """
 
+import functools
 import inspect
 import os
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from fedjax_graph.data.images import synthetic as synthetic_images
 from fedjax_graph.data.images.datasets import ImageDataset
 from fedjax_graph.data.traffic import datasets as traffic
 from fedjax_graph.data.traffic import synthetic as synthetic_traffic
+from fedjax_graph.data.traffic import synthetic_flows
 from fedjax_graph.data.traffic.network import TrafficDataset
 
 Dataset = TrafficDataset | ImageDataset | NodeDataset
@@ -87,6 +89,14 @@ DATASETS: Registry[Entry] = Registry(
             "cell transmission model on a random road network, 20 sensors, 14 days",
             synthetic_traffic.traffic_network,
         ),
+        **{
+            name: _made(
+                "traffic",
+                f"the same at {of}'s size: flows, 15 minutes apart, 365 days",
+                functools.partial(synthetic_flows.twin, of),
+            )
+            for name, of in synthetic_flows.TWINS.items()
+        },
         **_published("images"),
         "synthetic_images": _made(
             "images",

@@ -19,6 +19,7 @@ from fedjax_graph.core.errors import InputError
 _DCRNN = "https://raw.githubusercontent.com/liyaguang/DCRNN/master/data/sensor_graph/"
 _DL_TRAFF = "https://raw.githubusercontent.com/deepkashiwa20/DL-Traff-Graph/main/"
 _ASTGCN = "https://github.com/wanhuaiyu/ASTGCN/raw/master/data/"
+_ASTGNN = "https://raw.githubusercontent.com/guoshnBJTU/ASTGNN/main/data/"
 _PLANETOID = "https://raw.githubusercontent.com/kimiyoung/planetoid/master/data/"
 _GNN_BENCHMARK = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz/"
 _CSV = "https://raw.githubusercontent.com/radandreicristian/traffic-datasets/master/"
@@ -39,6 +40,15 @@ def _planetoid(name: str, **git_blobs: str) -> tuple[tuple[Source, ...], ...]:
     filenames = {f"ind.{name}.{p.replace('_', '.')}": b for p, b in git_blobs.items()}
     return tuple(
         (Source(filename, (f"{_PLANETOID}{filename}",), git_blob),)
+        for filename, git_blob in filenames.items()
+    )
+
+
+def _astgnn(number: str, **git_blobs: str) -> tuple[tuple[Source, ...], ...]:
+    """Files of PEMSD3 and PEMSD7 by their suffixes."""
+    filenames = {f"PEMS{number}.{suffix}": b for suffix, b in git_blobs.items()}
+    return tuple(
+        (Source(filename, (f"{_ASTGNN}PEMS{number}/{filename}",), git_blob),)
         for filename, git_blob in filenames.items()
     )
 
@@ -126,6 +136,12 @@ REGISTRY: dict[str, tuple[tuple[Source, ...], ...]] = {
             ),
         ),
     ),
+    "pems_d3": _astgnn(
+        "03",
+        npz="b4487154fc9611a3bf9856b0aad34efa610ea8ae",
+        csv="00dec00c904e85045f41fd5325eccbbbdf30e70d",
+        txt="4d5aacb57797d3d701a890e7a91d2f7458646531",
+    ),
     "pems_d4": (
         (
             Source(
@@ -142,6 +158,11 @@ REGISTRY: dict[str, tuple[tuple[Source, ...], ...]] = {
                 "68ffaa80447eb34428a9999dc28363c61406ec0fd714686d0582d2386ac6f5f7",
             ),
         ),
+    ),
+    "pems_d7": _astgnn(
+        "07",
+        npz="28c547f80eb8804d3e378168c80f77f82db2680a",
+        csv="0a5a3bb0b5a1510fbe424fe7887f31ea2e178fbc",
     ),
     "pems_d8": (
         (

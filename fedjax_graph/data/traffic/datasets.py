@@ -1,26 +1,26 @@
 """Traffic networks: one sensor, one series of readings; roads as a weighted graph.
 
-`load` reads METR-LA, PEMS-BAY, PEMSD4 and PEMSD8 in the forms that users have them, or
-a user's own .npz file; `cut` and `take_sensors` make a dataset smaller, `statistics`
-counts what is in it.
+`load` reads the networks of `published` in the forms that users have them, or a user's
+own .npz file; `cut` and `take_sensors` make a dataset smaller, `statistics` counts what
+is in it.
 """
 
 import dataclasses
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files
 from fedjax_graph.data.traffic import formats as traffic_formats
-from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic import largest, windows
 from fedjax_graph.data.traffic.formats import gaussian_kernel_adjacency, id_texts
 from fedjax_graph.data.traffic.network import (
     UNKNOWN_UNIT,
     TrafficDataset,
     take_sensors,
 )
+from fedjax_graph.data.traffic.published import PUBLISHED, Published
 
 __all__ = [
     "PUBLISHED",
@@ -34,77 +34,9 @@ __all__ = [
 ]
 
 
-_FLOW = "vehicles / 5 min"
-
-
-class Published(NamedTuple):
-    """A published dataset: its size, and the names of its files."""
-
-    description: str
-    num_sensors: int
-    num_steps: int
-    readings: tuple[str, ...]  # the first to be found is read
-    graphs: tuple[str, ...] = ()  # likewise; not needed beside a .npz file
-    coordinates: tuple[str, ...] = ()  # likewise; may be absent
-    subfolders: tuple[str, ...] = ()  # of the data folder, looked into as well
-    notes: tuple[str, ...] = ()
-    start: str = ""  # time of the first row, where the readings have no time stamps
-    unit: str = "mph"
-
-
-PUBLISHED = {
-    "metr_la": Published(
-        "METR-LA: 207 loop detectors, Los Angeles, 119 days of 2012",
-        num_sensors=207,
-        num_steps=34272,
-        readings=("metr_la.npz", "metr-la.h5", "metr-la.csv"),
-        graphs=("adj_mx.pkl", "distances_la_2012.csv"),
-        coordinates=("graph_sensor_locations.csv",),
-        subfolders=("METR-LA", "sensor_graph"),
-    ),
-    "pems_bay": Published(
-        "PEMS-BAY: 325 loop detectors, San Francisco Bay Area, 181 days of 2017",
-        num_sensors=325,
-        num_steps=52116,
-        readings=("pems_bay.npz", "pems-bay.h5", "pems-bay.csv"),
-        graphs=("adj_mx_bay.pkl", "distances_bay_2017.csv"),
-        coordinates=("graph_sensor_locations_bay.csv",),
-        subfolders=("PEMS-BAY", "sensor_graph"),
-    ),
-    "pems_bay_subset": Published(
-        "67 of the 325 sensors of PEMS-BAY, on five freeways",
-        num_sensors=67,
-        num_steps=52116,
-        readings=("pems_bay_subset.npz",),
-        notes=(
-            "67 of the 325 sensors of PEMS-BAY: not comparable with published results",
-        ),
-    ),
-    "pems_d4": Published(
-        "PEMSD4: flow at 307 loop detectors, San Francisco Bay Area, 59 days of 2018",
-        num_sensors=307,
-        num_steps=16992,
-        readings=("pems_d4.npz", "pems04.npz", "PEMS04.npz"),
-        graphs=("PEMS04.distance.csv", "PEMS04.csv"),
-        subfolders=("PEMS04", "pems_d4_d8"),
-        start="2018-01-01T00:00",
-        unit=_FLOW,
-    ),
-    "pems_d8": Published(
-        "PEMSD8: flow at 170 loop detectors, San Bernardino, 62 days of 2016",
-        num_sensors=170,
-        num_steps=17856,
-        readings=("pems_d8.npz", "pems08.npz", "PEMS08.npz"),
-        graphs=("PEMS08.distance.csv", "PEMS08.csv"),
-        subfolders=("PEMS08", "pems_d4_d8"),
-        start="2016-07-01T00:00",
-        unit=_FLOW,
-    ),
-}
-
 PATHS = ("of a .npz file",)  # of a user's own dataset
 
-# Name of the road distances of PEMSD4 and of PEMSD8: only found beside the readings.
+# Name of the road distances of PEMSD3 to PEMSD8: only found beside the readings.
 _BESIDE = "distance.csv"
 
 
@@ -129,6 +61,18 @@ def load(
     between neighbours only, so the threshold of `gaussian_kernel_adjacency` cuts many:
     418 of 680 edges stay in PEMSD4, 270 of 548 in PEMSD8, and 67 and 48 sensors keep
     no edge but that to themselves.
+
+    PEMSD3 and PEMSD7 are STSGCN's, in files of the same form but for the channels:
+    `PEMS03.npz`, `PEMS03.csv` with roads between ids, and `PEMS03.txt` with the ids in
+    the order of the readings; `PEMS07.npz` and `PEMS07.csv` between sensors 0 to 882.
+    884 of the 1092 edges stay in PEMSD3, 1580 of 1732 in PEMSD7, and 15 and 27 sensors
+    keep none but that to themselves. PEMSD7's readings cover 98 days and are taken to
+    follow each other from its first day, 2017-05-01, on; the span given for it, to
+    2017-08-31, is 123 days.
+
+    LargeST's networks (`largest_sd`, `largest_gba`, `largest_gla`, `largest_ca`) are
+    read from the publisher's files of California or of the part, see `largest`; looked
+    for also in the subfolders `sd`, `ca`, `LargeST/sd`, `LargeST/ca` and `LargeST`.
 
     A user's own file is a `numpy.savez` archive without object arrays:
 
@@ -163,6 +107,8 @@ def load(
         raise _not_found(name, published.readings, data_dir)
     if path.name == f"{name}.npz":
         dataset = _read_npz(path, name, needs_graph, published.unit)
+    elif published.districts:
+        dataset = _read_largest(path, name, data_dir, needs_graph)
     else:
         dataset = _read_canonical(path, name, data_dir, needs_graph)
     num_steps, num_sensors = dataset.speed.shape
@@ -174,7 +120,7 @@ def load(
     notes = published.notes + dataset.notes
     if num_steps != published.num_steps:
         notes += (f"{num_steps} steps, where {published.num_steps} were published",)
-    return dataclasses.replace(dataset, notes=notes)
+    return dataclasses.replace(dataset, notes=notes, fractions=published.fractions)
 
 
 def reads(path: str) -> bool:
@@ -203,6 +149,11 @@ def _not_found(
     """The error where none of the files `wanted` is there."""
     published = PUBLISHED[name]
     by_hand = " and ".join((published.readings[:2][-1], *published.graphs[:1]))
+    if published.districts:
+        by_hand = " and ".join(
+            names[-1]
+            for names in (published.readings, published.graphs, published.coordinates)
+        )
     by_hand = f"put {by_hand} there, or name their folder with data_dir"
     return files.not_found(name, wanted, data_dir, by_hand=by_hand)
 
@@ -217,8 +168,8 @@ def _read_npz(
 
 def _noted(dataset: TrafficDataset, needs_graph: bool) -> TrafficDataset:
     """Says where self edges are all there is, and that was not asked for."""
-    is_bare = np.array_equal(dataset.adjacency, np.eye(len(dataset.sensor_ids)))
-    if needs_graph or not is_bare:
+    bare = np.eye(0 if needs_graph else len(dataset.sensor_ids))
+    if not np.array_equal(dataset.adjacency, bare):
         return dataset
     return dataclasses.replace(dataset, notes=(*dataset.notes, "no graph is given"))
 
@@ -228,7 +179,7 @@ def _read_canonical(
 ) -> TrafficDataset:
     """Readings as published, the graph and the coordinates beside them."""
     published = PUBLISHED[name]
-    readings = _readings(path, published)
+    readings = _readings(path, published, _listed_ids(name, data_dir))
     graph_path = _find(published.graphs, name, data_dir)
     if graph_path is None and published.start:
         graph_path = files.find([_BESIDE], [path.parent])
@@ -257,14 +208,58 @@ def _read_canonical(
         return _noted(_checked(dataset), needs_graph)
 
 
-def _readings(path: Path, published: Published) -> traffic_formats.Readings:
+def _read_largest(path: Path, name: str, data_dir, needs_graph: bool) -> TrafficDataset:
+    """A part of LargeST out of the files of that part, or of all California."""
+    published = PUBLISHED[name]
+    places = []
+    for names in (published.coordinates, published.graphs):
+        place = _find(names, name, data_dir)
+        if place is None and (needs_graph or names is published.coordinates):
+            raise _not_found(name, names, data_dir)
+        places.append(place)
+    sensors_path, graph_path = places
+    sensors = largest.read_sensors(sensors_path, published.districts)
+    adjacency = np.eye(len(sensors.ids), dtype=np.float32)
+    if graph_path is not None:
+        is_whole = graph_path.name == published.graphs[-1]
+        adjacency = largest.read_adjacency(
+            graph_path, sensors.matrix_rows if is_whole else None, len(sensors.ids)
+        )
+    readings = largest.read_flows(path, sensors.ids, published.num_steps)
+    dataset = TrafficDataset(
+        name,
+        readings.speed,
+        readings.timestamps,
+        np.array(readings.sensor_ids),
+        adjacency,
+        sensors.latitude,
+        sensors.longitude,
+        unit=published.unit,
+    )
+    with files.reading(path, "traffic dataset"):
+        return _noted(_checked(dataset), needs_graph)
+
+
+def _listed_ids(name: str, data_dir) -> tuple[str, ...] | None:
+    """Ids from a list beside the readings, for a dataset that has one."""
+    published = PUBLISHED[name]
+    if not published.ids:
+        return None
+    path = _find(published.ids, name, data_dir)
+    if path is None:
+        raise _not_found(name, published.ids, data_dir)
+    return traffic_formats.read_ids(path, published.num_sensors)
+
+
+def _readings(
+    path: Path, published: Published, sensor_ids: tuple[str, ...] | None
+) -> traffic_formats.Readings:
     if path.suffix == ".h5":
         return traffic_formats.read_hdf(path)
     if path.suffix == ".csv":
         return traffic_formats.read_csv(path)
-    return traffic_formats.read_pems(
-        path, published.start, published.num_steps, published.num_sensors
-    )
+    shape = (published.num_steps, published.num_sensors, published.num_channels)
+    return traffic_formats.read_pems(path, published.start, shape, sensor_ids)
 
 
 def _graph(path: Path, sensor_ids, published: Published) -> traffic_formats.Graph:
@@ -272,7 +267,7 @@ def _graph(path: Path, sensor_ids, published: Published) -> traffic_formats.Grap
         return traffic_formats.read_graph_pickle(path)
     distances = traffic_formats.read_triples(path)
     if published.start:
-        return traffic_formats.graph_from_roads(distances, len(sensor_ids))
+        return traffic_formats.graph_from_roads(distances, sensor_ids)
     return traffic_formats.graph_from_distances(distances, sensor_ids)
 
 
@@ -309,15 +304,15 @@ def _checked(dataset: TrafficDataset) -> TrafficDataset:
                 f"{field} has shape {array.shape}, expected {shape} for speed of shape "
                 f"{speed.shape}"
             )
-    _split_sizes(num_steps)
+    windows.split_sizes(num_steps, dataset.fractions)
     _ = dataset.step  # raises unless rows are evenly spaced
-    speed = np.where(np.isnan(speed), 0, speed).astype(np.float32)
+    speed = np.where(np.isnan(speed), 0, speed).astype(np.float32, copy=False)
     if not (np.isfinite(speed) & (speed >= 0)).all():
         raise InputError(
             "readings have infinite or negative entries; a missing one is 0 or NaN"
         )
     with np.errstate(over="ignore"):  # beyond float32 is infinite
-        adjacency = adjacency.astype(np.float32)
+        adjacency = adjacency.astype(np.float32, copy=False)
     if not (np.isfinite(adjacency) & (adjacency >= 0)).all():
         raise InputError(
             "adjacency has weights that are negative, NaN or infinite in float32"
@@ -340,10 +335,6 @@ def _plain_ids(sensor_ids: np.ndarray) -> np.ndarray:
         raise InputError("two sensors have the same id")
     plain = all(text.isdecimal() and str(int(text)) == text for text in texts)
     return np.array(texts).astype(np.int64) if plain else np.array(texts)
-
-
-def _split_sizes(num_steps: int) -> tuple[int, int, int]:
-    return windows.split_sizes(num_steps)
 
 
 def cut(
@@ -381,7 +372,7 @@ def _cut_days(dataset: TrafficDataset, num_days: int) -> TrafficDataset:
     if num_days == total:
         return dataset
     num_steps = int(np.searchsorted(days, num_days))
-    _split_sizes(num_steps)
+    windows.split_sizes(num_steps, dataset.fractions)
     note = f"cut to the first {num_days} of {total} days ({num_steps} steps)"
     return dataclasses.replace(
         dataset,
@@ -423,14 +414,15 @@ def statistics(dataset: TrafficDataset) -> dict:
     Edges are the non-zero entries of the adjacency, self edges included unless the
     key says otherwise.
     """
-    train, validation, test = _split_sizes(len(dataset.speed))
+    num_steps = len(dataset.speed)
+    train, validation, test = windows.split_sizes(num_steps, dataset.fractions)
     edges = dataset.adjacency != 0
     return {
         "name": dataset.name,
         "num_nodes": len(dataset.sensor_ids),
         "num_edges": int(edges.sum()),
         "num_nonself_edges": int(edges.sum() - np.trace(edges)),
-        "num_steps": len(dataset.speed),
+        "num_steps": num_steps,
         "step_seconds": dataset.step.seconds,
         "unit": dataset.unit,
         "train_windows": train,

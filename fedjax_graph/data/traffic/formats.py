@@ -16,6 +16,8 @@ import numpy as np
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files, safe_pickle
 
+_PEMS_CHANNELS = ("flow", "occupancy", "speed")
+
 
 class Readings(NamedTuple):
     """A table of readings, one column per sensor, as its file has it."""
@@ -119,20 +121,12 @@ def read_hdf(path: str | os.PathLike) -> Readings:
     labels are sensor ids, integers or text; row labels are time stamps.
     """
     with files.reading(path, "pandas fixed-format .h5 file"), h5py.File(path) as file:
-        tables = [key for key in file if f"{key}/axis0" in file]
-        if len(tables) != 1:
-            raise InputError(
-                "expected one table in pandas' fixed format (key 'df' or 'speed'), "
-                f"found {len(tables)} under the keys {sorted(file)}"
-            )
-        table = cast(h5py.Group, file[tables[0]])
-        sensor_ids = id_texts(table["axis0"][()])
-        timestamps = _hdf_timestamps(table["axis1"])
+        table, sensor_ids, timestamps = hdf_table(file)
         speed = np.full((len(timestamps), len(sensor_ids)), np.nan, np.float32)
         column = {sensor: index for index, sensor in enumerate(sensor_ids)}
         for key in (key for key in table if re.fullmatch(r"block\d+_values", str(key))):
-            values = cast(h5py.Dataset, table[key])
-            items = id_texts(table[key.replace("values", "items")][()])
+            values = hdf_array(table, key)
+            items = id_texts(hdf_array(table, key.replace("values", "items"))[()])
             if values.shape != (len(timestamps), len(items)):
                 raise InputError(
                     f"{key} has shape {values.shape}, expected a row for each of "
@@ -145,33 +139,92 @@ def read_hdf(path: str | os.PathLike) -> Readings:
     return Readings(speed, timestamps, sensor_ids)
 
 
-def read_pems(
-    path: str | os.PathLike, start: str, num_steps: int, num_sensors: int
-) -> Readings:
-    """Reads pems04.npz or pems08.npz: an array `data` without time stamps or ids.
+def hdf_table(
+    file: h5py.File, most_rows: int | None = None
+) -> tuple[h5py.Group, tuple[str, ...], np.ndarray]:
+    """The one table in pandas' fixed format of a file, without its readings.
 
-    Of its channels flow (vehicles per 5 minutes), occupancy and speed the flow is
-    taken. Rows are 5 minutes apart, sensors are named 0 to N - 1.
+    Args:
+      file: open.
+      most_rows: how many rows it may have; None for any number.
+
+    Returns:
+      The group, the column labels N, and the row labels [T] datetime64[ns].
+
+    Raises:
+      InputError: there is no such table, or it is larger or labelled by something else.
+    """
+    tables = [key for key in file if f"{key}/axis0" in file]
+    if len(tables) != 1:
+        raise InputError(
+            "expected one table in pandas' fixed format (key 'df' or 'speed'), "
+            f"found {len(tables)} under the keys {sorted(file)}"
+        )
+    table = cast(h5py.Group, file[tables[0]])
+    rows = hdf_array(table, "axis1")
+    if most_rows is not None and len(rows) > most_rows:
+        raise InputError(f"{len(rows)} rows, expected at most {most_rows}")
+    sensor_ids = id_texts(hdf_array(table, "axis0")[()])
+    return table, sensor_ids, _hdf_timestamps(rows)
+
+
+def hdf_array(table: h5py.Group, key: str) -> h5py.Dataset:
+    """An array of a table, not read yet; its content has to lie in the file itself.
+
+    Raises:
+      InputError: there is none, or it is a link to another file or made from parts.
+    """
+    is_own = isinstance(table.get(key, getlink=True), h5py.HardLink)
+    array = table[key] if is_own else None
+    if not isinstance(array, h5py.Dataset) or array.external or array.is_virtual:
+        raise InputError(f"{key} is not an array that lies in this file")
+    return array
+
+
+def read_pems(
+    path: str | os.PathLike,
+    start: str,
+    shape: tuple[int, int, int],
+    sensor_ids: tuple[str, ...] | None = None,
+) -> Readings:
+    """Reads pems04.npz and its like: an array `data` without time stamps or ids.
+
+    Its first channel is taken, the flow (vehicles per 5 minutes). PEMSD4 and PEMSD8
+    have occupancy and speed behind it, PEMSD3 and PEMSD7 have the flow alone. Rows are
+    5 minutes apart.
 
     Args:
       path: the file.
       start: wall-clock time of the first row.
-      num_steps: T that the file has to have: only the whole file begins at `start`.
-      num_sensors: N that the file has to have.
+      shape: (T, N, channels) that the file has to have: only the whole file begins at
+        `start`.
+      sensor_ids: N, in the order of the readings; None for 0 to N - 1.
     """
     arrays = files.read_npz(path)
     with files.reading(path, "archive of PeMS readings"):
         data = _numbers(arrays, "data", ndim=3)
-        expected = (num_steps, num_sensors, 3)
-        if data.shape != expected:
+        if data.shape != shape:
             raise InputError(
-                f"data has shape {data.shape}, expected {expected}: all steps and "
-                "sensors as published, with flow, occupancy and speed; replace it with "
-                "the published file"
+                f"data has shape {data.shape}, expected {shape}: all steps and sensors "
+                f"as published, with {', '.join(_PEMS_CHANNELS[: shape[2]])}; replace "
+                "it with the published file"
             )
-        steps = np.arange(num_steps) * np.timedelta64(5, "m")
+        steps = np.arange(shape[0]) * np.timedelta64(5, "m")
         timestamps = np.datetime64(start, "ns") + steps
-        return Readings(data[:, :, 0], timestamps, _numbered(num_sensors))
+        return Readings(data[:, :, 0], timestamps, sensor_ids or _numbered(shape[1]))
+
+
+def read_ids(path: str | os.PathLike, num_sensors: int) -> tuple[str, ...]:
+    """Reads a list of sensor ids, one on a line: PEMS03.txt."""
+    kind = "list of sensor ids"
+    with files.reading(path, kind), open(path, encoding="utf-8") as file:
+        sensor_ids = tuple(file.read().split())
+        if len(sensor_ids) != num_sensors or len(set(sensor_ids)) != num_sensors:
+            raise InputError(
+                f"{len(set(sensor_ids))} different ids in {len(sensor_ids)}, expected "
+                f"those of {num_sensors} sensors, each once"
+            )
+        return sensor_ids
 
 
 def _numbered(num_sensors: int) -> tuple[str, ...]:
@@ -314,14 +367,13 @@ def graph_from_distances(triples: Triples, sensor_ids: Sequence[str]) -> Graph:
     return Graph(adjacency, tuple(sensor_ids))
 
 
-def graph_from_roads(roads: Triples, num_sensors: int) -> Graph:
-    """The graph of sensors 0 to N - 1 along roads that are used both ways.
+def graph_from_roads(roads: Triples, sensor_ids: Sequence[str]) -> Graph:
+    """The graph of sensors along roads that are used both ways.
 
     Raises:
       InputError: if a road names another sensor, or a sensor has no road: that is the
         list of another network, or only a part.
     """
-    sensor_ids = _numbered(num_sensors)
     named = {*roads.first.tolist(), *roads.second.tolist()}
     strangers = sorted(named.difference(sensor_ids))
     without = [sensor for sensor in sensor_ids if sensor not in named]
@@ -330,12 +382,12 @@ def graph_from_roads(roads: Triples, num_sensors: int) -> Graph:
             f"names {strangers[0]}" if strangers else f"has no road of {without[0]}"
         )
         raise InputError(
-            f"{problem}; expected roads of all sensors from 0 to {num_sensors - 1} and "
-            "no others: replace it with the whole list of this network"
+            f"{problem}; expected roads of all sensors from {sensor_ids[0]} to "
+            f"{sensor_ids[-1]} and no others: replace it with the whole list of this "
+            "network"
         )
-    return Graph(
-        gaussian_kernel_adjacency(*roads, sensor_ids, both_ways=True), sensor_ids
-    )
+    adjacency = gaussian_kernel_adjacency(*roads, sensor_ids, both_ways=True)
+    return Graph(adjacency, tuple(sensor_ids))
 
 
 def match(readings: Readings, graph: Graph) -> tuple[Readings, np.ndarray]:

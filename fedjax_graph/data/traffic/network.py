@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from fedjax_graph.core.batching import FRACTIONS
 from fedjax_graph.data.traffic.time_steps import TimeStep, step_of
 
 UNKNOWN_UNIT = "units of the data"
@@ -25,6 +26,7 @@ class TrafficDataset:
     longitude: np.ndarray | None = None  # [N], degrees
     notes: tuple[str, ...] = ()  # what was done to the data since it was published
     unit: str = UNKNOWN_UNIT  # of `speed`
+    fractions: tuple[float, float, float] = FRACTIONS  # train, validation and test
 
     @property
     def step(self) -> TimeStep:

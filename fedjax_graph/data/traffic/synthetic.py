@@ -219,16 +219,32 @@ def ctm_step(
 def simulate(
     network: RoadNetwork, demand: jax.Array, capacity: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Runs the model from empty roads, `STEPS_PER_READING` steps per reading.
+    """Runs the model from empty roads; see `advance`, of which it has the readings."""
+    return advance(network, empty_roads(network), demand, capacity)[1]
+
+
+def empty_roads(network: RoadNetwork) -> Traffic:
+    """The traffic before the first vehicle."""
+    zero = jnp.zeros(len(network.length), jnp.float32)
+    return Traffic(zero, zero)
+
+
+@jax.jit
+def advance(
+    network: RoadNetwork, traffic: Traffic, demand: jax.Array, capacity: jax.Array
+) -> tuple[Traffic, tuple[jax.Array, jax.Array]]:
+    """Runs the model, `STEPS_PER_READING` steps per reading.
 
     Args:
       network: the roads.
+      traffic: what is on them before.
       demand: [T, N] veh/h, as for `ctm_step`, constant within a reading.
       capacity: [T, N] veh/h, likewise.
 
     Returns:
-      Mean speed [T, N] in km/h, over distance: flow over density, both averaged over
-      the time of a reading; and mean density [T, N] in veh/km.
+      The traffic after the last reading. Mean speed [T, N] in km/h, over distance:
+      flow over density, both averaged over the time of a reading; and mean density
+      [T, N] in veh/km.
     """
 
     def step(boundary, carry, _):
@@ -250,18 +266,26 @@ def simulate(
         )
         return traffic, (speed, present / (STEPS_PER_READING * network.length))
 
-    empty = jnp.zeros_like(demand[0])
-    return jax.lax.scan(reading, Traffic(empty, empty), (demand, capacity))[1]
+    return jax.lax.scan(reading, traffic, (demand, capacity))
+
+
+def draw_peaks(rng: np.random.Generator, network: RoadNetwork) -> np.ndarray:
+    """Weights of the morning and of the evening peak of each corridor, [2, C]."""
+    return rng.uniform(0.25, 0.6, (2, network.corridor.max() + 1))
 
 
 def demand_series(
-    rng: np.random.Generator, network: RoadNetwork, num_days: int
+    rng: np.random.Generator,
+    network: RoadNetwork,
+    num_days: int,
+    peaks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Draws the demand [T, N], veh/h, of `num_days` days that start on a Monday.
 
     Peak demand, times the time of day (each corridor with its own weight of the
     morning and of the evening peak; a flat hump on weekends), times a random scale of
     the day and of the entry, times a fluctuation that is smooth over half an hour.
+    The weights are `peaks`, [2, C]; None draws them.
     """
     num_cells = len(network.length)
     hours = np.arange(READINGS_PER_DAY) * (24 / READINGS_PER_DAY)
@@ -269,7 +293,7 @@ def demand_series(
     def bump(center, width):
         return np.exp(-0.5 * ((hours - center) / width) ** 2)[:, None]
 
-    morning, evening = rng.uniform(0.25, 0.6, (2, network.corridor.max() + 1))
+    morning, evening = draw_peaks(rng, network) if peaks is None else peaks
     base = 0.08 + 0.5 * np.exp(-(((hours[:, None] - 13.5) / 7.5) ** 4))
     weekday = base + morning * bump(7.7, 1.3) + evening * bump(17.2, 1.7)
     weekend = base + 0.6 * evening * bump(14.5, 3.0)
@@ -286,11 +310,21 @@ def demand_series(
     return demand
 
 
+def draw_risk(rng: np.random.Generator, num_cells: int) -> np.ndarray:
+    """Each cell's share of the incidents, [N]: nine in ten are at black spots."""
+    risk = np.full(num_cells, 0.1 / num_cells)
+    for stretch in np.array_split(np.arange(num_cells), max(1, round(num_cells / 7))):
+        spot = rng.choice(stretch[len(stretch) // 2 :])
+        risk[spot] += 0.9 * len(stretch) / num_cells
+    return risk
+
+
 def capacity_series(
     rng: np.random.Generator,
     network: RoadNetwork,
     num_days: int,
     incidents_per_day: float = 0.5,
+    risk: np.ndarray | None = None,
 ) -> np.ndarray:
     """Draws the capacity [T, N], veh/h: smooth fluctuations and incidents.
 
@@ -300,11 +334,7 @@ def capacity_series(
     """
     num_cells, num_readings = len(network.length), num_days * READINGS_PER_DAY
     capacity = _smooth_noise(rng, num_readings, num_cells, every=3, scale=0.04)
-    risk = np.full(num_cells, 0.1 / num_cells)
-    for stretch in np.array_split(np.arange(num_cells), max(1, round(num_cells / 7))):
-        spot = rng.choice(stretch[len(stretch) // 2 :])
-        risk[spot] += 0.9 * len(stretch) / num_cells
-
+    risk = draw_risk(rng, num_cells) if risk is None else risk
     count = rng.poisson(incidents_per_day * num_cells * num_days)
     days = rng.integers(num_days, size=count) + rng.triangular(0.2, 0.6, 0.9, count)
     starts = (days * READINGS_PER_DAY).astype(int)
@@ -325,7 +355,7 @@ def _smooth_noise(rng, num_readings, num_cells, every, scale):
     return lines.reshape(-1, num_cells)[:num_readings]
 
 
-def road_adjacency(network: RoadNetwork, neighbours: int = 6) -> np.ndarray:
+def road_adjacency(network: RoadNetwork, neighbours: float = 6) -> np.ndarray:
     """Gaussian kernel of the road distance [N, N] float32, as in the real datasets.
 
     exp(-(d/sigma)^2) with entries below 0.1 set to 0, where d is the length of the
@@ -343,12 +373,19 @@ def road_adjacency(network: RoadNetwork, neighbours: int = 6) -> np.ndarray:
     )
     distance = np.minimum(one_way, one_way.T)
     np.fill_diagonal(distance, np.inf)
-    wanted = min(neighbours * num_cells, int(np.isfinite(distance).sum()))
-    reach = np.sort(distance, axis=None)[wanted - 1]
+    wanted = min(round(neighbours * num_cells), int(np.isfinite(distance).sum()))
+    reach = np.partition(distance, wanted - 1, axis=None)[wanted - 1]
     kernel = np.exp(np.log(0.1) * (distance / reach) ** 2)
     kernel[kernel < 0.1 * (1 - 1e-9)] = 0.0
     np.fill_diagonal(kernel, 1.0)
     return kernel.astype(np.float32)
+
+
+def coordinates(network: RoadNetwork) -> tuple[np.ndarray, np.ndarray]:
+    """Latitude and longitude [N] in degrees, near Los Angeles."""
+    east, north = network.position.astype(float).T
+    latitude = 34.0 + north / 110.6
+    return latitude, -118.3 + east / (111.3 * np.cos(np.deg2rad(latitude)))
 
 
 def traffic_network(
@@ -376,8 +413,7 @@ def traffic_network(
     speed /= KM_PER_MILE
     speed *= 1 + SENSOR_NOISE * rng.standard_normal(speed.shape, np.float32)
 
-    east, north = network.position.astype(float).T
-    latitude = 34.0 + north / 110.6
+    latitude, longitude = coordinates(network)
     return TrafficDataset(
         name="synthetic",
         speed=np.maximum(speed, np.float32(MIN_SPEED)),
@@ -386,7 +422,7 @@ def traffic_network(
         sensor_ids=np.array([f"cell-{i}" for i in range(num_sensors)]),
         adjacency=road_adjacency(network),
         latitude=latitude,
-        longitude=-118.3 + east / (111.3 * np.cos(np.deg2rad(latitude))),
+        longitude=longitude,
         notes=(f"synthetic: cell transmission model, seed {seed}",),
         unit="mph",
     )

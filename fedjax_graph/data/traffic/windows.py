@@ -132,7 +132,7 @@ def time_of_day(timestamps: np.ndarray) -> np.ndarray:
 
 
 def make_splits(
-    dataset: TrafficDataset, fractions: Sequence[float] = FRACTIONS
+    dataset: TrafficDataset, fractions: Sequence[float] | None = None
 ) -> dict[str, TrafficData]:
     """Puts a dataset on the device: one `TrafficData` for each name in `SPLITS`.
 
@@ -140,12 +140,13 @@ def make_splits(
 
     Args:
       dataset: readings and graph.
-      fractions: as for `split_sizes`.
+      fractions: as for `split_sizes`; None takes those of the dataset.
 
     Raises:
       InputError: if a split would be empty, for other fractions, if all training
         readings are equal, or if rows are not evenly spaced.
     """
+    fractions = dataset.fractions if fractions is None else fractions
     num_clients = dataset.speed.shape[1]
     mean, std = training_moments(dataset.speed, fractions)
     if not std > 1e-6 * abs(mean):  # equal but for rounding

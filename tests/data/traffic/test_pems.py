@@ -1,4 +1,4 @@
-"""PEMSD4 and PEMSD8: flows and their roads, as published."""
+"""PEMSD3, PEMSD4, PEMSD7 and PEMSD8: flows and their roads, as published."""
 
 import numpy as np
 import pytest
@@ -15,6 +15,8 @@ from tests.data.traffic.traffic_files import (
 
 # Sensor 3 is reached from 2 alone, by the longest road: below the threshold.
 ROADS = ((0, 1, 100.0), (1, 2, 200.0), (1, 2, 200.0), (2, 3, 1000.0), (2, 1, 250.0))
+SIZES = {"pems_d3": 4, "pems_d4": 4, "pems_d7": 4, "pems_d8": 3}
+IDS = ("317842", "318711", "315955", "312346")  # the order of PEMS03.txt
 
 
 def write_pems(path, remove=(), **changes):
@@ -34,8 +36,8 @@ def write_roads(path, roads=ROADS):
 
 @pytest.fixture
 def pems(cache, monkeypatch, tmp_path):
-    """A data folder for a PEMSD4 of four sensors and a PEMSD8 of three."""
-    for name, num_sensors in (("pems_d4", 4), ("pems_d8", 3)):
+    """A data folder for a PEMSD8 of three sensors and others of four."""
+    for name, num_sensors in SIZES.items():
         small = traffic.PUBLISHED[name]._replace(
             num_sensors=num_sensors, num_steps=NUM_STEPS
         )
@@ -98,6 +100,63 @@ def test_a_repacked_pemsd4_counts_vehicles(pems):
     dataset = traffic.load("pems_d4", pems)
     assert_small(dataset)
     assert dataset.unit == "vehicles / 5 min"
+
+
+@pytest.fixture
+def pems03(pems):
+    """STSGCN's files of PEMSD3: the flow alone, and roads between ids."""
+    write_pems(pems / "PEMS03.npz", data=SPEED[:, :, None].astype(float))
+    write_roads(pems / "PEMS03.csv", [(IDS[a], IDS[b], cost) for a, b, cost in ROADS])
+    (pems / "PEMS03.txt").write_text("\n".join(IDS))
+    return pems
+
+
+def test_pemsd3_is_named_by_its_list_of_ids(pems03):
+    dataset = traffic.load("pems_d3", pems03)
+    np.testing.assert_array_equal(dataset.speed, SPEED)
+    assert dataset.sensor_ids.tolist() == [int(sensor) for sensor in IDS]
+    assert dataset.timestamps[0] == np.datetime64("2018-09-01T00:00")
+    assert dataset.unit == "vehicles / 5 min"
+    write_pems(pems03 / "PEMS04.npz")
+    write_roads(pems03 / "PEMS04.csv")
+    same = traffic.load("pems_d4", pems03)
+    np.testing.assert_array_equal(dataset.adjacency, same.adjacency)
+
+
+def test_pemsd7_has_the_flow_alone(pems):
+    write_pems(pems / "PEMS07.npz", data=SPEED[:, :, None].astype(float))
+    write_roads(pems / "PEMS07.csv")
+    dataset = traffic.load("pems_d7", pems)
+    np.testing.assert_array_equal(dataset.speed, SPEED)
+    assert dataset.sensor_ids.tolist() == [0, 1, 2, 3]
+    assert dataset.timestamps[0] == np.datetime64("2017-05-01T00:00")
+    path = write_pems(pems / "PEMS07.npz")
+    fails(r"\(40, 4, 3\), expected \(40, 4, 1\): .*, with flow;", "pems_d7", pems, path)
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("\n".join(IDS[:3]), "3 different ids in 3, expected those of 4 sensors"),
+        ("\n".join((*IDS[:3], IDS[0])), "3 different ids in 4"),
+        ("", "0 different ids in 0"),
+        (b"\xff\xfe", "not a readable list of sensor ids"),
+    ],
+)
+def test_ids_that_are_not_those_of_the_sensors(pems03, content, match):
+    path = pems03 / "PEMS03.txt"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    fails(match, "pems_d3", pems03, path)
+
+
+def test_roads_and_ids_of_pemsd3_belong_together(pems03):
+    path = pems03 / "PEMS03.txt"
+    path.write_text("\n".join((*IDS[:3], "1")))
+    roads = pems03 / "PEMS03.csv"
+    fails("names 312346; expected roads of all sensors", "pems_d3", pems03, roads)
+    path.unlink()
+    message = fails("no PEMS03.txt", "pems_d3", pems03)
+    assert "--dataset=pems_d3 --download" in message
 
 
 FLOW = np.tile(SPEED[:, :, None], 3)

@@ -108,7 +108,7 @@ def test_the_roads_of_pemsd4_and_pemsd8_cannot_be_confused(original):
     ]:
         roads = traffic_formats.read_triples(original / "pems_d4_d8" / name)
         with pytest.raises(InputError, match=match):
-            traffic_formats.graph_from_roads(roads, num_sensors)
+            traffic_formats.graph_from_roads(roads, tuple(map(str, range(num_sensors))))
 
 
 def test_the_first_week_of_metr_la_in_hdf5(original, metr_la, cache, tmp_path):
