@@ -232,6 +232,7 @@ def scored(task: Task, init, round_) -> FederatedAlgorithm:
         round=round_,
         evaluate=lambda state, data: task.evaluate(state.models, data),
         predict=lambda state, data: task.predict(state.models, data),
+        monitor=task.monitor,
     )
 
 

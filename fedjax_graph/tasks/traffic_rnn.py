@@ -165,8 +165,8 @@ ENTRY_METRICS = ("rmse_by_horizon",)  # of it in detail
 def client_metrics(sums: forecasting.ErrorSums, std: jax.Array) -> dict[str, Any]:
     """The paper's figures: masked, at 60 minutes, averaged over clients.
 
-    `loss`, which early stopping watches, is what is trained: the masked absolute error
-    over all 12 steps and all clients.
+    `loss`, by which the best round is chosen, is what is trained: the masked absolute
+    error over all 12 steps and all clients.
     """
     pooled = forecasting.error_metrics(sums, std)
     return {

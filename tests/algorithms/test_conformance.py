@@ -264,7 +264,7 @@ def test_two_rounds_leave_a_finite_state(system, outcome):
     for leaf in jax.tree.leaves(outcome):
         assert np.all(np.isfinite(leaf))
     assert set(metrics) >= {"train_loss"}
-    assert set(scores) >= system.problem.SCORES
+    assert set(scores) >= {*system.problem.SCORES, system.algorithm.monitor}
     assert outputs.shape == system.problem.outputs_shape
     unmoved = jax.tree.map(np.array_equal, state, system.state)
     assert all(jax.tree.leaves(unmoved)) != system.is_trained

@@ -328,4 +328,5 @@ def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
             state, data, lambda outputs, client_data: jax.nn.softmax(outputs)
         )
 
-    return FederatedAlgorithm(init, round_, evaluate, predict)
+    monitor = subgraphs.MONITORS[config.fitness]
+    return FederatedAlgorithm(init, round_, evaluate, predict, monitor)
