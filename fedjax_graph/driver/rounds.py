@@ -263,8 +263,10 @@ def run(
     Raises:
       InputError: if the loss is no longer finite, or the checkpoint does not fit, is
         missing, or is there and not asked for, or its lines of `metrics.jsonl` lack
-        what the best round is chosen by.
+        what the best round is chosen by; or no client has anything to train on, or two
+        have the same id.
     """
+    clients.check_clients(splits["train"], "the split train")
     checkpoints = None
     if workdir is not None and config.num_rounds:
         folder = workdir / name / "checkpoints"
