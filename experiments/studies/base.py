@@ -40,7 +40,7 @@ class Study(DataOptions, MachineOptions):
     num_rounds: int | None = option(None, "Most communication rounds.", lower=1)
     eval_every: int = option(1, "Rounds between evaluations and checkpoints.", lower=1)
     patience: int | None = option(
-        None, "Rounds without a better validation loss; by default 20.", lower=1
+        None, "Rounds without a better validation figure; by default 20.", lower=1
     )
     seed: int = option(0, "Seed of all randomness.", lower=0, upper=2**31)
     num_seeds: int = option(1, "Seeds run in one program, from --seed on.", lower=1)

@@ -210,7 +210,7 @@ def most_rounds(study: CNFGNNOptions, method: str) -> int:
 
 
 def patience(study: CNFGNNOptions, method: str) -> int:
-    """Rounds without a better validation loss after which a method stops."""
+    """Rounds without a better validation figure after which a method stops."""
     is_alternating = method in paper.ALTERNATING
     default = running.PATIENCE if is_alternating else paper.OTHERS_PATIENCE
     return study.patience or default

@@ -16,6 +16,7 @@ from experiments.studies.fl_agcns_settings import SEARCHES, FLAGCNSSettings, tit
 from experiments.studies.running import Entry
 from fedjax_graph.driver import diagrams, plots, results, writers
 from fedjax_graph.models import architecture
+from fedjax_graph.tasks.subgraphs import MONITORS
 
 KEYS = ("accuracy", "cross_entropy")
 NUM_TIMED = 5
@@ -114,7 +115,8 @@ def draw(
     title_of = titles()
     records = running.records_of(workdir, title_of)
     trained = [r for r in records if r["method"] in title_of.values()]
-    plots.training_curves(workdir / "training_curves.png", trained)
+    monitor = MONITORS[study.fitness]
+    plots.training_curves(workdir / "training_curves.png", trained, [monitor])
     searches = {search_name(method): title_of[method] for method in SEARCHES}
     searched = [r for r in records if r["method"] in searches]
     if searched:

@@ -152,7 +152,8 @@ def _run_problem(
         }
         results.write_results(workdir, dataset.name, settings, {**before, **entries})
         records = running.records_of(workdir, graphfl_methods.titles())
-        plots.training_curves(workdir / "training_curves.png", records)
+        path = workdir / "training_curves.png"
+        plots.training_curves(path, records, running.monitors(runs))
     return Outcome(entries, facts)
 
 

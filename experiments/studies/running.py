@@ -19,7 +19,7 @@ from fedjax_graph.driver import compile_for, results, rounds, writers
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.rounds import RunResult
 
-PATIENCE = 20  # rounds without a better validation loss, where none is given
+PATIENCE = 20  # rounds without a better validation figure, where none is given
 Entry = dict[str, Any]  # of a method in `results.json`
 StudyType = TypeVar("StudyType", bound=Study)
 
@@ -189,6 +189,11 @@ def records_of(workdir: pathlib.Path, titles: Mapping[str, str]) -> list[Entry]:
     """The run's `metrics.jsonl`, methods under their titles."""
     records = writers.read_records(workdir / "metrics.jsonl")
     return [{**r, "method": titles.get(r["method"], r["method"])} for r in records]
+
+
+def monitors(runs: Mapping[str, Run]) -> tuple[str, ...]:
+    """What the best rounds of some runs are chosen by, each name once."""
+    return tuple(dict.fromkeys(run.algorithm.monitor for run in runs.values()))
 
 
 Cell = str | tuple[str, ...] | Callable[[Entry], str]

@@ -40,7 +40,8 @@ def draw(
         for title in dict.fromkeys(r["method"] for r in known)
     }
     plots.curves(workdir / "convergence.png", series, "round", label)
-    plots.training_curves(workdir / "training_curves.png", records)
+    path = workdir / "training_curves.png"
+    plots.training_curves(path, records, running.monitors(runs))
     given = graphs.row_normalise(graphs.dense_adjacency(problem.splits["train"].graph))
     matrices = {"given, row-normalised": given}
     if "sfl_star" in runs:

@@ -57,7 +57,12 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
         return {"params": grads, "batch_stats": stats}, loss
 
     gradient_round = task_round(
-        config, task, client_gradient, encryption.mean(config.encryption), has_aux=True
+        config,
+        task,
+        client_gradient,
+        encryption.mean(config.encryption),
+        has_aux=True,
+        is_gradient=True,
     )
 
     def init(key, data):

@@ -22,7 +22,7 @@ def graph_fed_avg(config: FederatedConfig) -> FederatedAlgorithm:
     return federated(
         config,
         lambda state, data, key: aggregation.graph_convolution(
-            graphs.dense_adjacency(data.graph), num_steps=2
+            graphs.client_adjacency(data), num_steps=2
         ),
     )
 
@@ -37,7 +37,7 @@ def mp_fed_avg(config: MPFedAvgConfig) -> FederatedAlgorithm:
 
     def average_neighbours(state, data, key):
         del state, key
-        adjacency = graphs.dense_adjacency(data.graph)
+        adjacency = graphs.client_adjacency(data)
         return aggregation.graph_convolution(
             adjacency * (1 - jnp.eye(len(adjacency))),
             num_steps=1,

@@ -105,7 +105,8 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
 
     def round_(state, data, key):
         params = state.models["params"]
-        meta_round = task_round(config, task, meta_update, gradient_mean(data))
+        mean = gradient_mean(data)
+        meta_round = task_round(config, task, meta_update, mean, is_gradient=True)
         gradient, loss = meta_round(  # Eqs. 6 and 13
             state.models, data, key, state.num_rounds
         )

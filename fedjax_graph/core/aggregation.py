@@ -3,7 +3,11 @@
 An aggregator maps a pytree of `[C, ...]` arrays (one row a client of the cohort) and
 the cohort to a pytree of `[1, ...]` (one model for all) or `[C, ...]` (one model each).
 As with NumPy's `keepdims`, the result broadcasts against the clients; leaves of one
-tree may differ in this. A client of weight 0 changes nothing.
+tree may differ in this. A client of weight 0 changes nothing, if its model is finite.
+The mean of nobody, where all weights are 0, is 0, and `federated_round` then leaves its
+models as they are.
+
+All raise `InputError` where models and cohort are not of the same clients.
 """
 
 from collections.abc import Callable
@@ -12,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import graphs
+from fedjax_graph.core import arrays, graphs
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.registry import Registry
@@ -27,13 +31,43 @@ def weighted_mean(stacked: Stacked, cohort: Cohort) -> Stacked:
 
     Args:
       stacked: pytree of [C, ...].
-      cohort: its weights are N_i, not all 0.
+      cohort: its weights are N_i.
 
     Returns:
       Pytree of [1, ...].
     """
-    shares = cohort.weights / jnp.sum(cohort.weights)
+    check_cohort(stacked, cohort)
+    shares = shares_of(cohort.weights)
     return jax.tree.map(lambda x: _mix(shares[None], x), stacked)
+
+
+def shares_of(weights: jax.Array) -> jax.Array:
+    """Weights [C] divided by their sum; zeros where all are 0."""
+    total = jnp.sum(weights)
+    return weights / jnp.where(total > 0, total, 1)
+
+
+def check_cohort(stacked: Stacked, cohort: Cohort) -> None:
+    """Checks that models and a cohort are of the same clients.
+
+    Raises:
+      InputError: if indices or weights are not [C], or a leaf is not [C, ...], or known
+        weights are negative or not finite.
+    """
+    size = len(cohort.indices)
+    arrays.check_shape("cohort.indices", cohort.indices, (size,))
+    arrays.check_shape("cohort.weights", cohort.weights, (size,))
+    arrays.check_weights("cohort.weights", cohort.weights)
+    _check_rows(stacked, size)
+
+
+def _check_rows(stacked: Stacked, size: int) -> None:
+    for x in jax.tree.leaves(stacked):
+        if not jnp.ndim(x) or x.shape[0] != size:
+            raise InputError(
+                f"a leaf of the models has shape {jnp.shape(x)}, expected a row for "
+                f"each of {size} clients"
+            )
 
 
 def median(stacked: Stacked, cohort: Cohort) -> Stacked:
@@ -45,25 +79,33 @@ def median(stacked: Stacked, cohort: Cohort) -> Stacked:
 
     Args:
       stacked: pytree of [C, ...].
-      cohort: clients of weight 0 are left out; not all are.
+      cohort: clients of weight 0 are left out; of nobody it is 0.
 
     Returns:
       Pytree of [1, ...].
     """
+    check_cohort(stacked, cohort)
     is_real = cohort.weights > 0
     num_real = jnp.sum(is_real)
     middle = jnp.array([(num_real - 1) // 2, num_real // 2])
 
     def of_leaf(x: jax.Array) -> jax.Array:
         rows = jnp.where(is_real.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.inf)
-        return jnp.mean(jnp.sort(rows, axis=0)[middle], axis=0, keepdims=True)
+        mean = jnp.mean(jnp.sort(rows, axis=0)[middle], axis=0, keepdims=True)
+        return jnp.where(num_real > 0, mean, 0)
 
     return jax.tree.map(of_leaf, stacked)
 
 
 def client_mean(stacked: Stacked, weights: jax.Array) -> Any:
-    """The mean over the real clients, each counted once: [K, ...] -> [...]."""
-    shares = (weights > 0) / jnp.sum(weights > 0)
+    """The mean over the real clients, each counted once: [K, ...] -> [...], 0 of none.
+
+    Raises:
+      InputError: if weights are not [K].
+    """
+    arrays.check_shape("weights", weights, (None,))
+    _check_rows(stacked, len(weights))
+    shares = shares_of(weights > 0)
     return jax.tree.map(lambda x: _mix(shares, x), stacked)
 
 
@@ -79,18 +121,25 @@ def attention(server: Any, step_size: float = 1.0) -> Aggregator:
     Layer-wise (each leaf has weights a of its own): Ji, Long, Pan, Zhu, Jiang, Wang,
     "Learning Private Neural Language Modeling with Attentive Aggregation", IJCNN 2019.
     The distance is the sum of absolute differences and clients count alike, as in the
-    code that was released with SFL.
+    code that was released with SFL. If nobody takes part, w stays.
 
     Args:
       server: pytree of [1, ...], w.
+
+    Raises:
+      InputError: by the aggregator, if a leaf of w is not one row of the models.
     """
 
     def attend(w, x, weights):
         distance = jnp.sum(jnp.abs(x - w).reshape(len(x), -1), axis=1)
         distance = jnp.where(weights > 0, distance, -jnp.inf)
-        return w + step_size * (_mix(jax.nn.softmax(distance)[None], x) - w)
+        moved = w + step_size * (_mix(jax.nn.softmax(distance)[None], x) - w)
+        return jnp.where(jnp.any(weights > 0), moved, w)
 
     def aggregate(stacked, cohort):
+        check_cohort(stacked, cohort)
+        for w, x in zip(*map(jax.tree.leaves, (server, stacked)), strict=True):
+            arrays.check_shape("a leaf of server", w, (1, *x.shape[1:]))
         return jax.tree.map(lambda w, x: attend(w, x, cohort.weights), server, stacked)
 
     return aggregate
@@ -110,10 +159,13 @@ def graph_convolution(
       alpha: share of what was mixed.
 
     Raises:
-      InputError: by the aggregator; see `cohort_adjacency`.
+      InputError: if `num_steps` is no count; by the aggregator, see
+        `cohort_adjacency`.
     """
+    arrays.check_count("num_steps", num_steps, 0)
 
     def aggregate(stacked, cohort):
+        check_cohort(stacked, cohort)
         rows = graphs.row_normalise(cohort_adjacency(adjacency, cohort))
         with jax.default_matmul_precision("highest"):
             steps = jnp.linalg.matrix_power(rows, num_steps)
@@ -127,7 +179,8 @@ def cohort_adjacency(adjacency: jax.Array, cohort: Cohort) -> jax.Array:
     """The [C, C] part of a [K, K] adjacency; nobody takes from a client of weight 0.
 
     Raises:
-      InputError: if the adjacency is not square, or has fewer rows than the cohort.
+      InputError: if the adjacency is not square, or has fewer rows than the cohort, or
+        values that are known are negative, not finite, or indices of no rows.
     """
     shape, cohort_size = jnp.shape(adjacency), len(cohort.indices)
     if len(shape) != 2 or shape[0] != shape[1] or shape[0] < cohort_size:
@@ -135,12 +188,19 @@ def cohort_adjacency(adjacency: jax.Array, cohort: Cohort) -> jax.Array:
             f"adjacency has shape {shape}, expected a square of the clients, of which "
             f"{cohort_size} take part"
         )
-    part = adjacency[cohort.indices][:, cohort.indices]
+    arrays.check_weights("adjacency", adjacency)
+    arrays.check_indices("cohort.indices", cohort.indices, shape[0], "adjacency")
+    part = jnp.asarray(adjacency)[cohort.indices][:, cohort.indices]
     return part * (cohort.weights > 0)
 
 
 def with_noise(aggregate: Aggregator, key: jax.Array, scale: float) -> Aggregator:
-    """Adds normal noise of standard deviation `scale` to every number of the result."""
+    """Adds normal noise of standard deviation `scale` to every number of the result.
+
+    Raises:
+      InputError: if the scale is negative or not finite.
+    """
+    arrays.check_weights("scale", scale)
     if not scale:
         return aggregate
 

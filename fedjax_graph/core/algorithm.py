@@ -17,13 +17,16 @@ Metrics = dict[str, Any]  # pytree of arrays
 class FederatedAlgorithm(NamedTuple):
     """A federated method, built by a factory that closes over a frozen config.
 
-    All four functions are pure and jittable.
+    All four functions are pure and jittable; `monitor` is a name, not a function.
     """
 
     init: Callable[[jax.Array, Data], State]  # (key, training data)
     round: Callable[[State, Data, jax.Array], tuple[State, Metrics]]
     """One communication round: (state, training data, key of the round)."""
     evaluate: Callable[[State, Data], Metrics]
-    """Scores a state on a split; `loss` is what early stopping watches."""
+    """Scores a state on a split; `monitor` names what the best round is chosen by."""
     predict: Callable[[State, Data], jax.Array]
     """The model's outputs for a split, in the units of the data."""
+    monitor: str = "loss"
+    """The metric of `evaluate`, one number, whose lowest value on the validation split
+    makes the best round; `error` where it is a share of wrong answers."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import arrays
 from fedjax_graph.core.errors import InputError
 
 SPLITS = ("train", "validation", "test")
@@ -55,8 +56,13 @@ def batches(starts: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
     Returns:
       Starts [ceil(S / B), B] (padding repeats the first) and mask, float32, same
       shape.
+
+    Raises:
+      InputError: if there are no starts, or the size is no count.
     """
     size = starts.shape[0]
+    arrays.check_count("number of examples", size)
+    arrays.check_count("batch_size", batch_size)
     num_batches = -(-size // batch_size)
     padded = jnp.arange(num_batches * batch_size)
     mask = (padded < size).astype(jnp.float32)
@@ -68,7 +74,12 @@ def batches(starts: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
 def shuffled_batches(
     key: jax.Array, num_windows: int, batch_size: int, num_epochs: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Shuffles minibatches: indices and their mask, both `[num_epochs * steps, B]`."""
+    """Shuffles minibatches: indices and their mask, both `[num_epochs * steps, B]`.
+
+    Raises:
+      InputError: if a number is no count.
+    """
+    arrays.check_count("num_epochs", num_epochs)
 
     def one_pass(key):
         order = jax.random.permutation(key, num_windows)

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedjax_graph.core import mesh
+from fedjax_graph.core import arrays, mesh
 from fedjax_graph.core.errors import InputError
 
 
@@ -32,7 +33,12 @@ def map_axis(
       rows_per_chunk: how many rows run side by side. None: all (`vmap`). 1: one after
         another. In between: `vmap` inside `lax.map`. The results differ by rounding
         alone.
+
+    Raises:
+      InputError: if that is no count.
     """
+    if rows_per_chunk is not None:
+        arrays.check_count("rows_per_chunk", rows_per_chunk)
 
     def mapped(*args):
         num_rows = jax.tree.leaves(args)[0].shape[0]
@@ -81,11 +87,19 @@ def map_rows(
     Returns:
       (*own [1 or K, ...], shared=()) -> results [K, ...], where K is the most rows
       that a leaf has.
+
+    Raises:
+      InputError: by the function, if a leaf has another number of rows.
     """
 
     def mapped(*args, shared=()):
         leaves, structure = jax.tree.flatten(args)
         num_rows = max(x.shape[0] for x in leaves)
+        for x in leaves:
+            if x.shape[0] not in (1, num_rows):
+                raise InputError(
+                    f"a leaf of shape {x.shape}: expected 1 or {num_rows} rows"
+                )
         own = [x if x.shape[0] == num_rows else None for x in leaves]
         common = [None if x.shape[0] == num_rows else x[0] for x in leaves]
 
@@ -125,8 +139,44 @@ def parse_clients_per_chunk(text: str, backend: str | None = None) -> int | None
 
 
 def client_keys(key: jax.Array, client_ids: jax.Array) -> jax.Array:
-    """Derives one key for each client, [C], from its identity."""
+    """Derives one key for each client, [C], from its identity.
+
+    Raises:
+      InputError: if the identities are no row of whole numbers.
+    """
+    arrays.check_shape("client_ids", client_ids, (None,))
+    arrays.check_indices("client_ids", client_ids, 2**31)
     return jax.vmap(jax.random.fold_in, (None, 0))(key, client_ids)
+
+
+def check_clients(data: Any, what: str) -> None:
+    """Checks who the clients of some data are, as far as the data say (host call).
+
+    Args:
+      data: to train on, maybe with `client_ids` [K] and `client_weights` [..., K], a
+        row for each draw.
+      what: they are, for messages.
+
+    Raises:
+      InputError: if an id stands twice, so that two clients would draw the same, a
+        weight is negative or not finite, or all of them are 0.
+    """
+    ids = getattr(data, "client_ids", None)
+    weights = getattr(data, "client_weights", None)
+    if ids is None or weights is None:
+        return
+    ids, weights = np.asarray(ids), np.asarray(weights)
+    if weights.shape[-1:] != ids.shape or len(np.unique(ids)) < ids.size:
+        raise InputError(
+            f"{what}: client_ids of shape {ids.shape} and client_weights of shape "
+            f"{weights.shape}, expected a weight for each id, and each id once"
+        )
+    arrays.check_weights(f"{what}: client_weights", weights)
+    if not (weights > 0).any(axis=-1).all():
+        raise InputError(
+            f"{what}: all client_weights are 0, expected a client with something to "
+            "train on"
+        )
 
 
 def cohort_size(num_clients: int, participation: float) -> int:
@@ -148,8 +198,20 @@ def sample_cohort(
       client_ids: [K] identities.
       weights: [K], 0 = padding.
       participation: share of the real clients that take part.
+
+    Raises:
+      InputError: if there are no clients, ids or weights are not [K], known weights are
+        negative or not finite, or the share is not above 0 and at most 1.
     """
     num_clients = client_ids.shape[0]
+    arrays.check_count("number of clients", num_clients)
+    arrays.check_shape("client_ids", client_ids, (num_clients,))
+    arrays.check_shape("client_weights", weights, (num_clients,))
+    arrays.check_weights("client_weights", weights)
+    if not 0 < participation <= 1:
+        raise InputError(
+            f"participation={participation}: expected a number above 0, 1 or less"
+        )
     sizes = [cohort_size(n, participation) for n in range(num_clients + 1)]
     if sizes[-1] == num_clients:
         return Cohort(jnp.arange(num_clients), weights)

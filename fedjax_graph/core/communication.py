@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
+from fedjax_graph.core.errors import InputError
+
 BITS = (32, 16, 8, 4)
 _INTEGERS = {8: jnp.int8, 4: jnp.int4}
 _UP, _DOWN = "client_to_server", "server_to_client"
@@ -87,10 +89,17 @@ def pack(tree: Any, bits: int) -> Any:
         where the largest magnitude of a row is the largest integer.
 
     Raises:
-      ValueError: for other bits.
+      ValueError: for other bits; `InputError` for fewer than 32 of what is no row of
+        floats.
     """
     if bits not in BITS:
         raise ValueError(f"bits: expected one of {BITS}, not {bits}")
+    for x in jax.tree.leaves(tree) if bits != 32 else ():
+        if not jnp.ndim(x) or not jnp.issubdtype(x.dtype, jnp.floating):
+            raise InputError(
+                f"an array of shape {jnp.shape(x)} and type {x.dtype} cannot cross in "
+                f"{bits} bits, expected rows of floats"
+            )
 
     def pack_one(x):
         if bits == 32:

@@ -78,7 +78,8 @@ def mean(kind: Kind) -> Mean:
       [1, ...], or, without the client axis, [...]: what is not sent is 0 in the result.
 
     Raises:
-      InputError: as `check` does; when it is called, if there are several devices.
+      InputError: as `check` does; when it is called, if there are several devices, or
+        `sent` does not broadcast to one row.
     """
     check(kind)
     return _encrypted_mean if kind == "ckks" else _plain_mean
@@ -195,7 +196,24 @@ def _plain_mean(
     merged = aggregation.weighted_mean(stacked, cohort)
     if sent is None:
         return merged, {}
+    _check_sent(stacked, sent)
     return jax.tree.map(lambda x, kept: jnp.where(kept, x, 0), merged, sent), {}
+
+
+def _check_sent(stacked: Stacked, sent: Any) -> None:
+    def check_one(x, kept):
+        row = (1, *x.shape[1:])
+        try:
+            fits = jnp.broadcast_shapes(jnp.shape(kept), row) == row
+        except ValueError:
+            fits = False
+        if not fits:
+            raise InputError(
+                f"sent has a leaf of shape {jnp.shape(kept)}, expected one that "
+                f"broadcasts to {row}"
+            )
+
+    jax.tree.map(check_one, stacked, sent)
 
 
 def _encrypted_mean(
@@ -206,12 +224,13 @@ def _encrypted_mean(
             f"encryption=ckks runs on one device, not {mesh.num_devices()}: run with "
             "num_cpu_devices=1 on a CPU, else let one accelerator be visible"
         )
-    shares = cohort.weights / jnp.sum(cohort.weights)
+    shares = aggregation.shares_of(cohort.weights)
     own = jax.tree.map(lambda x: jax.vmap(jnp.multiply)(shares, x), stacked)
     vectors = jax.vmap(lambda tree: ravel_pytree(tree)[0])(own)
     first, unravel = ravel_pytree(jax.tree.map(lambda x: x[:1], own))
     flags = jnp.ones(first.shape, bool)
     if sent is not None:
+        _check_sent(stacked, sent)
         flags, _ = ravel_pytree(
             jax.tree.map(lambda x, kept: jnp.broadcast_to(kept, x[:1].shape), own, sent)
         )

@@ -18,6 +18,7 @@ from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.clients import Cohort
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.server import server_step
 from fedjax_graph.core.task import Task, TaskConfig
@@ -41,12 +42,17 @@ def cohort_update(
 
     Returns:
       (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
-      *shared) -> (updated models [C, ...], mean loss of the cohort, Cohort).
+      *shared) -> (updated models [C, ...], mean loss of the cohort, 0 where all its
+      weights are, Cohort).
+
+    Raises:
+      InputError: by the function, if its arguments are not of as many clients.
     """
 
     def run(models, client_data, client_ids, weights, key, *shared):
         cohort_key, update_key = jax.random.split(key)
         num_clients = client_ids.shape[0]
+        _check_clients(num_clients, models, client_data)
         cohort = clients.sample_cohort(cohort_key, client_ids, weights, participation)
         models = _cross(
             _send_down(num_clients, len(cohort.indices)), models, is_personal
@@ -69,10 +75,26 @@ def cohort_update(
             shared=(common, *shared),
         )
         updated, losses = _without_padding((updated, losses), cohort)
-        loss = jnp.sum(cohort.weights * losses) / jnp.sum(cohort.weights)
+        loss = jnp.sum(cohort.weights * losses)
+        total = jnp.sum(cohort.weights)
+        loss = loss / jnp.where(total > 0, total, 1)
         return _cross(communication.up, updated, is_personal), loss, cohort
 
     return run
+
+
+def _check_clients(num_clients: int, models: Any, client_data: Any) -> None:
+    for what, tree, rows in (
+        ("the models", models, (1, num_clients)),
+        ("client_data", client_data, (num_clients,)),
+    ):
+        for x in jax.tree.leaves(tree):
+            if not jnp.ndim(x) or x.shape[0] not in rows:
+                raise InputError(
+                    f"a leaf of {what} has shape {jnp.shape(x)}, expected "
+                    f"{' or '.join(map(str, dict.fromkeys(rows)))} rows, of "
+                    f"{num_clients} clients"
+                )
 
 
 def _send_down(num_clients: int, cohort_size: int) -> Callable[[Any], Any]:
@@ -104,7 +126,8 @@ def _cross(mark: Callable[[Any], Any], models: Any, is_personal: IsPersonal) -> 
 def write_back(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> Any:
     """The models after a round: a leaf for all is replaced, rows go to their clients.
 
-    Who did not take part, or has weight 0, keeps what it had.
+    Who did not take part, or has weight 0, keeps what it had; if nobody took part, so
+    does a leaf for all, as long as it has as many rows as before.
 
     Args:
       models: leaves [1 or K, ...].
@@ -113,7 +136,8 @@ def write_back(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> An
 
     def put(x, new):
         if x.shape[0] != num_clients or new.shape[0] != len(cohort.indices):
-            return new
+            is_any = jnp.any(cohort.weights > 0)
+            return jnp.where(is_any, new, x) if x.shape == new.shape else new
         is_new = _takes_part(cohort, x)
         if len(cohort.indices) == num_clients:
             return jnp.where(is_new, new, x)
@@ -127,6 +151,7 @@ def federated_round(
     aggregate: Aggregator,
     *,
     has_aux: bool = False,
+    is_gradient: bool = False,
     is_personal: IsPersonal = nothing,
     participation: float = 1.0,
     clients_per_chunk: int | None = None,
@@ -137,6 +162,8 @@ def federated_round(
       update, participation, clients_per_chunk: see `cohort_update`.
       aggregate: of what is not personal.
       has_aux: whether `aggregate` returns (models, what the server learnt besides).
+      is_gradient: whether `update` returns a gradient as the model's "params"; that of
+        a round in which nobody takes part is 0, where models stay as they are.
       is_personal: which leaves stay with their client; all if `aggregate` is
         `aggregation.none`.
 
@@ -164,9 +191,16 @@ def federated_round(
         merged, *aux = merged if has_aux else (merged,)
         aggregation.check_merged(shared, merged)
         merged = trees.combine(merged, personal)
+        if is_gradient:
+            models = without_params(models)
         return write_back(models, merged, cohort, client_ids.shape[0]), loss, *aux
 
     return round_
+
+
+def without_params(models: Any) -> Any:
+    """Models whose "params" are 0: in place of which gradients may be written."""
+    return models | {"params": jax.tree.map(jnp.zeros_like, models["params"])}
 
 
 # --- Methods of a task ---------------------------------------------------------------
@@ -232,6 +266,7 @@ def scored(task: Task, init, round_) -> FederatedAlgorithm:
         round=round_,
         evaluate=lambda state, data: task.evaluate(state.models, data),
         predict=lambda state, data: task.predict(state.models, data),
+        monitor=task.monitor,
     )
 
 

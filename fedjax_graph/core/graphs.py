@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
+from fedjax_graph.core import arrays
+from fedjax_graph.core.errors import InputError
+
 COLUMNS_PER_CHUNK = 4096  # of `neighbour_sum`
 
 
@@ -27,9 +30,84 @@ class Graph(NamedTuple):
         return self.node_mask.shape[0]
 
 
+def check_edges(
+    num_nodes: int,
+    senders: jax.Array,
+    receivers: jax.Array,
+    weights: jax.Array | None,
+    what: str = "weights",
+) -> None:
+    """Checks the edges of a graph, whose indices JAX would clamp or leave out.
+
+    Args:
+      num_nodes: N.
+      senders, receivers: [E] whole numbers; an edge of weight 0 may point anywhere.
+      weights: [E], or None for ones.
+      what: the weights are called, for messages.
+
+    Raises:
+      InputError: if they do not fit together or, where values are known, an edge has an
+        end that is no node, or a weight that is negative or not finite.
+    """
+    size = jnp.shape(receivers)
+    arrays.check_shape("receivers", receivers, (None,))
+    arrays.check_shape("senders", senders, size)
+    if weights is not None and jnp.shape(weights) != size:
+        raise InputError(
+            f"{what} of shape {jnp.shape(weights)}: expected weights of shape {size}; "
+            "keep other edge features out of the graph"
+        )
+    if weights is not None:
+        arrays.check_weights(what, weights)
+    of = f"a graph with {num_nodes} nodes"
+    for name, ends in (("senders", senders), ("receivers", receivers)):
+        if weights is not None and arrays.is_known(ends, weights):
+            ends = np.where(np.asarray(weights) != 0, np.asarray(ends), 0)
+            if not num_nodes:
+                ends = ends[:0]
+        arrays.check_indices(name, ends, num_nodes, of)
+
+
+def check(graph: Graph) -> None:
+    """Checks a graph's edges; see `check_edges`.
+
+    Raises:
+      InputError: naming what does not fit.
+    """
+    arrays.check_shape("node_mask", graph.node_mask, (None,))
+    check_edges(graph.num_nodes, graph.senders, graph.receivers, graph.weights)
+    receivers = graph.receivers
+    if arrays.is_known(receivers) and np.any(np.diff(np.asarray(receivers)) < 0):
+        raise InputError("receivers of a graph fall, expected them to ascend")
+
+
+def client_adjacency(data: Any) -> jax.Array:
+    """`dense_adjacency` of the graph of the clients that some data have, [K, K].
+
+    Args:
+      data: of K clients, with `client_ids` and `graph`.
+
+    Raises:
+      InputError: if the graph has another number of nodes, or is none.
+    """
+    if data.graph.num_nodes != len(data.client_ids):
+        raise InputError(
+            f"the graph has {data.graph.num_nodes} nodes, expected one for each of "
+            f"{len(data.client_ids)} clients"
+        )
+    return dense_adjacency(data.graph)
+
+
 def from_adjacency(adjacency: np.ndarray) -> Graph:
-    """Makes the graph of a matrix [N, N]: an entry `[i, j]` other than 0 is i -> j."""
-    receivers, senders = np.nonzero(np.asarray(adjacency).T)  # sorted by receiver
+    """Makes the graph of a matrix [N, N]: an entry `[i, j]` other than 0 is i -> j.
+
+    Raises:
+      InputError: if it is not square, or an entry is negative or not finite.
+    """
+    adjacency = np.asarray(adjacency)
+    arrays.check_shape("adjacency", adjacency, (len(adjacency),) * 2)
+    arrays.check_weights("adjacency", adjacency)
+    receivers, senders = np.nonzero(adjacency.T)  # sorted by receiver
     return Graph(
         senders=jnp.asarray(senders, jnp.int32),
         receivers=jnp.asarray(receivers, jnp.int32),
@@ -44,7 +122,14 @@ def _between_nodes(senders: np.ndarray, receivers: np.ndarray) -> jax.Array:
 
 
 def permute(graph: Graph, order: np.ndarray) -> Graph:
-    """Moves node `order[i]` to index i (host only)."""
+    """Moves node `order[i]` to index i (host only).
+
+    Raises:
+      InputError: if the order is none of the graph's nodes.
+    """
+    check(graph)
+    if not np.array_equal(np.sort(order), np.arange(graph.num_nodes)):
+        raise InputError(f"order: expected each of {graph.num_nodes} nodes once")
     index = np.argsort(order)
     senders, receivers = index[graph.senders], index[graph.receivers]
     by_receiver = np.argsort(receivers, kind="stable")
@@ -59,8 +144,14 @@ def permute(graph: Graph, order: np.ndarray) -> Graph:
 
 
 def pad_nodes(graph: Graph, num_nodes: int) -> Graph:
-    """Adds nodes without edges up to `num_nodes`; their mask is 0."""
+    """Adds nodes without edges up to `num_nodes`; their mask is 0.
+
+    Raises:
+      InputError: if the graph has more already.
+    """
     extra = num_nodes - graph.num_nodes
+    if extra < 0:
+        raise InputError(f"num_nodes={num_nodes}: the graph has {graph.num_nodes}")
     return graph._replace(node_mask=jnp.pad(graph.node_mask, (0, extra)))
 
 
@@ -95,9 +186,20 @@ def neighbour_sum(graph: Graph, features: jax.Array) -> jax.Array:
 
     Returns:
       [N, ...].
+
+    Raises:
+      InputError: if the features are not of N nodes, or the graph does not fit
+        together or says nothing of `neighbours`.
     """
+    check(graph)
     edges = graph.neighbours
+    if edges is None or features.shape[:1] != (graph.num_nodes,):
+        raise InputError(
+            f"features of shape {features.shape}: expected those of the "
+            f"{graph.num_nodes} nodes of a graph with `neighbours`"
+        )
     senders, receivers = graph.senders[edges], graph.receivers[edges]
+    arrays.check_indices("neighbours", edges, len(graph.weights), "a graph's edges")
     weights = graph.weights[edges][:, None]
 
     def product(columns):  # [N, F]
@@ -127,7 +229,11 @@ def dense_adjacency(graph: Graph) -> jax.Array:
     """Returns weights [N, N] with self edges: [i, j] is what node i receives from j.
 
     A node without a self edge gets one of weight 1.
+
+    Raises:
+      InputError: see `check`.
     """
+    check(graph)
     size = graph.num_nodes
     adjacency = jnp.zeros((size, size)).at[graph.receivers, graph.senders]
     adjacency = adjacency.add(graph.weights)
@@ -136,7 +242,13 @@ def dense_adjacency(graph: Graph) -> jax.Array:
 
 
 def row_normalise(adjacency: jax.Array) -> jax.Array:
-    """Divides rows by their sums; a row of zeros becomes a self edge."""
+    """Divides rows by their sums; a row of zeros becomes a self edge.
+
+    Raises:
+      InputError: if the matrix is not square, or its known values are no weights.
+    """
+    arrays.check_shape("adjacency", adjacency, (len(adjacency),) * 2)
+    arrays.check_weights("adjacency", adjacency)
     sums = jnp.sum(adjacency, axis=1, keepdims=True)
     rows = adjacency / jnp.where(sums > 0, sums, 1)
     return jnp.where(sums > 0, rows, jnp.eye(len(adjacency)))

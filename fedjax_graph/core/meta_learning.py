@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_graph.core import arrays
 from fedjax_graph.core.local import LocalResult, Model, Params, local_steps
 
 Adapt = Callable[[Params], Params]
@@ -77,5 +78,10 @@ def meta_gradient(
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of values [L] where the mask [L] is 1; 0 if it is 0 everywhere."""
+    """Mean of values [L] where the mask [L] is 1; 0 if it is 0 everywhere.
+
+    Raises:
+      InputError: if the two have not the same shape.
+    """
+    arrays.check_same_shape(values=values, mask=mask)
     return jnp.sum(mask * values) / jnp.maximum(jnp.sum(mask), 1)

@@ -59,6 +59,9 @@ class Task(NamedTuple):
     round_keys: Callable[[jax.Array], Iterable[jax.Array]] = jax.random.split
     """Key of a round -> that of the cohort and its local steps, and that of the
     aggregator."""
+    monitor: str = "loss"
+    """The metric of `evaluate` by which the best round is chosen; see
+    `FederatedAlgorithm.monitor`."""
 
 
 def in_head(path: tuple[Any, ...]) -> bool:

@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from fedjax_graph.core import arrays
+
 IsPersonal = Callable[[tuple[Any, ...]], bool]  # path of a leaf -> stays on the client
 
 
@@ -30,7 +32,13 @@ def combine(shared: Any, personal: Any) -> Any:
 
 
 def take(tree: Any, indices: jax.Array) -> Any:
-    """Takes the rows `indices` [C] of a pytree of [K, ...]."""
+    """Takes the rows `indices` [C] of a pytree of [K, ...].
+
+    Raises:
+      InputError: if the indices are no whole numbers, or known ones are no rows.
+    """
+    for size in {len(x) for x in jax.tree.leaves(tree)}:
+        arrays.check_indices("indices", indices, size)
     return jax.tree.map(lambda x: x[indices], tree)
 
 

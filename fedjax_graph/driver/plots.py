@@ -66,24 +66,29 @@ def curves_figure(series, xlabel, ylabel, title="", log_x=False) -> Figure:
     return figure
 
 
-def training_curves(path: str | os.PathLike, records: Iterable[Mapping]) -> None:
-    """Writes training and validation loss by round, one line per method.
+def training_curves(
+    path: str | os.PathLike,
+    records: Iterable[Mapping],
+    monitors: Iterable[str] = ("loss",),
+) -> None:
+    """Writes the training loss and what rounds are chosen by, one line per method.
 
     Args:
       path: the PNG file.
       records: dicts with "method" and "round" and, as far as known in that round,
-        "train_loss" and "validation_loss", and "train_loss_std" and
-        "validation_loss_std" where the values are means over seeds.
+        "train_loss" and "validation_loss", or what `monitors` name, and the same keys
+        with "_std" where the values are means over seeds.
+      monitors: of the methods, see `FederatedAlgorithm.monitor`: a panel for each.
     """
-    save(training_curves_figure(records), path)
+    save(training_curves_figure(records, monitors), path)
 
 
-def training_curves_figure(records) -> Figure:
+def training_curves_figure(records, monitors=("loss",)) -> Figure:
     """Draws what `training_curves` writes."""
-    panels = {
-        "training loss": ("train_loss", "train_loss_std"),
-        "validation loss": ("validation_loss", "validation_loss_std"),
-    }
+    panels = {"training loss": ("train_loss", "train_loss_std")}
+    for monitor in monitors:
+        key = f"validation_{monitor}"
+        panels[key.replace("_", " ")] = (key, f"{key}_std")
     return _histories(records, "round", panels)
 
 

@@ -23,7 +23,12 @@ from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import nothing
 from fedjax_graph.driver.checkpoint import Checkpoints
-from fedjax_graph.driver.writers import MetricsWriter, Progress, note_missing_rounds
+from fedjax_graph.driver.writers import (
+    MetricsWriter,
+    Progress,
+    check_monitored,
+    note_missing_rounds,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +37,7 @@ class RunConfig(Checked):
 
     num_rounds: int = dataclasses.field(metadata=limits(lower=0))
     eval_every: int = limited(1, lower=1)
-    patience: int = limited(20, lower=1)  # rounds without a better validation loss
+    patience: int = limited(20, lower=1)  # rounds without a better validation figure
     seeds: tuple[int, ...] = limited((0,), lower=0, below=2**32, is_filled=True)
     # as `clients_per_chunk`, for seeds
     seeds_per_chunk: int | None = limited(None, lower=1)
@@ -43,7 +48,7 @@ class RunConfig(Checked):
     each seed draws other examples. The other leaves are the same for all seeds."""
     keep_last: bool = False
     """Whether the state after the last round counts as the best one, whatever the
-    validation loss; no seed stops early."""
+    validation figure; no seed stops early."""
 
 
 # Settings of how a method was trained; a checkpoint is scored under any.
@@ -55,7 +60,7 @@ class SeedState(NamedTuple):
 
     state: State
     best_state: State
-    best_loss: jax.Array  # [] float32
+    best_loss: jax.Array  # [] float32, lowest value of the algorithm's `monitor`
     best_round: jax.Array  # [] int32
     round: jax.Array  # [] int32
     key_data: jax.Array  # random key of the seed
@@ -145,6 +150,9 @@ def advance(
     Returns:
       The next state and metrics: those of the rounds with a leading axis of rounds,
       those of the evaluation under `validation`. All NaN where the seed has stopped.
+
+    Raises:
+      InputError: if the evaluation has no metric that the algorithm's `monitor` names.
     """
 
     def run(seed_state):
@@ -156,10 +164,11 @@ def advance(
         rounds = seed_state.round + 1 + jnp.arange(num_rounds)
         state, metrics = jax.lax.scan(body, seed_state.state, rounds)
         scores = algorithm.evaluate(state, validation)
-        better = (scores["loss"] < seed_state.best_loss) | keep_last
+        monitored = _monitored(algorithm, scores)
+        better = (monitored < seed_state.best_loss) | keep_last
         best_state, best_loss, best_round = jax.tree.map(
             lambda new, old: jnp.where(better, new, old),
-            (state, scores["loss"], rounds[-1]),
+            (state, monitored, rounds[-1]),
             (seed_state.best_state, seed_state.best_loss, seed_state.best_round),
         )
         seed_state = SeedState(
@@ -174,6 +183,16 @@ def advance(
 
     active = seed_state.round - seed_state.best_round < patience
     return jax.lax.cond(active, run, skip, seed_state)
+
+
+def _monitored(algorithm: FederatedAlgorithm, scores: Metrics) -> jax.Array:
+    value = scores.get(algorithm.monitor)
+    if value is None or jnp.shape(value):
+        raise InputError(
+            f"evaluate: expected a metric {algorithm.monitor!r}, one number, by which "
+            f"the best round is chosen; it returns {', '.join(scores)}"
+        )
+    return value
 
 
 # Compiled once for an algorithm and shapes: not again for a new seed or a resumed run.
@@ -229,7 +248,7 @@ def run(
     eval_only: bool = False,
     defaults: dict[str, Any] | None = None,
 ) -> RunResult:
-    """Trains a method, keeps the best state by validation loss, and tests it.
+    """Trains a method, keeps the best state by its `monitor`, and tests it.
 
     Args:
       name: of the method, as it stands in the files.
@@ -245,8 +264,11 @@ def run(
 
     Raises:
       InputError: if the loss is no longer finite, or the checkpoint does not fit, is
-        missing, or is there and not asked for.
+        missing, or is there and not asked for, or its lines of `metrics.jsonl` lack
+        what the best round is chosen by; or no client has anything to train on, or two
+        have the same id.
     """
+    clients.check_clients(splits["train"], "the split train")
     checkpoints = None
     if workdir is not None and config.num_rounds:
         folder = workdir / name / "checkpoints"
@@ -335,6 +357,8 @@ class _Loop:
         if not config.num_rounds:
             return seed_state, seconds
         if self._workdir and round_:
+            monitor = self._algorithm.monitor
+            check_monitored(self._workdir, self._name, monitor)
             note_missing_rounds(self._workdir, self._name, round_)
         self.bytes_per_round = communication.bytes_per_round(
             self._algorithm.round,
@@ -344,7 +368,8 @@ class _Loop:
         )
         if round_ >= config.num_rounds or is_stopped(seed_state, config.patience).all():
             return seed_state, seconds
-        progress = Progress(self._name, config.num_rounds, round_)
+        shown = ("train_loss", f"validation_{self._algorithm.monitor}")
+        progress = Progress(self._name, config.num_rounds, round_, shown)
         writes = self._workdir and processes.is_first()
         writer = writes and MetricsWriter(self._workdir, self._name, round_)
         try:

@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,28 @@ def read_records(path: pathlib.Path) -> list[Record]:
             ) from error
         records.append(record)
     return records
+
+
+def check_monitored(workdir: pathlib.Path, method: str, monitor: str) -> None:
+    """Checks that a method's earlier lines have what its best round is chosen by.
+
+    Args:
+      workdir: of the run.
+      method: whose lines.
+      monitor: see `FederatedAlgorithm.monitor`.
+
+    Raises:
+      InputError: if a line with scores does not have that one.
+    """
+    path, key = workdir / "metrics.jsonl", f"validation_{monitor}"
+    for record in read_records(path):
+        is_scored = any(name.startswith("validation_") for name in record)
+        if record["method"] == method and is_scored and key not in record:
+            raise InputError(
+                f"{path}: round {record['round']} of {method} has no {key}, by which "
+                "the best round is chosen; an older version wrote another name: rename "
+                "it there, or start anew in another workdir"
+            )
 
 
 def note_missing_rounds(
@@ -125,10 +148,20 @@ class MetricsWriter:
 
 
 class Progress:
-    """Shows a bar with loss and rate on a terminal, and plain lines elsewhere."""
+    """Shows a bar with figures and rate on a terminal, and plain lines elsewhere."""
 
-    def __init__(self, method: str, num_rounds: int, first_round: int) -> None:
-        self._method = method
+    def __init__(
+        self, method: str, num_rounds: int, first_round: int, shown: Sequence[str]
+    ) -> None:
+        """Starts at a round.
+
+        Args:
+          method: its name.
+          num_rounds: of the whole run.
+          first_round: that is done.
+          shown: keys of the figures; rates, which end in `_per_s`, are always shown.
+        """
+        self._method, self._shown = method, shown
         self._num_rounds = num_rounds
         self._bar = tqdm.tqdm(
             total=num_rounds,
@@ -143,7 +176,7 @@ class Progress:
         rates = [key for key in record if key.endswith("_per_s")]
         shown = {
             key: f"{record[key]:.4g}"
-            for key in ("train_loss", "validation_loss", *rates)
+            for key in (*self._shown, *rates)
             if isinstance(record.get(key), float) and math.isfinite(record[key])
         }
         if self._bar.disable:

@@ -23,8 +23,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jraph
-import numpy as np
 
+from fedjax_graph.core import arrays, graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.gru import GRUCell, gru_step
 from fedjax_graph.models.linear import Linear, fan_in_uniform
@@ -97,35 +97,18 @@ def make_structure(graph: jraph.GraphsTuple, mask: jax.Array | None) -> Structur
     """Reads weights and degrees off a graph.
 
     Raises:
-      InputError: if the edges are neither None nor one weight each, or an edge that
-        counts has an end that is no node (where its indices are known: not in `jit`).
+      InputError: if the mask is not of the nodes, or the edges are none; see
+        `graphs.check_edges`.
     """
     weights, size = graph.edges, graph.receivers.shape
+    num_nodes = len(graph.nodes)
+    graphs.check_edges(num_nodes, graph.senders, graph.receivers, weights, "edges")
+    if mask is not None:
+        arrays.check_shape("mask", mask, (num_nodes,))
     if weights is None:
         weights = jnp.ones(size, graph.nodes.dtype)
-    if weights.shape != size:
-        raise InputError(
-            f"edges of shape {weights.shape}: expected weights of shape {size}; "
-            "keep other edge features out of the graph"
-        )
-    _check_ends(graph)
     degrees = jraph.segment_sum(weights, graph.receivers, len(graph.nodes))
     return Structure(graph.senders, graph.receivers, weights, degrees, mask)
-
-
-def _check_ends(graph: jraph.GraphsTuple) -> None:
-    ends = {"senders": graph.senders, "receivers": graph.receivers}
-    if any(isinstance(x, jax.core.Tracer) for x in (*ends.values(), graph.edges)):
-        return
-    counts = True if graph.edges is None else np.asarray(graph.edges) != 0
-    for name, indices in ends.items():
-        found = np.asarray(indices)
-        wrong = found[counts & ((found < 0) | (found >= len(graph.nodes)))]
-        if len(wrong):
-            raise InputError(
-                f"{name} of a graph with {len(graph.nodes)} nodes: {wrong[0]} is no "
-                "index of a node"
-            )
 
 
 def spread_and_project(

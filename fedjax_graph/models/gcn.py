@@ -16,6 +16,9 @@ import flax.linen as nn
 import jax
 import jraph
 
+from fedjax_graph.core import graphs
+from fedjax_graph.core.errors import InputError
+
 
 def propagate(graph: jraph.GraphsTuple) -> jax.Array:
     """Computes S X as a configured graph network: edges carry w x_sender, nodes sum.
@@ -25,7 +28,14 @@ def propagate(graph: jraph.GraphsTuple) -> jax.Array:
 
     Returns:
       [N, F].
+
+    Raises:
+      InputError: if the edges are no weights; see `graphs.check_edges`.
     """
+    if graph.edges is None:
+        raise InputError("edges: expected S's entries [E], not None")
+    ends = (graph.senders, graph.receivers)
+    graphs.check_edges(len(graph.nodes), *ends, graph.edges, "edges")
     updated = jraph.GraphNetwork(
         update_edge_fn=lambda weights, sent, *_: weights[:, None] * sent,
         update_node_fn=lambda nodes, sent, received, globals_: received,

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from fedjax_graph.core import mesh
-from fedjax_graph.core.graphs import Graph, to_jraph
+from fedjax_graph.core import arrays, mesh
+from fedjax_graph.core.graphs import Graph, check, to_jraph
 from fedjax_graph.core.local import Params
 from fedjax_graph.models.linear import MLP, Linear, matmul
 
@@ -151,7 +151,12 @@ class GraphNetwork(nn.Module):
 
         Returns:
           [N, B, output_size].
+
+        Raises:
+          InputError: if nodes or edges do not fit the graph.
         """
+        check(graph)
+        arrays.check_shape("nodes", nodes, (graph.num_nodes, None, self.node_size))
         num_edges = len(graph.senders)
         graph = _cut(graph)
         edges = graph.weights[:, None, None].astype(nodes.dtype)

@@ -70,6 +70,7 @@ class ImageTask(Checked):
             evaluate=evaluate_images(model, self.eval_batch_size),
             predict=predict_images(model, self.eval_batch_size),
             is_head=in_head,
+            monitor="error",
         )
 
 
@@ -246,8 +247,8 @@ def client_metrics(
       client_weights: [K], 0 = padding.
 
     Returns:
-      `loss`, the mean error rate in [0, 1], which early stopping watches;
-      `cross_entropy`; and accuracies in percent.
+      `error`, the mean share of wrong answers in [0, 1], by which the best round is
+      chosen; `cross_entropy`; and accuracies in percent.
     """
     divisor = jnp.maximum(num_images, 1)
     accuracy = 100 * num_right / divisor
@@ -259,7 +260,7 @@ def client_metrics(
     for name, group in zip(GROUPS, (is_real, best, worst), strict=True):
         scores[name], scores[f"{name}_client_std"] = moments(accuracy, group)
     return {
-        "loss": 1 - scores["mean_accuracy"] / 100,
+        "error": 1 - scores["mean_accuracy"] / 100,
         "cross_entropy": moments(sum_cross_entropy / divisor, is_real)[0],
         "accuracy": scores["mean_accuracy"],
         **scores,

@@ -69,6 +69,7 @@ class NodeTask(Checked):
             is_head=in_head,
             query_loss=query_loss(model),
             has_query=lambda data: jnp.any(data.query.mask > 0, axis=1),
+            monitor="error",
         )
 
 
@@ -270,8 +271,8 @@ def evaluate_nodes(
 ) -> Callable[[Model, NodeData], Metrics]:
     """Factory of `evaluate`: means over clients, each of which counts the same.
 
-    `accuracy` is in percent; `loss`, which early stopping watches, is the error rate,
-    NaN where the cross-entropy is not finite.
+    `accuracy` is in percent; `error`, by which the best round is chosen, is the share
+    of wrong answers in [0, 1], NaN where the cross-entropy is not finite.
     """
 
     def count(logits, query):
@@ -283,7 +284,7 @@ def evaluate_nodes(
         weights = data.client_weights if len(scores[0]) > 1 else jnp.ones(1)
         share_right, entropy = client_mean(scores, weights)
         return {
-            "loss": jnp.where(jnp.isfinite(entropy), 1 - share_right, jnp.nan),
+            "error": jnp.where(jnp.isfinite(entropy), 1 - share_right, jnp.nan),
             "accuracy": 100 * share_right,
             "cross_entropy": entropy,
         }

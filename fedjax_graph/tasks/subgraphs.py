@@ -28,6 +28,8 @@ from fedjax_graph.models.fixed_gnns import FixedGNN
 from fedjax_graph.models.supernet import WIDTH, SuperNet, empty_graph
 
 Fitness = Literal["loss", "accuracy"]
+MONITORS: dict[str, str] = {"loss": "loss", "accuracy": "error"}
+"""Fitness -> the metric of an evaluation by which the best round is chosen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ class SubgraphTask(Checked):
     dropout: float = limited(0.0, lower=0, below=1)
     local_steps: int = limited(1, lower=1)  # of methods that take steps at the client
     optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # of those
-    fitness: Fitness = "loss"  # what `loss` of an evaluation is, which chooses a model
+    fitness: Fitness = "loss"  # by which the best round is chosen, see MONITORS
 
     def module(self) -> nn.Module:
         if self.model != "code":
@@ -72,6 +74,7 @@ class SubgraphTask(Checked):
             train_loss=lambda params, stats, client_data, key, data: loss(
                 params, stats, (client_data, key)
             ),
+            monitor=MONITORS[self.fitness],
         )
 
 
@@ -184,16 +187,17 @@ def federated_scores(
 ) -> dict[str, jax.Array]:
     """The clients' scores [K], weighted by their shares of the scored nodes.
 
-    `accuracy` is in percent; `loss` is the cross-entropy or the error rate, NaN where
-    the cross-entropy is not finite.
+    `accuracy` is in percent. The metric that MONITORS names, NaN where the
+    cross-entropy is not finite, is `loss`, the cross-entropy, or `error`, the share of
+    wrong answers in [0, 1].
     """
     counts = jnp.sum(data.is_scored, axis=1)
     shares = counts / jnp.maximum(jnp.sum(counts), 1)
     right = jnp.sum(shares * share_right)
     entropy = jnp.sum(jnp.where(counts > 0, shares * entropy, 0))
-    loss = entropy if fitness == "loss" else 1 - right
+    monitored = entropy if fitness == "loss" else 1 - right
     return {
-        "loss": jnp.where(jnp.isfinite(entropy), loss, jnp.nan),
+        MONITORS[fitness]: jnp.where(jnp.isfinite(entropy), monitored, jnp.nan),
         "accuracy": 100 * right,
         "cross_entropy": entropy,
     }

@@ -169,8 +169,8 @@ def client_metrics(
 ) -> dict[str, Any]:
     """The paper's figures: masked, 12 steps ahead, averaged over clients.
 
-    `loss`, which early stopping watches, is what is trained: the masked absolute error
-    over all 12 steps and all clients.
+    `loss`, by which the best round is chosen, is what is trained: the masked absolute
+    error over all 12 steps and all clients.
     """
     pooled = forecasting.error_metrics(sums, std, step)
     return {

@@ -111,7 +111,7 @@ class Nodes(Problem):
         "inner_steps": 2,
         "optimizer": {"learning_rate": 0.3},
     }
-    SCORES = {"loss", "accuracy", "cross_entropy"}
+    SCORES = {"error", "accuracy", "cross_entropy"}
     OUTPUTS_AXIS = 0
 
     def __init__(self):

@@ -274,10 +274,20 @@ def test_two_rounds_leave_a_finite_state(system, outcome):
     for leaf in jax.tree.leaves(outcome):
         assert np.all(np.isfinite(leaf))
     assert set(metrics) >= {"train_loss"}
-    assert set(scores) >= system.problem.SCORES
+    assert set(scores) >= {*system.problem.SCORES, system.algorithm.monitor}
     assert outputs.shape == system.problem.outputs_shape
     unmoved = jax.tree.map(np.array_equal, state, system.state)
     assert all(jax.tree.leaves(unmoved)) != system.is_trained
+
+
+def test_a_round_of_nobody_leaves_a_finite_state(system, outcome):
+    nobody = system.train._replace(client_weights=0 * system.train.client_weights)
+    state, metrics, *_ = system.step(outcome[0], nobody, KEYS[0])
+    for leaf in jax.tree.leaves((state, metrics)):
+        assert np.all(np.isfinite(leaf))
+    is_moved = system.name in CENTRALISED or getattr(state, "server_opt_state", ())
+    if hasattr(state, "models") and not is_moved:  # by moments of an optimizer
+        assert_close(state.models, outcome[0].models, 1e-6)
 
 
 def test_other_keys_and_rounds_compile_nothing(system, outcome):

@@ -97,6 +97,21 @@ def test_the_median_is_that_of_numpy_over_who_takes_part(weights):
         npt.assert_allclose(merged[name], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "aggregate, expected",
+    [
+        (aggregation.weighted_mean, 0),
+        (aggregation.median, 0),
+        (aggregation.attention({"w": np.full((1, 2), 5.0)}), 5),
+        (lambda x, cohort: aggregation.client_mean(x, cohort.weights), 0),
+    ],
+)
+def test_nobodys_mean_is_zero_or_what_there_was(aggregate, expected):
+    models = {"w": np.ones((3, 2), np.float32)}
+    merged = aggregate(models, cohort_of(np.zeros(3, np.float32)))
+    npt.assert_array_equal(merged["w"], np.broadcast_to(expected, merged["w"].shape))
+
+
 def test_aggregators_have_names():
     assert aggregation.AGGREGATORS.look_up("weighted_mean") is aggregation.weighted_mean
     assert aggregation.AGGREGATORS.look_up("median") is aggregation.median

@@ -179,3 +179,26 @@ def test_padding_that_diverges_changes_nothing(aggregate, rows):
     new_params, new_loss = toy_round(jax.random.key(0), readings=broken, **settings)
     npt.assert_array_equal(params, new_params)
     assert loss == new_loss and np.isfinite(loss)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize("aggregate", ["weighted_mean", "none"])
+def test_a_round_of_nobody_leaves_the_models(aggregate, participation):
+    settings = {"aggregate": aggregate, "participation": participation}
+    rows = 1 if aggregate == "weighted_mean" else 5
+    params, loss = toy_round(jax.random.key(0), rows, weights=0 * WEIGHTS, **settings)
+    npt.assert_array_equal(params, np.arange(3.0 * rows).reshape(rows, 3))
+    assert loss == 0
+
+
+def test_the_gradient_of_a_round_of_nobody_is_zero():
+    start = {"params": jnp.ones((1, 3)), "batch_stats": jnp.ones((1, 2))}
+    round_ = federated_round(
+        lambda model, client, key: (jax.tree.map(lambda x: x + 1, model), 0.0),
+        aggregation.weighted_mean,
+        is_gradient=True,
+    )
+    for weights, params, stats in ((WEIGHTS, 2, 2), (0 * WEIGHTS, 0, 1)):
+        found, _ = round_(start, {"x": READINGS}, IDS, weights, jax.random.key(0))
+        npt.assert_allclose(found["params"], np.full((1, 3), params), rtol=1e-6)
+        npt.assert_allclose(found["batch_stats"], np.full((1, 2), stats), rtol=1e-6)

@@ -150,6 +150,9 @@ def test_training_curves_skip_rounds_without_a_value():
     np.testing.assert_array_equal(plot(validation, "cnfgnn").get_xdata(), [2])
     assert len(train.collections) == 0 and len(validation.collections) == 1
     assert legend(figure) == ["cnfgnn", "local"]
+    figure = plots.training_curves_figure(RECORDS, ["error", "loss"])
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["training loss", "validation error", "validation loss"]
 
 
 @pytest.mark.parametrize(

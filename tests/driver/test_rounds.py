@@ -216,6 +216,13 @@ def test_metrics_have_one_line_for_each_round(tmp_path):
         assert line["windows_per_s"] == pytest.approx(10 / line["seconds"])
 
 
+@pytest.mark.parametrize("monitor", ["error", "weights"])
+def test_what_chooses_the_round_is_one_number_of_the_evaluation(monitor):
+    algorithm = ALGORITHM._replace(monitor=monitor)
+    with pytest.raises(InputError, match=f"expected a metric '{monitor}', one number"):
+        run(make_script(FALLING), algorithm=algorithm)
+
+
 def test_the_rate_has_the_name_it_is_given(tmp_path, capsys):
     config = {"num_rounds": 2, "examples_per_round": 10, "rate_name": "images_per_s"}
     run(make_script(FALLING), tmp_path, **config)

@@ -11,7 +11,12 @@ import pytest
 
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import writers
-from fedjax_graph.driver.writers import MetricsWriter, Progress, read_records
+from fedjax_graph.driver.writers import (
+    MetricsWriter,
+    Progress,
+    check_monitored,
+    read_records,
+)
 
 
 def make_record(round_, method="cnfgnn", **figures):
@@ -132,17 +137,26 @@ def test_tensorboard_reads_each_step_once(tmp_path):
     assert [event.step for event in evaluated] == [3, 4, 5]
 
 
+def test_lines_without_what_chooses_the_round_are_refused(tmp_path):
+    write_rounds(tmp_path, [1], validation_loss=2.0)
+    check_monitored(tmp_path, "cnfgnn", "loss")
+    check_monitored(tmp_path, "another", "error")
+    with pytest.raises(InputError, match="round 1 of cnfgnn has no validation_error"):
+        check_monitored(tmp_path, "cnfgnn", "error")
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True
 
 
+SHOWN = ("train_loss", "validation_loss")
 RECORD = make_record(4, validation_loss=0.12345, windows_per_s=1234.0, other=1.0)
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    progress = Progress("cnfgnn", 8, 3)
+    progress = Progress("cnfgnn", 8, 3, SHOWN)
     progress.update(RECORD)
     progress.update(make_record(5, validation_loss=float("nan")))
     progress.close()
@@ -156,7 +170,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys, monkeypatch)
 
 def test_progress_shows_whatever_rate_there_is(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    progress = Progress("sfl", 8, 3)
+    progress = Progress("sfl", 8, 3, SHOWN)
     progress.update(make_record(4, images_per_s=513.83, rows_per_s=2.0, per_s_not=7.0))
     progress.close()
     assert capsys.readouterr().out.splitlines() == [
@@ -167,7 +181,7 @@ def test_progress_shows_whatever_rate_there_is(capsys, monkeypatch):
 def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    progress = Progress("cnfgnn", 8, 3)
+    progress = Progress("cnfgnn", 8, 3, SHOWN)
     progress.update(RECORD)
     progress.close()
     assert "4/8" in terminal.getvalue()

@@ -137,7 +137,7 @@ def test_fitness_can_be_accuracy(training, trainings):
     output(trainings, "accuracy")
     for record in training.metrics("accuracy"):
         error = 1 - record["validation_accuracy"] / 100
-        assert record["validation_loss"] == pytest.approx(error, abs=1e-6)
+        assert record["validation_error"] == pytest.approx(error, abs=1e-6)
     kinds = {
         name: training.entry(name, "gcn")["config"]["task"]["fitness"]
         for name in ("accuracy", "fused")

@@ -117,11 +117,11 @@ def table_of(output):
     return {title: cells[:-1] for title, cells in binary.table_of(output).items()}
 
 
-def validation_loss(machine, workdir, method="graphfl"):
+def validation_error(machine, workdir, method="graphfl"):
     """Of the last round."""
     records = [r for r in machine.metrics(workdir) if r["method"] == method]
     assert [r["round"] for r in records] == list(range(1, len(records) + 1))
-    return records[-1]["validation_loss"]
+    return records[-1]["validation_error"]
 
 
 # --- What is written -----------------------------------------------------------------
@@ -172,10 +172,10 @@ def test_metrics_have_a_line_for_each_method_and_round(machine, outputs):
         cohort = NUM_CLIENTS if record["method"] == "il" else COHORT
         steps = record["client_steps_per_s"] * record["seconds"]
         assert steps == pytest.approx(2 * cohort * NUM_SEEDS)
-        assert len(record["validation_loss_by_seed"]) == NUM_SEEDS
+        assert len(record["validation_error_by_seed"]) == NUM_SEEDS
         assert (
-            record["validation_loss_by_seed"][0]
-            != (record["validation_loss_by_seed"][1])
+            record["validation_error_by_seed"][0]
+            != (record["validation_error_by_seed"][1])
         )
 
 
@@ -243,7 +243,7 @@ def test_the_protocol_of_the_code_is_recorded_and_felt(machine, outputs):
     assert "not a fair estimate" in outputs["code"]
     # The highest test accuracy over the rounds: the test set is what is validated on.
     records = machine.metrics("code")
-    best = 100 * (1 - min(record["validation_loss"] for record in records))
+    best = 100 * (1 - min(record["validation_error"] for record in records))
     accuracy = machine.entry("code")["test"]["accuracy"]
     assert accuracy == pytest.approx(best, abs=1e-3)
     paper = machine.entry("three")["config"]
@@ -423,7 +423,7 @@ def test_a_checkpoint_is_scored_on_any_split(machine, outputs, answers):
     assert tables["scored"] == table_of(outputs["three"])
     for method in THREE:
         (accuracy, _) = tables["scored on validation"][TITLES[method]]
-        expected = 100 * (1 - validation_loss(machine, "three", method))
+        expected = 100 * (1 - validation_error(machine, "three", method))
         assert float(accuracy.split(" ±")[0]) == pytest.approx(expected, abs=1e-3)
 
 

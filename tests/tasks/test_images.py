@@ -343,7 +343,7 @@ def test_scores_are_those_of_the_clients_own_images(data, models, task, probabil
     npt.assert_allclose(scores["accuracy_by_client"], accuracy, rtol=1e-5)
     npt.assert_allclose(scores["cross_entropy"], np.mean(entropy), rtol=1e-4)
     npt.assert_allclose(scores["accuracy"], np.mean(accuracy), rtol=1e-5)
-    npt.assert_allclose(scores["loss"], 1 - np.mean(accuracy) / 100, rtol=1e-5)
+    npt.assert_allclose(scores["error"], 1 - np.mean(accuracy) / 100, rtol=1e-5)
 
 
 def test_a_leaf_may_be_shared_while_others_are_not(data, models, task):

@@ -316,7 +316,7 @@ def test_scores_and_outputs_are_of_each_model_on_each_task(
     counts = weights > 0 if num_rows > 1 else [True]
     right, entropy = np.mean(np.array(expected)[counts], axis=0)
     npt.assert_allclose(scores["accuracy"], 100 * right, rtol=1e-5)
-    npt.assert_allclose(scores["loss"], 1 - right, rtol=1e-5, atol=1e-6)
+    npt.assert_allclose(scores["error"], 1 - right, rtol=1e-5, atol=1e-6)
     npt.assert_allclose(scores["cross_entropy"], entropy, rtol=1e-4)
 
 

@@ -13,7 +13,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.supernet import SuperNet
 from fedjax_graph.tasks import subgraphs as tasks
-from fedjax_graph.tasks.subgraphs import SubgraphTask
+from fedjax_graph.tasks.subgraphs import MONITORS, SubgraphTask
 from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES, alone
 
@@ -227,8 +227,8 @@ def test_the_accuracy_is_that_over_all_scored_nodes(
     npt.assert_allclose(scores["accuracy"], 100 * shares @ accuracies, rtol=1e-5)
     entropy = entropies.sum() / counts.sum()
     npt.assert_allclose(scores["cross_entropy"], entropy, rtol=1e-5)
-    loss = entropy if fitness == "loss" else 1 - right.sum() / counts.sum()
-    npt.assert_allclose(scores["loss"], loss, rtol=1e-5)
+    monitored = {"loss": entropy, "error": 1 - right.sum() / counts.sum()}
+    npt.assert_allclose(scores[task.monitor], monitored[MONITORS[fitness]], rtol=1e-5)
 
 
 def test_weights_of_training_do_not_count_in_scores(model, splits, quick_jit):
@@ -254,7 +254,7 @@ def test_a_client_without_scored_nodes_does_not_count(model, splits):
 def test_a_model_that_diverged_has_no_loss(model, splits, fitness):
     diverged = jax.tree.map(lambda x: x + jnp.inf, model)
     scores = make_task(fitness=fitness).evaluate(one(diverged), splits["test"])
-    assert np.isnan(scores["loss"])
+    assert np.isnan(scores[MONITORS[fitness]])
 
 
 def test_outputs_are_probabilities(model, splits):

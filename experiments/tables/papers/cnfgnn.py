@@ -59,7 +59,7 @@ def traffic_table(
         ("method",),
         (ROUNDS, TRAFFIC),
         rows,
-        f"Rounds and traffic are those up to the lowest validation error.{note}",
+        f"Rounds and traffic are those up to the lowest validation loss.{note}",
     )
 
 

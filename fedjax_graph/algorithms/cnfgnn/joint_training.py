@@ -80,7 +80,7 @@ def joint_training(
             return (params, opt_state), loss
 
         (params, opt_state), losses = jax.lax.scan(step, (params, opt_state), batches)
-        loss = jnp.mean(losses) / jnp.sum(data.client_weights > 0)
+        loss = jnp.mean(losses) / jnp.maximum(jnp.sum(data.client_weights > 0), 1)
         return params, opt_state, loss, len(losses)
 
     return train

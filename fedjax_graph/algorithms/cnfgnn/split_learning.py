@@ -77,10 +77,15 @@ def gru_gn(config: HalvesConfig) -> FederatedAlgorithm:
 
 
 def average(client_params: Any, data: TrafficData) -> Any:
-    """FedAvg over all clients, [K, ...] -> [1, ...]; each model crosses twice."""
+    """FedAvg over all clients, [K, ...] -> [1, ...]; each model crosses twice.
+
+    Where all weights are 0 no client has trained, and the first one's model is all's.
+    """
     num_clients = len(data.client_ids)
     everybody = Cohort(jnp.arange(num_clients), data.client_weights)
     mean = aggregation.weighted_mean(communication.up(client_params), everybody)
+    is_any = jnp.any(data.client_weights > 0)
+    mean = jax.tree.map(lambda x, m: jnp.where(is_any, m, x[:1]), client_params, mean)
     return communication.down(mean, Fraction(num_clients))
 
 

@@ -26,7 +26,7 @@ import optax
 from fedjax_graph.core import clients, communication, encryption, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.clients import Cohort
-from fedjax_graph.core.federated import cohort_update
+from fedjax_graph.core.federated import cohort_update, without_params, write_back
 from fedjax_graph.core.local import Model, Params
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
@@ -180,7 +180,8 @@ def gradient_round(
 
     Returns:
       (model, data, key, *shared, sent=None) -> (gradient and mean batch_stats, mean
-      loss, metrics of the encryption).
+      loss, metrics of the encryption). Where no client has any weight the gradient is 0
+      and batch_stats stay.
     """
 
     def client_gradient(model, client_data, key, *shared):
@@ -198,6 +199,7 @@ def gradient_round(
         ids, weights = data.client_ids, data.client_weights
         updated, value, cohort = run(rows, data, ids, weights, key, *shared)
         merged, metrics = mean(updated, cohort, sent)
+        merged = write_back(without_params(rows), merged, cohort, len(ids))
         return jax.tree.map(lambda x: x[0], merged), value, metrics
 
     return round_
@@ -328,4 +330,5 @@ def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
             state, data, lambda outputs, client_data: jax.nn.softmax(outputs)
         )
 
-    return FederatedAlgorithm(init, round_, evaluate, predict)
+    monitor = subgraphs.MONITORS[config.fitness]
+    return FederatedAlgorithm(init, round_, evaluate, predict, monitor)

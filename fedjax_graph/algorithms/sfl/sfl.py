@@ -89,7 +89,7 @@ def _sfl(config, is_personal=lambda task: nothing) -> FederatedAlgorithm:
 
     def convolve(state, data, key):
         del state, key
-        adjacency = graphs.dense_adjacency(data.graph)
+        adjacency = graphs.client_adjacency(data)
         return aggregation.graph_convolution(
             adjacency, config.propagation_steps, config.alpha
         )
@@ -117,7 +117,7 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
             )
             adjacency = learnt
             if config.client_graph == "given":
-                given = graphs.dense_adjacency(data.graph)
+                given = graphs.client_adjacency(data)
                 given = aggregation.cohort_adjacency(given, cohort)
                 adjacency = (1 - config.learnt_share) * graphs.row_normalise(given)
                 adjacency = adjacency + config.learnt_share * learnt

@@ -484,10 +484,12 @@ def test_a_search_is_scored_by_its_best_code(
     }
     npt.assert_allclose(scores["accuracy"], by_fitness["accuracy"], rtol=1e-5)
     npt.assert_allclose(scores["cross_entropy"], -by_fitness["loss"], rtol=1e-5)
-    loss = -by_fitness["loss"]
-    if fitness == "accuracy":
-        loss = 1 - by_fitness["accuracy"] / 100
-    npt.assert_allclose(scores["loss"], loss, rtol=1e-5)
+    name, monitored = {
+        "loss": ("loss", -by_fitness["loss"]),
+        "accuracy": ("error", 1 - by_fitness["accuracy"] / 100),
+    }[fitness]
+    assert algorithm.monitor == name
+    npt.assert_allclose(scores[name], monitored, rtol=1e-5)
     outputs = quick_jit(algorithm.predict)(state, data)
     for client in range(NUM_CLIENTS):
         expected = jax.nn.softmax(outputs_of(model, row(data, client), CODES[1]))
