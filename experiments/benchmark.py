@@ -23,6 +23,7 @@ from experiments.benchmarks.graphfl import benchmark_graphfl
 from experiments.benchmarks.settings import BenchmarkSettings
 from experiments.benchmarks.sfl import benchmark_sfl
 from fedjax_graph.core import mesh
+from fedjax_graph.driver import results
 from fedjax_graph.driver.results import format_table
 
 BENCHMARKS = {
@@ -49,7 +50,7 @@ class BenchmarkStudy(BenchmarkSettings):
         figures = {
             "system": self.system,
             "device": mesh.device_kind(),
-            "precision": self.precision,
+            "precision": results.precision(),
             **BENCHMARKS[self.system](self),
         }
         if self.json:

@@ -126,7 +126,7 @@ def run_method(
             "seeds": run_config.seeds,
             "data": checksum,
             "num_devices": mesh.num_devices(),
-            "precision": study.precision,
+            "precision": results.precision(),
             "eval_every": study.eval_every,
         }
     )

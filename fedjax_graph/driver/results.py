@@ -39,6 +39,7 @@ def environment() -> dict[str, Any]:
             "device": mesh.device_kind(),
             "backend": mesh.backend(),
             "num_devices": mesh.num_devices(),
+            "precision": precision(),
             "machine": platform.machine(),
             "num_cpus": os.cpu_count(),
         },
@@ -47,6 +48,15 @@ def environment() -> dict[str, Any]:
             **{name: metadata.version(name) for name in PACKAGES},
         },
     }
+
+
+def precision() -> str:
+    """The precision of matrix products of float32, as JAX names it.
+
+    That which is set counts on accelerators; a CPU computes float32 whatever is set.
+    """
+    chosen = jax.config.jax_default_matmul_precision or "default"
+    return "float32" if mesh.backend() == "cpu" else chosen
 
 
 def method_entry(

@@ -98,6 +98,7 @@ def test_the_file_is_strict_json_with_hardware_and_versions(tmp_path):
     assert written["settings"]["flags"] == {"seed": 3}
     assert written["settings"]["notes"] == ["cut"]
     assert written["settings"]["hardware"]["num_cpus"] >= 1
+    assert written["settings"]["hardware"]["precision"] == "float32"  # of a CPU
     assert {"python", *results.PACKAGES} == written["settings"]["versions"].keys()
 
 
