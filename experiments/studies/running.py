@@ -110,6 +110,7 @@ def run_method(
         seeds_per_chunk=1 if mesh.backend() == "cpu" else None,
         examples_per_round=examples_per_round,
         rate_name=rate_name,
+        profile=study.profile,
     )
     run_config = dataclasses.replace(run_config, **run_settings)
     if study.compile_for is not None:

@@ -97,6 +97,10 @@ class MachineOptions(Options):
         "Compile a round of --methods for chips that are not here, such as h200x8 or "
         "v5e:2x2, print what it needs there, and stop.",
     )
+    profile: str | None = option(
+        None,
+        "Folder for a trace of rounds 2 and 3 of a method, for TensorBoard or XProf.",
+    )
     edge_parts: int = option(
         1,
         "Devices that share the edges of CNFGNN's graph; the others share windows.",

@@ -23,6 +23,7 @@ from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import nothing
 from fedjax_graph.driver.checkpoint import Checkpoints
+from fedjax_graph.driver.profile import Profile
 from fedjax_graph.driver.writers import (
     MetricsWriter,
     Progress,
@@ -46,6 +47,8 @@ class RunConfig(Checked):
     is_drawn: Callable[[tuple[Any, ...]], bool] = nothing
     """Path of a leaf in a split -> whether it has a leading axis of seeds, as where
     each seed draws other examples. The other leaves are the same for all seeds."""
+    profile: str | None = None
+    """Folder for a trace of some rounds, see `driver.profile`."""
     keep_last: bool = False
     """Whether the state after the last round counts as the best one, whatever the
     validation figure; no seed stops early."""
@@ -372,14 +375,15 @@ class _Loop:
         progress = Progress(self._name, config.num_rounds, round_, shown)
         writes = self._workdir and processes.is_first()
         writer = writes and MetricsWriter(self._workdir, self._name, round_)
-        try:
-            return self._rounds(seed_state, seconds, round_, writer, progress)
-        finally:
-            progress.close()
+        with contextlib.ExitStack() as stack:
+            stack.callback(progress.close)
             if writer:
-                writer.close()
+                stack.callback(writer.close)
+            folder = config.profile and pathlib.Path(config.profile, self._name)
+            profile = stack.enter_context(contextlib.closing(Profile(folder)))
+            return self._rounds(seed_state, seconds, round_, writer, progress, profile)
 
-    def _rounds(self, seed_state, seconds, round_, writer, progress):
+    def _rounds(self, seed_state, seconds, round_, writer, progress, profile):
         config = self._config
         while round_ < config.num_rounds:
             stopped = is_stopped(seed_state, config.patience)
@@ -391,10 +395,11 @@ class _Loop:
                 config.num_rounds - round_,
             )
             program = self._program(num_rounds, seed_state)
-            start = time.perf_counter()
-            seed_state, metrics = program(seed_state, *self._data)
-            metrics = jax.device_get(metrics)
-            elapsed = time.perf_counter() - start
+            with profile.call():
+                start = time.perf_counter()
+                seed_state, metrics = program(seed_state, *self._data)
+                metrics = jax.device_get(metrics)
+                elapsed = time.perf_counter() - start
             seconds += elapsed
             for i in range(num_rounds):
                 record = self._record(metrics, i, round_ + 1 + i, stopped)
