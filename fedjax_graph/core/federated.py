@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, clients, communication, trees
+from fedjax_graph.core import aggregation, clients, communication, mesh, trees
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import Checked, limited
@@ -86,7 +86,7 @@ def cohort_update(
 def _check_clients(num_clients: int, models: Any, client_data: Any) -> None:
     for what, tree, rows in (
         ("the models", models, (1, num_clients)),
-        ("client_data", client_data, (num_clients,)),
+        ("client_data", client_data, (num_clients, mesh.padded_size(num_clients))),
     ):
         for x in jax.tree.leaves(tree):
             if not jnp.ndim(x) or x.shape[0] not in rows:
