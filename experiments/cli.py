@@ -4,6 +4,7 @@ import logging as python_logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -56,9 +57,19 @@ def run(main: Callable[[], Any]) -> None:
                 "--clients_per_chunk, or smaller sizes"
             )
 
+    def alone_or_at_once(argv: list[str]) -> None:
+        """Of several processes, one that fails does not wait for the others to end."""
+        try:
+            guarded(argv)
+        except BaseException as error:
+            if processes.count() == 1 or isinstance(error, SystemExit):
+                raise
+            traceback.print_exc()
+            _leave(1)
+
     _hush_event_loops()
     _show_in_help()
-    app.run(guarded, flags_parser=parse)
+    app.run(alone_or_at_once, flags_parser=parse)
 
 
 def _show_in_help() -> None:
@@ -90,10 +101,15 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def _fail(error: Exception | str) -> NoReturn:
     print(f"error: {with_flags(' '.join(str(error).split()))}", file=sys.stderr)
+    _leave(2)
+
+
+def _leave(status: int) -> NoReturn:
     if processes.count() > 1:  # an orderly end would wait for the others
+        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(2)
-    sys.exit(2)
+        os._exit(status)
+    sys.exit(status)
 
 
 def with_flags(message: str) -> str:

@@ -127,8 +127,9 @@ class Study(DataOptions, MachineOptions):
                 f"--workdir={workdir} already holds a run; give --resume to continue "
                 "it or name another folder"
             )
-        processes.meet()
+        processes.gather()  # all have looked into it
         make_folder("workdir", workdir)
+        processes.check_shared(workdir)
         if not os.access(workdir, os.W_OK):
             raise InputError(
                 f"--workdir={workdir} is not writable; name another folder"

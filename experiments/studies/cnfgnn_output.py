@@ -17,7 +17,7 @@ from fedjax_graph.algorithms.cnfgnn.cnfgnn import HalvesConfig, make_models
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.network import TrafficDataset
 from fedjax_graph.data.traffic.windows import TrafficData
-from fedjax_graph.driver import plots, writers
+from fedjax_graph.driver import plots, rounds, writers
 from fedjax_graph.models.seq2seq import Seq2Seq
 
 GIB = 2**30
@@ -165,7 +165,8 @@ def draw_forecasts(
     for method in trained or runs:
         algorithm, result, _ = runs[method]
         state = jax.tree.map(lambda x: x[0], result.best_state)
-        forecast = np.asarray(jax.jit(algorithm.predict)(state, one_day))
+        states = jax.tree.map(lambda x: x[None], state)
+        forecast = rounds.predict_seeds(algorithm, states, one_day)[0]
         forecasts[known()[method]] = {ahead: forecast[:, sensors, -1]}
     plots.forecasts(
         workdir / "forecasts.png",

@@ -20,6 +20,7 @@ from experiments.studies.running import config_of
 from fedjax_graph.algorithms.fl_agcns import evolution
 from fedjax_graph.algorithms.fl_agcns.fl_random import make_trial
 from fedjax_graph.algorithms.fl_agcns.search import make_scorer
+from fedjax_graph.core import mesh, processes
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.driver import writers
@@ -80,6 +81,7 @@ def choose(
     if method in EVOLUTIONARY:
         num_finalists = study.num_finalists
     made = read(folder)
+    processes.gather()  # all have looked
     if made and made.round == int(state.num_rounds):
         if made.num_finalists != num_finalists:
             raise InputError(
@@ -145,12 +147,13 @@ def judge(
     @jax.jit
     def by_shared_weights(model, data, codes):
         scores, _, _ = make_scorer(config, model, data).federated(codes)
-        return scores
+        return mesh.replicated(scores)
 
     @jax.jit
     def from_scratch(data, codes, keys):
         trial = make_trial(config)
-        return jax.lax.map(lambda args: trial(data, *args).score, (codes, keys))
+        scores = jax.lax.map(lambda args: trial(data, *args).score, (codes, keys))
+        return mesh.replicated(scores)
 
     scores = np.asarray(by_shared_weights(state.weights.model, data, codes))
     codes = codes[np.argsort(-scores, stable=True)][:most]
@@ -170,4 +173,5 @@ def forget_other_network(folder: pathlib.Path, code: tuple[int, ...]) -> None:
     if tuple(trained) != code:
         text = architecture.to_text(trained)
         print(f"note: the search went on from {text}, whose training is removed")
-        shutil.rmtree(folder)
+        processes.by_first(shutil.rmtree)(folder)
+        processes.gather()

@@ -184,6 +184,10 @@ class FLAGCNSSettings(Study):
         self.given_stages()
         self.adam()  # raises where the server's optimizer cannot be read
         encryption.check(self.encryption)
+        if self.encryption != "none" and self.coordinator is not None:
+            raise InputError(
+                f"--encryption={self.encryption} runs in one process, not --coordinator"
+            )
         return methods
 
     def chosen_methods(self) -> list[str]:

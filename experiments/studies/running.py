@@ -59,7 +59,7 @@ def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | N
     """
     chosen, folder = study.chunk(), workdir / name / "checkpoints"
     is_begun = folder.is_dir()
-    processes.meet()
+    processes.gather()
     if study.clients_per_chunk != "auto" or not is_begun:
         return chosen
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
@@ -98,6 +98,7 @@ def run_method(
       registered_name: of the method, where it is another one.
       run_settings: fields of `rounds.RunConfig`, in place of what the study says.
     """
+    processes.agree("the data", str(checksum))
     registered_name = registered_name or name
     registered = algorithms.get_method(registered_name)
     config = config_of(registered_name, values)
@@ -127,6 +128,7 @@ def run_method(
             "seeds": run_config.seeds,
             "data": checksum,
             "num_devices": mesh.num_devices(),
+            "num_processes": processes.count(),
             "precision": results.precision(),
             "eval_every": study.eval_every,
         }

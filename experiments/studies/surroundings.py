@@ -3,6 +3,7 @@
 import abc
 import contextlib
 import dataclasses
+import json
 import os
 from typing import Any, ClassVar
 
@@ -82,8 +83,8 @@ class MachineOptions(Options):
     )
     num_cpu_devices: int | None = option(
         None,
-        "Without an accelerator: CPU cores that share the work; by default all, up to "
-        "8, but one for data so large that copies of it would fill the memory.",
+        "Without an accelerator: CPU cores of a process that share the work; by "
+        "default all, up to 8, but one for data so large that copies would fill the memory.",
         lower=1,
     )
 
@@ -138,6 +139,9 @@ class MachineOptions(Options):
                 f"--coordinator={address}: needs --num_processes and --process_id"
             )
         processes.join(address, self.num_processes, self.process_id)
+        own = ("process_id", "workdir", "data_dir", "compilation_cache")
+        common = {name: x for name, x in self.record().items() if name not in own}
+        processes.agree("the command line", json.dumps(common, default=str))
 
     def set_up_jax(self, copied_bytes: int = 0) -> None:
         """Applies the precision, makes the CPU's cores devices, and sets the mesh.
@@ -160,7 +164,7 @@ class MachineOptions(Options):
         jax.config.update("jax_default_matmul_precision", precision)
         is_large = copied_bytes > MOST_COPIED_BYTES
         usual = 1 if is_large else min(mesh.num_cores(), MOST_CPU_DEVICES)
-        chosen = self.num_cpu_devices or usual
+        chosen = self.num_cpu_devices or min(map(int, processes.gather(str(usual))))
         if self.compile_for is not None:
             chosen = 1  # which describes the data
         with contextlib.suppress(RuntimeError):  # JAX has been used
@@ -179,7 +183,9 @@ class MachineOptions(Options):
     def _keep_programs(self) -> None:
         """Lets JAX keep what took it a second or more to compile."""
         folder = self.compilation_cache
-        if folder == "off" or (self.compile_for is not None and not folder):
+        is_shared = processes.count() > 1  # one might read what another writes
+        is_left_out = self.compile_for is not None or is_shared
+        if folder == "off" or (is_left_out and not folder):
             jax.config.update("jax_compilation_cache_dir", None)
         elif folder or (
             self.keeps_programs and not jax.config.jax_compilation_cache_dir

@@ -208,8 +208,19 @@ def put_replicated(tree: Any) -> Any:
     for leaf in leaves:
         numbers.setdefault(id(leaf), len(numbers))
     distinct = {numbers[id(leaf)]: leaf for leaf in leaves}
-    placed = jax.device_put(distinct, target)
+    if target is None or target.is_fully_addressable:
+        placed = jax.device_put(distinct, target)
+    else:  # without comparing what the processes have, which copies all of it
+        placed = {key: _put_own(leaf, target) for key, leaf in distinct.items()}
     return jax.tree.unflatten(structure, [placed[numbers[id(leaf)]] for leaf in leaves])
+
+
+def _put_own(leaf: Any, target: NamedSharding) -> jax.Array:
+    """A copy on each device of each process, from what that process has."""
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return leaf
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
 
 
 def put_on_first(tree: Any) -> Any:

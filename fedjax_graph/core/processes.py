@@ -3,13 +3,15 @@
 Hosts of a TPU pod slice need a process each, and so do those of a cluster; the GPUs of
 a machine may have one process or one each. All of them run the same command on the same
 files, `join` first, and meet in every collective; the mesh is of the devices of all.
-The first process alone writes, checkpoints apart, which orbax writes from all.
+The first process alone writes; to save a checkpoint orbax lets all of them meet.
 """
 
 import functools
 import itertools
 import os
+import pathlib
 import re
+import secrets
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -54,6 +56,8 @@ def join(
         return
     _check(coordinator, num_processes, process_id)
     _report_losses()
+    # Which only notes a SIGTERM, that should end the process.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             coordinator,
@@ -96,7 +100,7 @@ def _report_losses() -> None:
     actions = [(os.POSIX_SPAWN_DUP2, read, 0)]
     os.posix_spawn(sys.executable, command, os.environ, file_actions=actions)
     sys.stderr.flush()
-    os.dup2(write, sys.stderr.fileno())
+    os.dup2(write, 2)
     os.close(read)
     os.close(write)
 
@@ -126,8 +130,50 @@ def by_first(write: F) -> F:
     return wrapped  # pyright: ignore[reportReturnType]
 
 
-def meet() -> None:
-    """Waits until all processes are here."""
+def gather(text: str = "") -> list[str]:
+    """Waits until all processes are here; gives what each of them says, in order."""
     client = distributed.global_state.client
-    if count() > 1 and client is not None:
-        client.wait_at_barrier(f"meeting {next(_meetings)}", 1000 * MEETING_SECONDS)
+    if count() == 1 or client is None:
+        return [text]
+    place = f"meeting {next(_meetings)}"
+    own = distributed.global_state.process_id
+    client.key_value_set(f"{place}/{own:08}", f"{text}.")  # which is not empty
+    client.wait_at_barrier(place, 1000 * MEETING_SECONDS)
+    return [said[:-1] for _, said in sorted(client.key_value_dir_get(f"{place}/"))]
+
+
+def agree(what: str, text: str) -> None:
+    """Checks that all processes have the same.
+
+    Raises:
+      InputError: in all of them, naming what differs.
+    """
+    texts = gather(text)
+    for i, other in enumerate(texts):
+        if other != texts[0]:
+            raise InputError(
+                f"{what} of process {i} is not that of process 0: all of them need the "
+                "same flags and files"
+            )
+
+
+def check_shared(folder: pathlib.Path) -> None:
+    """Checks that a folder is one that all processes see.
+
+    Raises:
+      InputError: in all of them.
+    """
+    if count() == 1:
+        return
+    trace = folder / f".seen-by-all-{gather(secrets.token_hex(8))[0]}"
+    if is_first():
+        trace.touch()
+    gather()
+    is_seen = gather(str(trace.exists()))
+    if is_first():
+        trace.unlink(missing_ok=True)
+    if "False" in is_seen:
+        raise InputError(
+            f"workdir={folder}: process {is_seen.index('False')} does not see what "
+            "process 0 writes there; name a folder that all hosts share"
+        )

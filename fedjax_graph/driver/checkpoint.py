@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from fedjax_graph.core import processes
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver.writers import to_jsonable
 
@@ -194,6 +195,8 @@ class Checkpoints:
         except MemoryError:
             raise
         except Exception as error:  # whatever a parser makes of damaged bytes
+            if processes.is_loss(error):
+                raise
             reason = str(error).split(" [tensorstore_spec")[0]
             reason = textwrap.shorten(reason, 200, placeholder=" ...")
             raise DamagedError(

@@ -55,7 +55,8 @@ class RunConfig(Checked):
 
 
 # Settings of how a method was trained; a checkpoint is scored under any.
-TRAINING_SETTINGS = ("num_devices", "precision", "eval_every")
+TRAINING_SETTINGS = ("num_devices", "num_processes", "precision", "eval_every")
+ROUNDING_SETTINGS = ("num_devices", "num_processes")  # of which a run may change
 
 
 class SeedState(NamedTuple):
@@ -299,7 +300,7 @@ def run(
 def _open_checkpoints(folder, settings, resume, eval_only, defaults) -> Checkpoints:
     if eval_only and not folder.is_dir():
         raise InputError(f"{folder}: no finished round of a run to score")
-    ignored = TRAINING_SETTINGS if eval_only else ("num_devices",)
+    ignored = TRAINING_SETTINGS if eval_only else ROUNDING_SETTINGS
     checkpoints = Checkpoints(folder, settings, ignored, defaults)
     if checkpoints.latest_round() is None or eval_only:
         return checkpoints
@@ -307,12 +308,13 @@ def _open_checkpoints(folder, settings, resume, eval_only, defaults) -> Checkpoi
         checkpoints.close()
         raise InputError(f"{folder}: holds another run; resume it or name a new folder")
     before, now = (
-        (found or {}).get("num_devices") for found in (checkpoints.settings(), settings)
+        [(found or {}).get(key, 1) for key in ROUNDING_SETTINGS]
+        for found in (checkpoints.settings(), settings)
     )
     if before != now:
         print(
-            f"note: {folder}: so far on {before} devices, and now on {now}, which "
-            "agree up to rounding"
+            f"note: {folder}: so far on {before[0]} devices of {before[1]} processes, "
+            f"and now on {now[0]} of {now[1]}, which agree up to rounding"
         )
     return checkpoints
 
@@ -379,7 +381,8 @@ class _Loop:
             stack.callback(progress.close)
             if writer:
                 stack.callback(writer.close)
-            folder = config.profile and pathlib.Path(config.profile, self._name)
+            is_traced = config.profile and processes.is_first()
+            folder = pathlib.Path(config.profile, self._name) if is_traced else None
             profile = stack.enter_context(contextlib.closing(Profile(folder)))
             return self._rounds(seed_state, seconds, round_, writer, progress, profile)
 

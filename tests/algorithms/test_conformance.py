@@ -140,8 +140,8 @@ CASES = {
     for problem, methods in TINY.items()
     for name in methods
 }
-# What others are special cases of is tested by default; searches have tests of their own
-# of padding and chunks, and take the longest to compile.
+# What others are special cases of is tested by default; searches, which take longest to
+# compile, have tests of their own of padding and chunks.
 SLOW = SEARCHES.keys() | {
     "at_without_fedavg",
     "fed_avg_m",

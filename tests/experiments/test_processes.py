@@ -23,6 +23,7 @@ FLAGS = (
     "--hidden_size=4",
     "--gn_mlp_sizes=4,4",
     "--gn_layers=1",
+    "--server_batch_size=56",  # whose parts cut the test windows into 8 batches
 )
 NUM_ROUNDS = 2
 MANY_ROUNDS = 1000  # of a run that is going to be killed
@@ -144,6 +145,7 @@ def test_processes_are_one_with_as_many_devices(machine, alone, num_processes):
         (1, signal.SIGKILL),
         pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
 def test_when_one_is_lost_the_other_ends_and_a_process_alone_resumes(
@@ -168,7 +170,7 @@ def test_when_one_is_lost_the_other_ends_and_a_process_alone_resumes(
     line[-2:] = [f"--num_rounds={more}", f"--patience={MANY_ROUNDS}"]
     resumed = machine.run(*line, "--resume")
     assert (resumed.returncode, resumed.stderr) == (0, "")
-    assert "so far on 2 devices, and now on 1" in resumed.stdout
+    assert "so far on 2 devices of 2 processes, and now on 1 of 1," in resumed.stdout
     rounds = [r["round"] for r in machine.metrics(name)]
     assert rounds == list(range(1, more + 1))
 
@@ -206,7 +208,8 @@ def refusals(machine, request):
 
 def test_one_process_is_the_first_and_waits_for_nobody():
     assert (processes.count(), processes.is_first()) == (1, True)
-    processes.meet()
+    assert processes.gather("here") == ["here"]
+    processes.agree("all", "this")
 
 
 def test_an_address_without_a_port_is_refused():
