@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, batching, clients, mesh
+from fedjax_graph.core import aggregation, arrays, batching, clients, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TARGET_STEPS, TrafficData, Windows
 
@@ -92,7 +93,12 @@ def error_sums(forecast: jax.Array, truth: jax.Array, weights: jax.Array) -> Err
       forecast: [K, B, 12] mph.
       truth: [K, B, 12] mph; 0 = missing.
       weights: [K, B], 1 where the forecast counts.
+
+    Raises:
+      InputError: if they have not these shapes.
     """
+    arrays.check_same_shape(forecast=forecast, truth=truth)
+    arrays.check_shape("weights", weights, forecast.shape[:2])
     error = forecast - truth
     weights = jnp.broadcast_to(weights[..., None], error.shape)
     present = weights * (truth != 0)
@@ -126,7 +132,12 @@ def client_errors(sums: ErrorSums, minutes: str = "60") -> dict[str, jax.Array]:
     """`masked_errors` of each client at a horizon, averaged over the clients.
 
     Clients without a reading to compare with are left out.
+
+    Raises:
+      InputError: if there is no such horizon.
     """
+    if minutes not in HORIZONS:
+        raise InputError(f"unknown horizon {minutes!r}; known: {', '.join(HORIZONS)}")
     at = jax.tree.map(lambda x: x[:, HORIZONS[minutes] - 1], sums)
     has_any = at.masked_count > 0
     num_clients = jnp.maximum(jnp.sum(has_any), 1)
@@ -142,7 +153,8 @@ def error_metrics(
 
     `rmse` and `mae` run over everything, missing readings (0) included, as in the
     paper. `masked` leaves them out, and so does `loss` under `masked_loss`. MAPE is in
-    percent, the others in mph.
+    percent, the others in mph. Over no window at all `loss`, `rmse` and `mae` are NaN,
+    so that no round is chosen by it; `masked` is 0.
     """
 
     sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)  # over clients, [12]
