@@ -195,13 +195,13 @@ class SuperNet(Checked):
           InputError: if the code has another number of genes, or a known one is not
             valid.
         """
-        if arrays.is_known(code):
-            code = jnp.asarray(check(code, self.num_layers))
         if code.shape != (self.num_layers + 2,):
             raise InputError(
                 f"architecture code of shape {code.shape}: expected "
                 f"{self.num_layers + 2} genes, of {self.num_layers} layers"
             )
+        if arrays.is_known(code):
+            check(code, self.num_layers)
         return jax.tree.map(
             lambda x, index: x[index], model, self._indices(model, code)
         )

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files
 from fedjax_graph.data.traffic import formats as traffic_formats
-from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic import network, windows
 from fedjax_graph.data.traffic.formats import gaussian_kernel_adjacency, id_texts
 from fedjax_graph.data.traffic.network import TrafficDataset, take_sensors
 
@@ -287,45 +287,20 @@ def _checked(dataset: TrafficDataset) -> TrafficDataset:
     Raises:
       InputError: if they do not fit. The message does not name the file.
     """
-    speed, adjacency = dataset.speed, dataset.adjacency
-    num_steps, num_sensors = speed.shape
-    expected = {
-        "timestamps": (num_steps,),
-        "sensor_ids": (num_sensors,),
-        "adjacency": (num_sensors, num_sensors),
-        "latitude": (num_sensors,),
-        "longitude": (num_sensors,),
-    }
-    for field, shape in expected.items():
-        array = getattr(dataset, field)
-        if array is not None and array.shape != shape:
-            raise InputError(
-                f"{field} has shape {array.shape}, expected {shape} for speed of shape "
-                f"{speed.shape}"
-            )
-    _split_sizes(num_steps)
-    if not (np.diff(dataset.timestamps.astype(np.int64)) > 0).all():
-        raise InputError("time stamps have to increase from row to row")
-    speed = np.where(np.isnan(speed), 0, speed).astype(np.float32)
+    speed = np.where(np.isnan(dataset.speed), 0, dataset.speed).astype(np.float32)
+    with np.errstate(over="ignore"):  # beyond float32 is infinite
+        adjacency = dataset.adjacency.astype(np.float32)
+    dataset = dataclasses.replace(dataset, speed=speed, adjacency=adjacency)
     if not (np.isfinite(speed) & (speed >= 0)).all():
         raise InputError(
             "readings have infinite or negative entries; a missing one is 0 or NaN"
         )
-    with np.errstate(over="ignore"):  # beyond float32 is infinite
-        adjacency = adjacency.astype(np.float32)
-    if not (np.isfinite(adjacency) & (adjacency >= 0)).all():
-        raise InputError(
-            "adjacency has weights that are negative, NaN or infinite in float32"
-        )
+    network.check(dataset)
+    _split_sizes(len(speed))
     for axis in (dataset.latitude, dataset.longitude):
         if axis is not None and not np.isfinite(axis).all():
             raise InputError("latitude or longitude has entries that are not finite")
-    return dataclasses.replace(
-        dataset,
-        speed=speed,
-        sensor_ids=_plain_ids(dataset.sensor_ids),
-        adjacency=adjacency,
-    )
+    return dataclasses.replace(dataset, sensor_ids=_plain_ids(dataset.sensor_ids))
 
 
 def _plain_ids(sensor_ids: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ import numpy as np
 from fedjax_graph.core import graphs
 from fedjax_graph.core.batching import FRACTIONS, SPLITS, checked_fractions
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.traffic import network
 from fedjax_graph.data.traffic.network import TrafficDataset
 
 INPUT_STEPS = 12
@@ -141,9 +142,10 @@ def make_splits(
       fractions: as for `split_sizes`.
 
     Raises:
-      InputError: if a split would be empty, for other fractions, or if all training
-        readings are equal.
+      InputError: if the arrays do not fit together, a split would be empty, for other
+        fractions, or if all training readings are equal.
     """
+    network.check(dataset)
     num_clients = dataset.speed.shape[1]
     mean, std = training_moments(dataset.speed, fractions)
     if not std > 1e-6 * abs(mean):  # equal but for rounding
