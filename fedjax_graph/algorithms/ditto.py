@@ -14,13 +14,14 @@ import jax
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import aggregation
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedState, scored, task_round
 from fedjax_graph.core.proximal import pull
 
 
 @dataclasses.dataclass(frozen=True)
 class DittoConfig(FedAvgConfig):
-    personal_weight: float = 0.1  # lambda
+    personal_weight: float = limited(0.1, lower=0)  # lambda
 
 
 class DittoState(NamedTuple):

@@ -9,13 +9,15 @@ import dataclasses
 
 from fedjax_graph.core import aggregation
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedConfig, federated
 
 
 @dataclasses.dataclass(frozen=True)
 class FedAttConfig(FederatedConfig):
-    attention_step_size: float = 1.0
-    aggregation_noise: float = 0.0  # standard deviation, at each aggregation
+    attention_step_size: float = limited(1.0, lower=0)
+    # standard deviation, at each aggregation
+    aggregation_noise: float = limited(0.0, lower=0)
 
 
 def fed_att(config: FedAttConfig) -> FederatedAlgorithm:

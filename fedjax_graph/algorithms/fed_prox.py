@@ -9,12 +9,13 @@ import dataclasses
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.checks import limited
 from fedjax_graph.core.proximal import pull
 
 
 @dataclasses.dataclass(frozen=True)
 class FedProxConfig(FedAvgConfig):
-    proximal_weight: float = 0.01  # mu
+    proximal_weight: float = limited(0.01, lower=0)  # mu
 
 
 def fed_prox(config: FedProxConfig) -> FederatedAlgorithm:

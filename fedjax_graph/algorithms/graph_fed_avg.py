@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_graph.core import aggregation, graphs
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedConfig, federated
 
 
@@ -29,7 +30,7 @@ def graph_fed_avg(config: FederatedConfig) -> FederatedAlgorithm:
 
 @dataclasses.dataclass(frozen=True)
 class MPFedAvgConfig(FederatedConfig):
-    own_share: float = 0.8
+    own_share: float = limited(0.8, lower=0, upper=1)
 
 
 def mp_fed_avg(config: MPFedAvgConfig) -> FederatedAlgorithm:

@@ -19,6 +19,10 @@ def is_known(*arrays: Any) -> bool:
     return not any(isinstance(x, jax.core.Tracer) for x in arrays)
 
 
+def _shape(array: Any) -> tuple[int, ...]:
+    return array.shape if hasattr(array, "shape") else np.shape(array)
+
+
 def check_shape(what: str, array: Any, shape: Sequence[int | None]) -> None:
     """Checks the shape of an array.
 
@@ -30,7 +34,7 @@ def check_shape(what: str, array: Any, shape: Sequence[int | None]) -> None:
     Raises:
       InputError: if it has another one.
     """
-    found = jnp.shape(array)
+    found = _shape(array)
     fits = len(found) == len(shape) and all(
         size in (None, own) for own, size in zip(found, shape, strict=True)
     )
@@ -45,7 +49,7 @@ def check_same_shape(**arrays: Any) -> None:
     Raises:
       InputError: if they have not.
     """
-    shapes = {name: jnp.shape(array) for name, array in arrays.items()}
+    shapes = {name: _shape(array) for name, array in arrays.items()}
     if len(set(shapes.values())) > 1:
         found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise InputError(f"{found}: expected the same shape")
@@ -81,7 +85,9 @@ def check_count(what: str, count: Any, least: int = 1) -> None:
     """
     is_whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
     if not is_whole or count < least:
-        raise InputError(f"{what}={count!r}: expected a whole number, {least} or more")
+        raise InputError(
+            f"{what} = {count!r}: expected a whole number, at least {least}"
+        )
 
 
 def check_weights(what: str, weights: Any) -> None:

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_graph.core import arrays
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.convolutions import CONVOLUTIONS
 
@@ -171,8 +172,14 @@ def random_codes(
       [num, L + 2] int32.
 
     Raises:
-      InputError: if a given stage is none.
+      InputError: if a given stage is none, a number no count, or the absence no
+        probability.
     """
+    arrays.check_count("num", num, 0)
+    arrays.check_count("num_layers", num_layers)
+    arrays.check_count("num_certain", num_certain, 0)
+    if absence is not None and not 0 <= absence <= 1:
+        raise InputError(f"absence={absence}: expected a number from 0 to 1")
     value_key, absence_key = jax.random.split(key)
     largest = largest_genes(num_layers)
     shape = (num, num_layers + 2)

@@ -4,6 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import arrays
+
 STATISTICS_RATE = 0.1  # share of a batch in the running statistics
 
 
@@ -52,7 +54,11 @@ def masked_moments(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]
     """Computes mean and variance [C] of those of x [B, H, W, C] that mask [B] keeps.
 
     Both are 0 where it keeps none.
+
+    Raises:
+      InputError: if the mask is not [B].
     """
+    arrays.check_shape("mask", mask, x.shape[:1])
     height, width = x.shape[1:3]
     shares = mask / (jnp.maximum(jnp.sum(mask), 1) * height * width)
     shares = shares[:, None, None, None]

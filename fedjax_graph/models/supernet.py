@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from fedjax_graph.core import mesh
+from fedjax_graph.core import arrays, mesh
+from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import Model, Params
 from fedjax_graph.core.trees import take
@@ -100,7 +101,7 @@ class Network(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class SuperNet:
+class SuperNet(Checked):
     """Classifies nodes by any code, in pure functions of {"params", "batch_stats"}.
 
     Their leaves are stacked, so that an optimizer can step those sets of weights alone
@@ -111,12 +112,12 @@ class SuperNet:
       it reads. Ops without any are left out.
     """
 
-    num_features: int
-    num_classes: int
-    num_layers: int = NUM_LAYERS
-    width: int = WIDTH
+    num_features: int = dataclasses.field(metadata=limits(lower=1))
+    num_classes: int = dataclasses.field(metadata=limits(lower=1))
+    num_layers: int = limited(NUM_LAYERS, lower=1)
+    width: int = limited(WIDTH, lower=1)
     fusion: Fusion = "leaves"
-    dropout: float = 0.0  # of both stages' inputs
+    dropout: float = limited(0.0, lower=0, below=1)  # of both stages' inputs
 
     def init(self, key: jax.Array) -> Model:
         """Draws fresh weights, each set as for a network of its own."""
@@ -191,13 +192,16 @@ class SuperNet:
           another op there.
 
         Raises:
-          InputError: if the code has another number of genes.
+          InputError: if the code has another number of genes, or a known one is not
+            valid.
         """
         if code.shape != (self.num_layers + 2,):
             raise InputError(
                 f"architecture code of shape {code.shape}: expected "
                 f"{self.num_layers + 2} genes, of {self.num_layers} layers"
             )
+        if arrays.is_known(code):
+            check(code, self.num_layers)
         return jax.tree.map(
             lambda x, index: x[index], model, self._indices(model, code)
         )

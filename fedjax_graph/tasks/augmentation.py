@@ -11,6 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import arrays
+
 BORDER = 4
 CUTOUT_SIZE = 8
 
@@ -30,7 +32,12 @@ def draw(key: jax.Array, num_images: int, height: int, width: int) -> Draws:
       key: of the batch.
       num_images: B.
       height, width: of the images, at least `CUTOUT_SIZE`.
+
+    Raises:
+      InputError: if they are smaller.
     """
+    for name, size in (("height", height), ("width", width)):
+        arrays.check_count(f"{name} of the images", size, CUTOUT_SIZE)
     crop_key, flip_key, cutout_key = jax.random.split(key, 3)
     limits = jnp.array([height, width]) - CUTOUT_SIZE + 1
     return Draws(

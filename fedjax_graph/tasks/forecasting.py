@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, batching, clients, mesh
+from fedjax_graph.core import aggregation, arrays, batching, clients, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.data.traffic.windows import TARGET_STEPS, TrafficData, Windows
@@ -93,7 +94,12 @@ def error_sums(forecast: jax.Array, truth: jax.Array, weights: jax.Array) -> Err
       forecast: [K, B, 12] in the unit of the readings.
       truth: [K, B, 12] likewise; 0 = missing.
       weights: [K, B], 1 where the forecast counts.
+
+    Raises:
+      InputError: if they have not these shapes.
     """
+    arrays.check_same_shape(forecast=forecast, truth=truth)
+    arrays.check_shape("weights", weights, forecast.shape[:2])
     error = forecast - truth
     weights = jnp.broadcast_to(weights[..., None], error.shape)
     present = weights * (truth != 0)
@@ -129,7 +135,14 @@ def client_errors(
     """`masked_errors` of each client so many steps ahead, averaged over the clients.
 
     Clients without a reading to compare with are left out.
+
+    Raises:
+      InputError: if there is no such horizon.
     """
+    if not 1 <= steps_ahead <= TARGET_STEPS:
+        raise InputError(
+            f"steps_ahead={steps_ahead}: expected 1 to {TARGET_STEPS}, as forecast"
+        )
     at = jax.tree.map(lambda x: x[:, steps_ahead - 1], sums)
     has_any = at.masked_count > 0
     num_clients = jnp.maximum(jnp.sum(has_any), 1)
@@ -146,7 +159,8 @@ def error_metrics(
     `rmse` and `mae` run over everything, missing readings (0) included, as in the
     paper. `masked` leaves them out, and so does `loss` under `masked_loss`; its keys
     are the minutes ahead of `HORIZONS`, and `all`. MAPE is in percent, the others in
-    the unit of the readings.
+    the unit of the readings. Over no window at all `loss`, `rmse` and `mae` are NaN, so
+    that no round is chosen by it; `masked` is 0.
 
     Args:
       sums: of all windows.

@@ -8,13 +8,13 @@ here: the sum divided by the batch size, also where the last batch is not full.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import batching, clients
+from fedjax_graph.core import arrays, batching, clients
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.local import LocalResult, Model, local_steps
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
 class ImageTask(Checked):
     """Hyper-parameters of image classification; the defaults: the released code's."""
 
-    kind: str = "images"
+    kind: Literal["images"] = "images"
     width: int = limited(64, lower=1)
     num_classes: int = limited(10, lower=1)
     batch_size: int = limited(128, lower=1)
@@ -160,7 +160,12 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
     Returns:
       [B] float32.
+
+    Raises:
+      InputError: if the labels are not [B], or no known ones of the classes.
     """
+    arrays.check_shape("labels", labels, logits.shape[:-1])
+    arrays.check_indices("labels", labels, logits.shape[-1], "the classes")
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
@@ -246,10 +251,19 @@ def client_metrics(
       num_images, num_right, sum_cross_entropy: [K], over a client's images.
       client_weights: [K], 0 = padding.
 
+    Raises:
+      InputError: if they have not the same shape.
+
     Returns:
       `error`, the mean share of wrong answers in [0, 1], by which the best round is
       chosen; `cross_entropy`; and accuracies in percent.
     """
+    arrays.check_same_shape(
+        num_images=num_images,
+        num_right=num_right,
+        sum_cross_entropy=sum_cross_entropy,
+        client_weights=client_weights,
+    )
     divisor = jnp.maximum(num_images, 1)
     accuracy = 100 * num_right / divisor
     is_real = (client_weights > 0) & (num_images > 0)

@@ -8,7 +8,7 @@ subgraph; what they compute on are the receptive fields of their labelled nodes,
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ class NodeTask(Checked):
 
     num_features: int = dataclasses.field(metadata=limits(lower=1))
     num_classes: int = dataclasses.field(metadata=limits(lower=1))
-    kind: str = "nodes"
+    kind: Literal["nodes"] = "nodes"
     model: str = "gcn"  # a name of MODELS
     hidden_size: int = limited(16, lower=1)  # of GCN
     dropout: float = limited(0.5, lower=0, below=1)  # of GCN

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import arrays
 from fedjax_graph.core.batching import shuffled_batches
 from fedjax_graph.data.traffic.windows import TARGET_STEPS
 
@@ -79,6 +80,10 @@ def target_weights(
 
     Returns:
       [12, B].
+
+    Raises:
+      InputError: if the mask is not of the windows.
     """
+    arrays.check_shape("mask", mask, truth.shape[1:])
     counts = mask * (truth != 0) if skip_missing else mask * jnp.ones_like(truth)
     return counts / jnp.maximum(jnp.sum(counts), 1)

@@ -24,7 +24,7 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion
-from fedjax_graph.models.fixed_gnns import FixedGNN
+from fedjax_graph.models.fixed_gnns import FixedGNN, find_layout
 from fedjax_graph.models.supernet import WIDTH, SuperNet, empty_graph
 
 Fitness = Literal["loss", "accuracy"]
@@ -38,7 +38,7 @@ class SubgraphTask(Checked):
 
     num_features: int = dataclasses.field(metadata=limits(lower=1))
     num_classes: int = dataclasses.field(metadata=limits(lower=1))
-    kind: str = "subgraphs"
+    kind: Literal["subgraphs"] = "subgraphs"
     model: str = "gcn"  # see `models.fixed_gnns`; or "code", the network of one
     code: tuple[int, ...] = ()
     fusion: Fusion = "leaves"  # of a code
@@ -49,7 +49,13 @@ class SubgraphTask(Checked):
     fitness: Fitness = "loss"  # by which the best round is chosen, see MONITORS
 
     def module(self) -> nn.Module:
+        """The network that clients train.
+
+        Raises:
+          InputError: if there is none of this name, or the code is not valid.
+        """
         if self.model != "code":
+            find_layout(self.model)
             return FixedGNN(self.model, self.num_classes, dropout=self.dropout)
         net = SuperNet(
             self.num_features,

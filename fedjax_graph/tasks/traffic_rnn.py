@@ -12,12 +12,12 @@ chosen by FedAvg's validation loss on 30 days of METR-LA among 0.003, 0.01, 0.03
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import batching, clients
+from fedjax_graph.core import arrays, batching, clients
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.local import LocalResult, local_steps
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 class TrafficRNNTask(Checked):
     """Hyper-parameters of forecasting with a plain recurrent network."""
 
-    kind: str = "traffic_rnn"
+    kind: Literal["traffic_rnn"] = "traffic_rnn"
     model: str = "rnn"  # a name of MODELS
     hidden_size: int = limited(64, lower=1)
     batch_size: int = limited(128, lower=1)
@@ -134,7 +134,12 @@ def absolute_error(forecast: jax.Array, truth: jax.Array, mask: jax.Array) -> ja
       forecast: [12, B] in the data's units.
       truth: [12, B]; 0 = missing.
       mask: [B], 0 for windows that do not count.
+
+    Raises:
+      InputError: if they have not these shapes.
     """
+    arrays.check_same_shape(forecast=forecast, truth=truth)
+    arrays.check_shape("mask", mask, forecast.shape[1:])
     present = mask * (truth != 0)
     total = jnp.sum(present * jnp.abs(forecast - truth))
     return total / jnp.maximum(jnp.sum(present), 1)

@@ -11,7 +11,7 @@ truth is fed by scheduled sampling, and the optimizer starts anew each round.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ AGGREGATOR = 2  # `fold_in` 0 and 1 of a round's key are the cohort's and the cl
 class TrafficSeq2SeqTask(Checked):
     """Hyper-parameters of the task; defaults: the paper's GRU with 63K parameters."""
 
-    kind: str = "traffic_seq2seq"
+    kind: Literal["traffic_seq2seq"] = "traffic_seq2seq"
     hidden_size: int = limited(100, lower=1)  # 200 for the 727K model
     num_layers: int = limited(1, lower=1)  # 2 for the 727K model
     embedding_size: int = limited(0, lower=0)  # width of zeros where CNFGNN has h_G

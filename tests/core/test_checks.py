@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig
+from fedjax_graph.algorithms.cnfgnn.gru_fmtl import GRUFMTLConfig
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
+from fedjax_graph.algorithms.fl_agcns.fl_agcns import FLAGCNSConfig
+from fedjax_graph.algorithms.fl_agcns.fl_gradient import FLGradientConfig
+from fedjax_graph.algorithms.fl_agcns.fl_random import TrialConfig
+from fedjax_graph.algorithms.fl_agcns.fl_rl import FLRLConfig
+from fedjax_graph.algorithms.sfl.sfl import SFLConfig, SFLStarConfig
+from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
@@ -17,6 +25,7 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver.rounds import RunConfig
 from fedjax_graph.tasks.images import ImageTask
 from fedjax_graph.tasks.nodes import NodeTask
+from fedjax_graph.tasks.subgraphs import SubgraphTask
 from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
 
@@ -141,6 +150,44 @@ def test_a_wrong_value_is_named_with_its_config(config_type, values, message):
         config_type(**values)
     assert message in str(raised.value)
     assert str(raised.value).startswith(config_type.__name__)
+
+
+SEARCHED = {"num_features": 3, "num_classes": 2}
+SENSELESS = [
+    (CNFGNNConfig, {}, "hidden_size", 0),
+    (CNFGNNConfig, {}, "gn_mlp_sizes", ()),
+    (CNFGNNConfig, {}, "sampling_decay", 0.0),
+    (CNFGNNConfig, {}, "exchange_bits", 7),
+    (CNFGNNConfig, {}, "server_dtype", "int8"),
+    (CNFGNNConfig, {}, "participation", 2.0),
+    (GRUFMTLConfig, {}, "weight", -1.0),
+    (SFLConfig, {"task": TASK}, "propagation_steps", -1),
+    (SFLConfig, {"task": TASK}, "alpha", 7.0),
+    (SFLStarConfig, {"task": TASK}, "learnt_share", -0.1),
+    (StructureConfig, {}, "target", "zz"),
+    (StructureConfig, {}, "num_neighbours", 0),
+    (FLAGCNSConfig, SEARCHED, "population_size", 1),
+    (FLAGCNSConfig, SEARCHED, "fitness", "zz"),
+    (FLAGCNSConfig, SEARCHED, "client_share", 2.0),
+    (FLAGCNSConfig, SEARCHED, "stages", (9, 9)),
+    (FLAGCNSConfig, SEARCHED, "server_optimizer", "adam"),
+    (FLRLConfig, SEARCHED, "baseline_decay", 3.0),
+    (FLGradientConfig, SEARCHED, "num_steps", 0),
+    (TrialConfig, SEARCHED, "num_epochs", 0),
+    (NodeTask, SEARCHED, "kind", "images"),
+]
+
+
+@pytest.mark.parametrize("config_type, values, field, value", SENSELESS)
+def test_what_makes_no_sense_is_no_config(config_type, values, field, value):
+    config_type(**values)
+    with pytest.raises(InputError, match=f"{field}.*expected"):
+        config_type(**values, **{field: value})
+
+
+def test_a_subgraph_task_has_a_network_of_its_name():
+    with pytest.raises(InputError, match="unknown GNN 'totally_wrong'; known: gat"):
+        SubgraphTask(3, 2, model="totally_wrong").build()
 
 
 def test_a_config_of_ones_own_is_checked_as_the_librarys():

@@ -110,10 +110,16 @@ def test_fusion_of_all_layers(net_model, quick_jit, net_convolve):
     npt.assert_allclose(alone(own, graph, mask)[0], outputs, rtol=1e-6, atol=1e-6)
 
 
-def test_an_unknown_fusion(net_model):
-    net = SuperNet(NUM_FEATURES, NUM_CLASSES, 3, 4, fusion="sum")
-    with pytest.raises(InputError, match="'sum'; known: leaves, all"):
-        jax.eval_shape(net.apply, net_model, make_graph(0)[0], jnp.array(CODES[0]))
+def test_an_unknown_fusion():
+    with pytest.raises(InputError, match="fusion='sum': expected 'leaves' or 'all'"):
+        SuperNet(NUM_FEATURES, NUM_CLASSES, 3, 4, fusion="sum")
+
+
+@pytest.mark.parametrize("code", [(9, 1, 1, 1, 5), (1, 99, 1, 1, 5)])
+def test_a_known_code_is_checked(net_model, code):
+    net = SuperNet(NUM_FEATURES, NUM_CLASSES, 3, 4)
+    with pytest.raises(InputError, match="architecture code .* expected"):
+        net.path(net_model, jnp.array(code))
 
 
 LINEAR = [5, 0, 0, 0, 5]  # both stages and nothing else

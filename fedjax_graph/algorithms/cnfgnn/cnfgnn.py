@@ -32,6 +32,7 @@ import optax
 from fedjax_graph.algorithms.cnfgnn.joint_training import joint_training
 from fedjax_graph.core import aggregation, batching, communication, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.federated import federated_round
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.traffic import windows
@@ -42,17 +43,17 @@ from fedjax_graph.tasks.traffic_seq2seq import ClientData, local_training
 
 
 @dataclasses.dataclass(frozen=True)
-class HalvesConfig:
+class HalvesConfig(Checked):
     """Configures the two halves and their optimizers; the defaults are the paper's."""
 
-    hidden_size: int = 64
-    gn_layers: int = 2
-    gn_mlp_sizes: tuple[int, ...] = (256, 256, 128)
-    server_batch_size: int = 48
+    hidden_size: int = limited(64, lower=1)
+    gn_layers: int = limited(2, lower=1)
+    gn_mlp_sizes: tuple[int, ...] = limited((256, 256, 128), lower=1, is_filled=True)
+    server_batch_size: int = limited(48, lower=1)
     client_optimizer: OptimizerConfig = OptimizerConfig("adam", 1e-3)
     server_optimizer: OptimizerConfig = OptimizerConfig("adam", 1e-3)
-    sampling_decay: float = 1000.0
-    clients_per_chunk: int | None = None
+    sampling_decay: float = limited(1000.0, above=0)
+    clients_per_chunk: int | None = limited(None, lower=1)
     masked_loss: bool = False  # leaves missing readings out
     server_dtype: Literal["float32", "bfloat16"] = "float32"  # of the graph network
     exchange_bits: ClassVar[int] = 32  # nothing is rounded where nothing is sent
@@ -65,17 +66,19 @@ class SplitConfig(HalvesConfig):
     `exchange_bits` is the width of the numbers exchanged.
     """
 
-    exchange_bits: int = 32  # of h_c, h_G and their gradients; 16, 8 or 4 cost less
+    # of h_c, h_G and their gradients; fewer cost less
+    exchange_bits: Literal[32, 16, 8, 4] = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class CNFGNNConfig(SplitConfig):
     """Hyper-parameters; defaults: the paper's on METR-LA."""
 
-    client_rounds: int = 1  # R_c, passes over a client's windows
-    server_rounds: int = 1  # R_s, passes over all windows; 20 on PEMS-BAY
-    client_batch_size: int = 128
-    participation: float = 1.0
+    client_rounds: int = limited(1, lower=1)  # R_c, passes over a client's windows
+    # R_s, passes over all windows; 20 on PEMS-BAY
+    server_rounds: int = limited(1, lower=1)
+    client_batch_size: int = limited(128, lower=1)
+    participation: float = limited(1.0, above=0, upper=1)
 
 
 class CNFGNNState(NamedTuple):

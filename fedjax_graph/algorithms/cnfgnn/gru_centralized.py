@@ -16,13 +16,14 @@ import optax
 
 from fedjax_graph.algorithms.cnfgnn.joint_training import joint_training
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.checks import Checked
 from fedjax_graph.core.federated import scored
 from fedjax_graph.data.traffic.windows import TrafficData
 from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask, apply_all
 
 
 @dataclasses.dataclass(frozen=True)
-class GRUCentralizedConfig:
+class GRUCentralizedConfig(Checked):
     """The task holds all: its local epochs are the passes of a round."""
 
     task: TrafficSeq2SeqTask = TrafficSeq2SeqTask()

@@ -29,7 +29,7 @@ import optax
 
 from fedjax_graph.core import aggregation, communication, graphs
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
-from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.federated import FederatedState, federated_round, scored
 from fedjax_graph.core.proximal import ROUNDING, pull, squared_norm
 from fedjax_graph.core.task import TaskConfig
@@ -39,13 +39,13 @@ CANCELLATION = 1e-5  # relative error of a squared distance from inner products
 
 
 @dataclasses.dataclass(frozen=True)
-class GRUFMTLConfig:
+class GRUFMTLConfig(Checked):
     """Hyper-parameters; defaults: the paper's."""
 
     task: TaskConfig = TrafficSeq2SeqTask()  # its local epochs are between exchanges
     regulariser: Literal["laplacian", "frobenius"] = "laplacian"
-    weight: float = 0.1  # lambda
-    clients_per_chunk: int | None = None
+    weight: float = limited(0.1, lower=0)  # lambda
+    clients_per_chunk: int | None = limited(None, lower=1)
 
 
 class Neighbours(NamedTuple):
@@ -64,16 +64,7 @@ class Centred(NamedTuple):
 
 
 def gru_fmtl(config: GRUFMTLConfig) -> FederatedAlgorithm:
-    """GRU + FMTL on traffic; any task with a graph of its clients will do.
-
-    Raises:
-      InputError: if there is no such regulariser.
-    """
-    if config.regulariser not in REGULARISERS:
-        raise InputError(
-            f"unknown regulariser {config.regulariser!r}; known: "
-            f"{', '.join(REGULARISERS)}"
-        )
+    """GRU + FMTL on traffic; any task with a graph of its clients will do."""
     communicate, pull_of = REGULARISERS[config.regulariser]
     task = config.task.build()
 

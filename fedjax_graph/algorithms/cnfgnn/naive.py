@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.data.traffic.windows import INPUT_STEPS, TARGET_STEPS, WINDOW_STEPS
 from fedjax_graph.tasks import forecasting
 
@@ -20,8 +21,8 @@ SLOTS_PER_DAY, SLOTS_PER_WEEK = 288, 2016
 
 
 @dataclasses.dataclass(frozen=True)
-class NaiveConfig:
-    eval_batch_size: int = 48
+class NaiveConfig(Checked):
+    eval_batch_size: int = limited(48, lower=1)
 
 
 def _no_round(state, data, key):

@@ -14,6 +14,8 @@ better. Everything can be traced, and mapped over clients.
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import arrays
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.architecture import ANY_STAGES, Stages, canonical, random_codes
 
 MUTATION_RATE = 0.125
@@ -23,10 +25,10 @@ def select(key: jax.Array, population: jax.Array, num: int) -> jax.Array:
     """Draws `num` codes of a population, without replacement, in a drawn order.
 
     Raises:
-      ValueError: if it has fewer.
+      InputError: if it has fewer.
     """
     if num > len(population):
-        raise ValueError(f"{num} codes of a population of {len(population)}")
+        raise InputError(f"{num} codes of a population of {len(population)}")
     return jax.random.permutation(key, population)[:num]
 
 
@@ -35,7 +37,11 @@ def crossover(key: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
 
     Each parent [P, L + 2] gives at least one gene. A gene stays in its place, so a
     child of valid codes is valid.
+
+    Raises:
+      InputError: if there are not as many parents of both.
     """
+    arrays.check_same_shape(first=first, second=second)
     num, num_genes = first.shape
     cuts = jax.random.randint(key, (num, 1), 1, num_genes)
     return jnp.where(jnp.arange(num_genes) < cuts, first, second)
@@ -109,7 +115,13 @@ def survivors(
 
     Returns:
       Codes [num, L + 2] and their fitness [num].
+
+    Raises:
+      InputError: if there are fewer codes, or not a fitness of each.
     """
+    arrays.check_shape("fitness", fitness, codes.shape[:1])
+    if num > len(codes):
+        raise InputError(f"{num} survivors of {len(codes)} codes")
 
     def best_first(codes, fitness):
         order = jnp.argsort(-fitness, stable=True)
@@ -135,11 +147,13 @@ def client_share(
 def quotas(num: jax.Array | int, weights: jax.Array) -> jax.Array:
     """Shares out `num` units by weights [K] (largest remainders): [K] int32.
 
-    Their sum is `num`; a client of weight 0 gets none.
+    Their sum is `num`; a client of weight 0 gets none. Where all weights are 0 nobody
+    gets any.
     """
-    exact = num * weights / jnp.sum(weights)
+    total = jnp.sum(weights)
+    exact = num * weights / jnp.where(total > 0, total, 1)
     whole = jnp.floor(exact)
-    left = num - jnp.sum(whole)
+    left = jnp.where(total > 0, num - jnp.sum(whole), 0)
     rank = jnp.argsort(jnp.argsort(whole - exact, stable=True))
     return (whole + (rank < left)).astype(jnp.int32)
 
@@ -161,10 +175,16 @@ def merge(
       share: of the population that comes from the clients, 0 to 1.
 
     Returns:
-      [P, L + 2].
+      [P, L + 2]; all of it the controller's where all weights are 0.
+
+    Raises:
+      InputError: if there are not as many codes of each client, or not a weight.
     """
     size, num_genes = controller.shape
+    arrays.check_shape("clients", clients, (None, size, num_genes))
+    arrays.check_shape("weights", weights, (len(clients),))
     num_sent = jnp.round(share * size).astype(jnp.int32)
+    num_sent = jnp.where(jnp.any(weights > 0), num_sent, 0)
     counts = jnp.append(size - num_sent, quotas(num_sent, weights))
     is_taken = jnp.arange(size) < counts[:, None]
     codes = jnp.concatenate([controller[None], clients]).reshape(-1, num_genes)

@@ -41,6 +41,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
 )
 from fedjax_graph.core import clients, communication, encryption, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
+from fedjax_graph.core.checks import limited
 from fedjax_graph.models.architecture import random_codes
 
 
@@ -48,15 +49,18 @@ from fedjax_graph.models.architecture import random_codes
 class FLAGCNSConfig(SearchConfig):
     """Hyper-parameters of the evolution, by default the paper's and its code's."""
 
-    population_size: int = 60
-    num_steps: int = 5  # of the weights in a generation
-    codes_per_step: int = 20
-    num_warm_up: int = 50  # generations in which the population stays as it is
-    crossover_rate: float = 0.2
-    client_crossover_rate: float = 0.5
-    mutation_rate: float = 0.125
-    client_share: float = 0.5  # d before the first generation
-    client_share_decay: float = 0.99
+    population_size: int = limited(60, lower=2)
+    num_steps: int = limited(5, lower=1)  # of the weights in a generation
+    codes_per_step: int = limited(20, lower=1)
+    # generations in which the population stays as it is
+    num_warm_up: int = limited(50, lower=0)
+    crossover_rate: float = limited(0.2, lower=0, upper=1)
+    client_crossover_rate: float = limited(0.5, lower=0, upper=1)
+    mutation_rate: float = limited(0.125, lower=0, upper=1)
+    client_share: float = limited(
+        0.5, lower=0, upper=1
+    )  # d before the first generation
+    client_share_decay: float = limited(0.99, lower=0, upper=1)
 
 
 class Populations(NamedTuple):

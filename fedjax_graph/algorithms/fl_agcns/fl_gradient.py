@@ -33,6 +33,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
 )
 from fedjax_graph.core import encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
+from fedjax_graph.core.checks import limited
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import ANY_STAGES, Stages, is_gene
 from fedjax_graph.models.relaxation import relaxed
@@ -45,7 +46,7 @@ FIRST_DEVIATION = 1e-3  # DARTS's, of the first alphas
 class FLGradientConfig(SearchConfig):
     """Hyper-parameters of the search; those of the alphas' optimizer are DARTS's."""
 
-    num_steps: int = 5
+    num_steps: int = limited(5, lower=1)
     architecture_optimizer: OptimizerConfig = OptimizerConfig(
         "adam", 3e-4, momentum=0.5, second_momentum=0.999, weight_decay=1e-3
     )

@@ -25,6 +25,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
 )
 from fedjax_graph.core import encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
+from fedjax_graph.core.checks import limited
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import random_codes
 from fedjax_graph.tasks import subgraphs
@@ -34,8 +35,8 @@ from fedjax_graph.tasks import subgraphs
 class TrialConfig(SearchConfig):
     """Hyper-parameters of the trials."""
 
-    codes_per_round: int = 1
-    num_epochs: int = 50  # of a code's training
+    codes_per_round: int = limited(1, lower=1)
+    num_epochs: int = limited(50, lower=1)  # of a code's training
 
 
 class Trial(NamedTuple):

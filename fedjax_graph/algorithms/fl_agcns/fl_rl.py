@@ -29,6 +29,7 @@ from fedjax_graph.algorithms.fl_agcns.fl_random import (
 )
 from fedjax_graph.algorithms.fl_agcns.search import WORST, Weights, searched
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.checks import limited
 from fedjax_graph.core.local import Params
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import ANY_STAGES, NUM_LAYERS, Stages, is_gene
@@ -42,11 +43,11 @@ LARGEST_LOGIT = 2.5
 class FLRLConfig(TrialConfig):
     """Hyper-parameters, but for `codes_per_round` those of GraphNAS's released code."""
 
-    codes_per_round: int = 5
-    controller_size: int = 100  # of the LSTM's state
+    codes_per_round: int = limited(5, lower=1)
+    controller_size: int = limited(100, lower=1)  # of the LSTM's state
     controller_optimizer: OptimizerConfig = OptimizerConfig("adam", 3.5e-4)
-    baseline_decay: float = 0.95
-    entropy_weight: float = 1e-4
+    baseline_decay: float = limited(0.95, lower=0, upper=1)
+    entropy_weight: float = limited(1e-4, lower=0)
 
     @property
     def controller(self) -> "Controller":

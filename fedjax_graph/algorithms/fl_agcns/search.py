@@ -25,34 +25,47 @@ import optax
 
 from fedjax_graph.core import clients, communication, encryption, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
+from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.federated import cohort_update, without_params, write_back
 from fedjax_graph.core.local import Model, Params
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
-from fedjax_graph.models.architecture import ANY_STAGES, NUM_LAYERS, Fusion, Stages
+from fedjax_graph.models.architecture import (
+    ANY_STAGES,
+    NUM_LAYERS,
+    Fusion,
+    Stages,
+    check_stages,
+)
 from fedjax_graph.models.supernet import WIDTH, SuperNet
 from fedjax_graph.tasks import subgraphs
 from fedjax_graph.tasks.subgraphs import Fitness
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchConfig:
+class SearchConfig(Checked):
     """Describes the search space, its weights, and how codes are judged."""
 
-    num_features: int
-    num_classes: int
-    num_layers: int = NUM_LAYERS
-    width: int = WIDTH
+    num_features: int = dataclasses.field(metadata=limits(lower=1))
+    num_classes: int = dataclasses.field(metadata=limits(lower=1))
+    num_layers: int = limited(NUM_LAYERS, lower=1)
+    width: int = limited(WIDTH, lower=1)
     fusion: Fusion = "leaves"
     stages: Stages = ANY_STAGES  # given to all codes; the released code has input 3
     fitness: Fitness = "loss"
-    dropout: float = 0.0  # in training, of the shared weights too
+    # in training, of the shared weights too
+    dropout: float = limited(0.0, lower=0, below=1)
     server_optimizer: OptimizerConfig = OptimizerConfig(
         "adam", 0.02, weight_decay=5e-6
     )  # of one set of weights, clipping too
     encryption: Literal["none", "ckks"] = "none"
-    clients_per_chunk: int | None = None
+    clients_per_chunk: int | None = limited(None, lower=1)
+
+    def __post_init__(self) -> None:
+        """Checks types, limits and stages; raises `InputError`."""
+        super().__post_init__()
+        check_stages(self.stages)
 
     @property
     def supernet(self) -> SuperNet:

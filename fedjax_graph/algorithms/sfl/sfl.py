@@ -33,6 +33,7 @@ from fedjax_graph.algorithms.sfl import structure_learning
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import aggregation, communication, graphs, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.checks import limited
 from fedjax_graph.core.clients import cohort_size
 from fedjax_graph.core.federated import (
     FederatedConfig,
@@ -48,9 +49,9 @@ from fedjax_graph.core.trees import IsPersonal, nothing
 
 @dataclasses.dataclass(frozen=True)
 class SFLConfig(FederatedConfig):
-    propagation_steps: int = 3  # m
-    alpha: float = 1.0
-    pull_weight: float = 0.3  # lambda, of each of the two pulls
+    propagation_steps: int = limited(3, lower=0)  # m
+    alpha: float = limited(1.0, lower=0, upper=1)
+    pull_weight: float = limited(0.3, lower=0)  # lambda, of each of the two pulls
     pull_distance: Distance = "l2"  # R
     start: Literal["global", "personal"] = "global"  # from w, or from u_i
 
@@ -59,7 +60,7 @@ class SFLConfig(FederatedConfig):
 class SFLStarConfig(SFLConfig):
     client_graph: Literal["given", "none"] = "given"
     """none: A_learnt alone, which has no self edges, as in the released code."""
-    learnt_share: float = 0.05  # beta
+    learnt_share: float = limited(0.05, lower=0, upper=1)  # beta
     structure: StructureConfig = StructureConfig()
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core import graphs
+from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.linear import fan_in_uniform
 from fedjax_graph.models.normalization import unit_rows
@@ -28,16 +29,16 @@ TRAINING = {  # of a constructor for each target: optimizer and number of epochs
 
 
 @dataclasses.dataclass(frozen=True)
-class StructureConfig:
+class StructureConfig(Checked):
     """Hyper-parameters of the graph constructor; the defaults are the released code's.
 
     The optimizer belongs to the target, see TRAINING.
     """
 
     target: Literal["distance", "similarity"] = "distance"
-    embedding_size: int = 40
-    saturation: float = 3.0  # the factor before each tanh
-    num_neighbours: int = 30  # entries of a row that are kept
+    embedding_size: int = limited(40, lower=1)
+    saturation: float = limited(3.0, above=0)  # the factor before each tanh
+    num_neighbours: int = limited(30, lower=1)  # entries of a row that are kept
 
 
 class GraphConstructor(NamedTuple):

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from fedjax_graph.core import batching
+from fedjax_graph.core import arrays, batching
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import label_splits, subgraphs
 from fedjax_graph.data.graphs import node_dataset as node_graphs
@@ -190,14 +190,17 @@ def make_splits(
 
 
 def _check_fit(dataset: NodeDataset, parts: subgraphs.Parts, split: NodeSplit) -> None:
+    node_graphs.check(dataset)
     num_nodes = len(dataset.labels)
     if len(parts.owners) != num_nodes:
         raise InputError(
             f"parts of {len(parts.owners)} nodes: expected those of the {num_nodes} of "
             f"{dataset.name}; cut this dataset"
         )
+    subgraphs.check_parts(parts, num_nodes)
     for name, nodes in split._asdict().items():
-        check_nodes(nodes, num_nodes, f"the {name} split")
+        arrays.check_shape(f"the {name} split", nodes, (None,))
+        check_nodes(np.asarray(nodes), num_nodes, f"the {name} split")
         if not len(nodes) or (dataset.labels[nodes] < 0).any():
             raise InputError(
                 f"the {name} split has {len(nodes)} nodes, expected at least one, and "

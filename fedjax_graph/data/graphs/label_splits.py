@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_graph.core import batching
+from fedjax_graph.core import arrays, batching
 from fedjax_graph.core.errors import InputError
 
 
@@ -87,7 +87,7 @@ def non_iid(
             "labelled nodes, expected that many and one more to validate on; ask for "
             "fewer training or test nodes"
         )
-    dealt = _deal(rng.permutation(train), num_clients, owners)
+    dealt = _deal(rng.permutation(train), num_clients, owners, len(labels))
     halves = [np.split(own, [(len(own) + 1) // 2]) for own in dealt]
     empty = train[:0]
     rows = {
@@ -126,10 +126,13 @@ def _training_nodes(
 
 
 def _deal(
-    nodes: np.ndarray, num_clients: int, owners: np.ndarray | None
+    nodes: np.ndarray, num_clients: int, owners: np.ndarray | None, num_nodes: int
 ) -> list[np.ndarray]:
     if owners is None:
         return np.array_split(nodes, num_clients)
+    arrays.check_shape("owners", owners, (num_nodes,))
+    if not np.issubdtype(np.asarray(owners).dtype, np.integer):
+        raise InputError("owners: expected whole numbers")
     own = np.asarray(owners)[nodes]
     if own.min() < 0 or own.max() >= num_clients:
         raise InputError(
@@ -271,8 +274,18 @@ def with_pseudo_labels(
 
     Returns:
       The draw with larger training sets, and the pseudo-labels alone [T, L].
+
+    Raises:
+      InputError: if the probabilities are not those of T clients, not finite or
+        negative, or `is_unlabelled` is no mask.
     """
     probabilities = np.asarray(probabilities)
+    num_tasks = len(draw["train"].support.nodes)
+    arrays.check_shape("probabilities", probabilities, (num_tasks, None, None))
+    arrays.check_weights("probabilities", probabilities)
+    arrays.check_count("num_per_class", num_per_class, 0)
+    if np.asarray(is_unlabelled).dtype != bool:
+        raise InputError("is_unlabelled: expected a mask, bool")
     pseudo, enlarged = [], ([], [])
     allowed = np.broadcast_to(is_unlabelled, probabilities.shape[:2])
     halves = [_rows(half) for half in draw["train"]]
@@ -378,6 +391,9 @@ def _by_class(
 
 def _usable(labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Finds the nodes that have a label, ascending."""
+    arrays.check_shape("labels", labels, (None,))
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise InputError(f"labels has type {labels.dtype}, expected whole numbers")
     if labels.max(initial=-1) >= num_classes:
         raise InputError(
             f"labels has the label {labels.max()}, expected 0 to {num_classes - 1} for "
@@ -388,8 +404,7 @@ def _usable(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 def _check_least(least: int, **numbers: int) -> None:
     for name, number in numbers.items():
-        if number < least:
-            raise InputError(f"{name} = {number}: expected at least {least}")
+        arrays.check_count(name, number, least)
 
 
 def _check_sizes(nodes_of: Mapping[int, np.ndarray], asked: str, number: int) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse import csgraph
 
+from fedjax_graph.core import arrays
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data.graphs.formats import check_nodes
 
 
 class NodeDataset(NamedTuple):
@@ -39,8 +39,61 @@ def distinct(keys: np.ndarray) -> np.ndarray:
     return keys[is_first]
 
 
+def check(dataset: NodeDataset) -> None:
+    """Checks that features, labels and edges of a dataset fit together.
+
+    Raises:
+      InputError: if features are not of N nodes or not finite, a label is no class, or
+        see `check_edges`.
+    """
+    num_nodes, num_classes = len(dataset.labels), len(dataset.class_names)
+    features = dataset.features
+    arrays.check_shape(f"features of {dataset.name}", features, (num_nodes, None))
+    check_finite(features, f"features of {dataset.name}")
+    what = f"labels of {dataset.name}"
+    arrays.check_shape(what, dataset.labels, (num_nodes,))
+    labels = np.where(dataset.labels == -1, 0, dataset.labels)
+    arrays.check_indices(what, labels, num_classes, "the classes")
+    check_edges(dataset)
+
+
+def check_finite(features: scipy.sparse.csr_array | np.ndarray, what: str) -> None:
+    """Checks that all features are finite.
+
+    Raises:
+      InputError: if one is not.
+    """
+    is_dense = isinstance(features, np.ndarray)
+    if not np.isfinite(features if is_dense else features.data).all():
+        raise InputError(f"{what} are not finite")
+
+
+def check_edges(dataset: NodeDataset) -> None:
+    """Checks that edges join two nodes each, in order, and no two nodes twice.
+
+    Raises:
+      InputError: naming what does not hold.
+    """
+    edges, what = dataset.edges, f"edges of {dataset.name}"
+    arrays.check_shape(what, edges, (None, 2))
+    arrays.check_indices(what, edges, len(dataset.labels), "the nodes")
+    first, second = edges.T
+    is_later = (first[1:] > first[:-1]) | (
+        (first[1:] == first[:-1]) & (second[1:] > second[:-1])
+    )
+    if not ((first < second).all() and is_later.all()):
+        raise InputError(
+            f"{what}: expected them sorted, each once, its first node below its second"
+        )
+
+
 def adjacency(dataset: NodeDataset) -> scipy.sparse.csr_array:
-    """Makes the adjacency matrix [N, N] float32: symmetric, 0 or 1, empty diagonal."""
+    """Makes the adjacency matrix [N, N] float32: symmetric, 0 or 1, empty diagonal.
+
+    Raises:
+      InputError: see `check_edges`.
+    """
+    check_edges(dataset)
     num_nodes = len(dataset.labels)
     rows, columns = np.concatenate([dataset.edges, dataset.edges[:, ::-1]]).T
     ones = np.ones(len(rows), np.float32)
@@ -59,8 +112,10 @@ def subset(dataset: NodeDataset, nodes: np.ndarray) -> NodeDataset:
     Raises:
       InputError: if a node is not there, or stands twice.
     """
+    nodes = np.asarray(nodes)
+    arrays.check_shape(f"subset of {dataset.name}", nodes, (None,))
+    arrays.check_indices(f"subset of {dataset.name}", nodes, len(dataset.labels))
     nodes = np.asarray(nodes, np.int64)
-    check_nodes(nodes, len(dataset.labels), f"subset of {dataset.name}")
     index = np.full(len(dataset.labels), -1, np.int32)
     index[nodes] = np.arange(len(nodes))
     if not np.array_equal(index[nodes], np.arange(len(nodes))):

@@ -14,7 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
+from fedjax_graph.core import arrays
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs.label_splits import Draw, Halves, NodeSets
+from fedjax_graph.data.graphs.node_dataset import check_finite
 
 
 class Field(NamedTuple):
@@ -71,7 +74,25 @@ def make_splits(
       num_clients: K.
       num_propagations: products of S with X before the model.
       num_hops: products with S inside the model, 0 or 1.
+
+    Raises:
+      InputError: if the arrays are not of the same nodes, features are not finite, or
+        there are neither 1 nor K tasks.
     """
+    num_nodes = features.shape[0]
+    arrays.check_shape("propagation", propagation, (num_nodes, num_nodes))
+    check_finite(features, "features")
+    arrays.check_count("num_propagations", num_propagations, 0)
+    if num_hops not in (0, 1):
+        raise InputError(f"num_hops={num_hops}: expected 0 or 1")
+    for split, halves in draw.items():
+        for half in halves:
+            arrays.check_indices(f"nodes of {split}", half.nodes, num_nodes)
+            if half.nodes.shape[-2] not in (1, num_clients):
+                raise InputError(
+                    f"{split} has {half.nodes.shape[-2]} tasks, expected 1 or one for "
+                    f"each of {num_clients} clients"
+                )
     fields = {
         split: Halves(*(_fields(propagation, half, num_hops) for half in halves))
         for split, halves in draw.items()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse
 
+from fedjax_graph.core import arrays
 from fedjax_graph.core.errors import InputError
 
 PARTITIONS = ("random", "metis")
@@ -59,7 +60,9 @@ def parts(
         client without nodes.
     """
     num_nodes = adjacency.shape[0]
-    if not 1 <= num_clients <= num_nodes:
+    arrays.check_shape("adjacency", adjacency, (num_nodes, num_nodes))
+    is_whole = isinstance(num_clients, int | np.integer)
+    if not (is_whole and 1 <= num_clients <= num_nodes):
         raise InputError(
             f"num_clients = {num_clients}: expected 1 to {num_nodes}, a node for each"
         )
@@ -114,6 +117,25 @@ def _metis(
     return owned
 
 
+def check_parts(parts: Parts, num_nodes: int) -> None:
+    """Checks parts of a graph.
+
+    Raises:
+      InputError: if they are those of another number of nodes, or a client holds no
+        node, one twice or one that is not there, or not what it owns.
+    """
+    num_clients = len(parts.nodes)
+    arrays.check_count("number of clients", num_clients)
+    arrays.check_shape("owners", parts.owners, (num_nodes,))
+    arrays.check_indices("owners", parts.owners, num_clients, "the clients")
+    for client, held in enumerate(parts.nodes):
+        what = f"nodes of client {client}"
+        arrays.check_indices(what, held, num_nodes)
+        own = np.flatnonzero(parts.owners == client)
+        if len(np.unique(held)) < len(held) or not np.isin(own, held).all():
+            raise InputError(f"{what}: expected each once, all that it owns among them")
+
+
 def induced(
     adjacency: scipy.sparse.csr_array, nodes: np.ndarray
 ) -> scipy.sparse.csr_array:
@@ -122,7 +144,12 @@ def induced(
 
 
 def disjoint_union(adjacency: scipy.sparse.csr_array, parts: Parts) -> Union:
-    """Puts all clients' subgraphs of a graph [N, N] side by side."""
+    """Puts all clients' subgraphs of a graph [N, N] side by side.
+
+    Raises:
+      InputError: if the parts are those of another graph; see `check_parts`.
+    """
+    check_parts(parts, adjacency.shape[0])
     subgraphs = [induced(adjacency, nodes) for nodes in parts.nodes]
     sizes = [len(nodes) for nodes in parts.nodes]
     return Union(
@@ -170,8 +197,12 @@ def normalise(
       [N, N] float32.
 
     Raises:
-      InputError: if the kind is not known.
+      InputError: if the kind is not known, a weight is negative or not finite, or there
+        is a self edge.
     """
+    arrays.check_weights("adjacency", adjacency.data)
+    if adjacency.diagonal().any():
+        raise InputError("adjacency has self edges, expected none: they are added here")
     if kind not in NORMALISATIONS:
         raise InputError(
             f"unknown normalisation {kind!r}; known: {', '.join(NORMALISATIONS)}"

@@ -248,20 +248,14 @@ def _read_npz(
             )
         if class_names is None:
             class_names = _npz_class_names(arrays)
-        fields = {}
-        for split in ("train", "test"):
-            images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
-            fields[f"{split}_images"] = _checked_images(f"{split}_images", images)
-            fields[f"{split}_labels"] = _checked_labels(
-                f"{split}_labels", labels, images, len(class_names)
-            )
+        fields = {key: arrays[key] for key in _KEYS}
         dataset = ImageDataset(name, **fields, class_names=class_names)
-        if dataset.test_images.shape[1:] != dataset.train_images.shape[1:]:
-            raise InputError(
-                f"training images of {_size(dataset)} and test images of "
-                f"{_size(dataset, 'test_images')}; they have to be of one size"
-            )
-        return dataset
+        check(dataset)
+        return dataclasses.replace(
+            dataset,
+            train_labels=dataset.train_labels.astype(np.int32),
+            test_labels=dataset.test_labels.astype(np.int32),
+        )
 
 
 def _npz_class_names(arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
@@ -277,6 +271,25 @@ def _npz_class_names(arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
             "list of text"
         )
     return tuple(_text(name) for name in names.tolist())
+
+
+def check(dataset: ImageDataset) -> None:
+    """Checks that images and labels of a dataset fit together.
+
+    Raises:
+      InputError: naming what does not fit.
+    """
+    for split in ("train", "test"):
+        images = getattr(dataset, f"{split}_images")
+        _checked_images(f"{split}_images", images)
+        labels = getattr(dataset, f"{split}_labels")
+        num_classes = len(dataset.class_names)
+        _checked_labels(f"{split}_labels", labels, images, num_classes)
+    if dataset.test_images.shape[1:] != dataset.train_images.shape[1:]:
+        raise InputError(
+            f"training images of {_size(dataset)} and test images of "
+            f"{_size(dataset, 'test_images')}; they have to be of one size"
+        )
 
 
 def _checked_images(key: str, images: np.ndarray) -> np.ndarray:

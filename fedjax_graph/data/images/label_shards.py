@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import batching, graphs
+from fedjax_graph.core import arrays, batching, graphs
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data.images.datasets import ImageDataset
+from fedjax_graph.data.images.datasets import ImageDataset, check
 
 
 class ImageData(NamedTuple):
@@ -75,7 +75,12 @@ def shard_indices(labels: np.ndarray, shard_numbers: np.ndarray) -> np.ndarray:
 
     Returns:
       Places [K, M / K] int32, the images of a client shard by shard.
+
+    Raises:
+      InputError: if a shard is missing, or stands twice.
     """
+    if not np.array_equal(np.sort(shard_numbers, axis=None), range(shard_numbers.size)):
+        raise InputError(f"shard_numbers: expected each of {shard_numbers.size} once")
     pieces = np.argsort(labels, kind="stable").reshape(shard_numbers.size, -1)
     return pieces[shard_numbers].reshape(len(shard_numbers), -1).astype(np.int32)
 
@@ -83,8 +88,7 @@ def shard_indices(labels: np.ndarray, shard_numbers: np.ndarray) -> np.ndarray:
 def _check_shards(sizes: Mapping[str, int], num_clients: int, shards: int) -> None:
     """Checks that each part of the images can be cut into equal shards."""
     for name, value in (("num_clients", num_clients), ("shards", shards)):
-        if value < 1:
-            raise InputError(f"{name} = {value}: expected at least 1")
+        arrays.check_count(name, value)
     wanted = f"{num_clients} clients x {shards} shards = {num_clients * shards} shards"
     for part, size in sizes.items():
         if num_clients * shards > size:
@@ -122,7 +126,13 @@ def relation_graph(label_counts: np.ndarray, most: int = 5) -> np.ndarray:
 
     Returns:
       [K, K] float32, symmetric: 1 for a link, which each client has to itself.
+
+    Raises:
+      InputError: if the counts are none, or no label is to count.
     """
+    arrays.check_shape("label_counts", label_counts, (None, None))
+    arrays.check_weights("label_counts", label_counts)
+    arrays.check_count("most", most)
     counts = np.asarray(label_counts)
     frequent = np.argsort(-counts, axis=1, kind="stable")[:, :most]
     has = np.zeros(counts.shape, np.int64)
@@ -161,9 +171,11 @@ def make_splits(
       validation_fraction: share of each client's M / K training images, rounded.
 
     Raises:
-      InputError: if the images cannot be cut into as many equal shards, a client had
-        no image to train or to validate on, or the images are all of one colour.
+      InputError: if images and labels do not fit together, the images cannot be cut
+        into as many equal shards, a client had no image to train or to validate on, or
+        the images are all of one colour.
     """
+    check(dataset)
     labels = (dataset.train_labels, dataset.test_labels)
     _check_shards(
         {"training": len(labels[0]), "test": len(labels[1])}, num_clients, shards

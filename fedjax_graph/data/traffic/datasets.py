@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files
 from fedjax_graph.data.traffic import formats as traffic_formats
-from fedjax_graph.data.traffic import largest, windows
+from fedjax_graph.data.traffic import largest, network, windows
 from fedjax_graph.data.traffic.formats import gaussian_kernel_adjacency, id_texts
 from fedjax_graph.data.traffic.network import (
     UNKNOWN_UNIT,
@@ -288,44 +288,21 @@ def _checked(dataset: TrafficDataset) -> TrafficDataset:
     Raises:
       InputError: if they do not fit. The message does not name the file.
     """
-    speed, adjacency = dataset.speed, dataset.adjacency
-    num_steps, num_sensors = speed.shape
-    expected = {
-        "timestamps": (num_steps,),
-        "sensor_ids": (num_sensors,),
-        "adjacency": (num_sensors, num_sensors),
-        "latitude": (num_sensors,),
-        "longitude": (num_sensors,),
-    }
-    for field, shape in expected.items():
-        array = getattr(dataset, field)
-        if array is not None and array.shape != shape:
-            raise InputError(
-                f"{field} has shape {array.shape}, expected {shape} for speed of shape "
-                f"{speed.shape}"
-            )
-    windows.split_sizes(num_steps, dataset.fractions)
-    _ = dataset.step  # raises unless rows are evenly spaced
-    speed = np.where(np.isnan(speed), 0, speed).astype(np.float32, copy=False)
+    speed = np.where(np.isnan(dataset.speed), 0, dataset.speed)
+    with np.errstate(over="ignore"):  # beyond float32 is infinite
+        adjacency = dataset.adjacency.astype(np.float32, copy=False)
+    speed = speed.astype(np.float32, copy=False)
+    dataset = dataclasses.replace(dataset, speed=speed, adjacency=adjacency)
     if not (np.isfinite(speed) & (speed >= 0)).all():
         raise InputError(
             "readings have infinite or negative entries; a missing one is 0 or NaN"
         )
-    with np.errstate(over="ignore"):  # beyond float32 is infinite
-        adjacency = adjacency.astype(np.float32, copy=False)
-    if not (np.isfinite(adjacency) & (adjacency >= 0)).all():
-        raise InputError(
-            "adjacency has weights that are negative, NaN or infinite in float32"
-        )
+    network.check(dataset)
+    windows.split_sizes(len(speed), dataset.fractions)
     for axis in (dataset.latitude, dataset.longitude):
         if axis is not None and not np.isfinite(axis).all():
             raise InputError("latitude or longitude has entries that are not finite")
-    return dataclasses.replace(
-        dataset,
-        speed=speed,
-        sensor_ids=_plain_ids(dataset.sensor_ids),
-        adjacency=adjacency,
-    )
+    return dataclasses.replace(dataset, sensor_ids=_plain_ids(dataset.sensor_ids))
 
 
 def _plain_ids(sensor_ids: np.ndarray) -> np.ndarray:

@@ -60,8 +60,9 @@ def make_splits(
       is_seen: [N] bool.
 
     Raises:
-      InputError: as `windows.make_splits`.
+      InputError: as `windows.make_splits`, or if `is_seen` is no mask of the sensors.
     """
+    network.check_mask("is_seen", is_seen, len(dataset.sensor_ids))
     seen = np.flatnonzero(is_seen)
     part = windows.make_splits(network.take_sensors(dataset, seen))
     whole = windows.make_splits(dataset)
@@ -77,7 +78,11 @@ def views(whole: TrafficData, is_seen: np.ndarray) -> dict[str, TrafficData]:
     """The whole graph three times: scored on `all`, `seen` and `unseen` sensors.
 
     Sensors that are not scored have weight 0; they stay in the graph.
+
+    Raises:
+      InputError: if `is_seen` is no mask of the sensors.
     """
+    network.check_mask("is_seen", is_seen, len(whole.client_ids))
     masks = {"all": np.ones_like(is_seen), "seen": is_seen, "unseen": ~is_seen}
     return {
         name: whole._replace(client_weights=whole.client_weights * mask)

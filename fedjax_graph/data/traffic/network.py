@@ -4,7 +4,9 @@ import dataclasses
 
 import numpy as np
 
+from fedjax_graph.core import arrays
 from fedjax_graph.core.batching import FRACTIONS
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic.time_steps import TimeStep, step_of
 
 UNKNOWN_UNIT = "units of the data"
@@ -34,8 +36,65 @@ class TrafficDataset:
         return step_of(self.timestamps)
 
 
+def check(dataset: TrafficDataset) -> None:
+    """Checks that the arrays of a dataset fit together.
+
+    Raises:
+      InputError: if a shape does not fit, rows are not evenly spaced, a reading is not
+        finite, or a weight of the graph is negative or not finite.
+    """
+    speed, adjacency = dataset.speed, dataset.adjacency
+    arrays.check_shape("speed", speed, (None, None))
+    num_sensors = speed.shape[1]
+    expected = {
+        "timestamps": (len(speed),),
+        "sensor_ids": (num_sensors,),
+        "adjacency": (num_sensors, num_sensors),
+        "latitude": (num_sensors,),
+        "longitude": (num_sensors,),
+    }
+    for field, shape in expected.items():
+        array = getattr(dataset, field)
+        if array is not None and array.shape != shape:
+            raise InputError(
+                f"{field} has shape {array.shape}, expected {shape} for speed of shape "
+                f"{speed.shape}"
+            )
+    if not np.issubdtype(dataset.timestamps.dtype, np.datetime64):
+        raise InputError(
+            f"timestamps have type {dataset.timestamps.dtype}, expected datetime64"
+        )
+    _ = dataset.step  # raises unless rows are evenly spaced
+    if not np.isfinite(speed).all():
+        raise InputError(
+            "readings have entries that are not finite; a missing one is 0"
+        )
+    if not (np.isfinite(adjacency) & (adjacency >= 0)).all():
+        raise InputError(
+            "adjacency has weights that are negative, NaN or infinite in float32"
+        )
+
+
+def check_mask(what: str, mask: np.ndarray, num_sensors: int) -> None:
+    """Checks a mask of sensors, [N] bool, which indices are not.
+
+    Raises:
+      InputError: if it is none.
+    """
+    arrays.check_shape(what, mask, (num_sensors,))
+    if mask.dtype != bool:
+        raise InputError(f"{what} has type {mask.dtype}, expected bool")
+
+
 def take_sensors(dataset: TrafficDataset, kept: np.ndarray) -> TrafficDataset:
-    """The subgraph of the sensors at `kept`, [M] indices, in that order."""
+    """The subgraph of the sensors at `kept`, [M] indices, in that order.
+
+    Raises:
+      InputError: if an index is none of a sensor, or stands twice.
+    """
+    arrays.check_indices("kept", kept, len(dataset.sensor_ids), "the sensors")
+    if len(np.unique(kept)) < len(kept):
+        raise InputError("kept has a sensor twice")
     return dataclasses.replace(
         dataset,
         speed=dataset.speed[:, kept],

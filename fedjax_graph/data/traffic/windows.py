@@ -17,6 +17,7 @@ import numpy as np
 from fedjax_graph.core import graphs
 from fedjax_graph.core.batching import FRACTIONS, SPLITS, checked_fractions
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.traffic import network
 from fedjax_graph.data.traffic.network import TrafficDataset
 from fedjax_graph.data.traffic.time_steps import TimeStep
 
@@ -143,9 +144,10 @@ def make_splits(
       fractions: as for `split_sizes`; None takes those of the dataset.
 
     Raises:
-      InputError: if a split would be empty, for other fractions, if all training
-        readings are equal, or if rows are not evenly spaced.
+      InputError: if the arrays do not fit together, a split would be empty, for other
+        fractions, if all training readings are equal, or if rows are not evenly spaced.
     """
+    network.check(dataset)
     fractions = dataset.fractions if fractions is None else fractions
     num_clients = dataset.speed.shape[1]
     mean, std = training_moments(dataset.speed, fractions)
