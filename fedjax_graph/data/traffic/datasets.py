@@ -297,8 +297,8 @@ def _checked(dataset: TrafficDataset) -> TrafficDataset:
         raise InputError(
             "readings have infinite or negative entries; a missing one is 0 or NaN"
         )
-    network.check(dataset)
     windows.split_sizes(len(speed), dataset.fractions)
+    network.check(dataset)
     for axis in (dataset.latitude, dataset.longitude):
         if axis is not None and not np.isfinite(axis).all():
             raise InputError("latitude or longitude has entries that are not finite")
