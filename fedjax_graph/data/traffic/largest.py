@@ -172,7 +172,10 @@ def _columns(sensor_ids: Sequence[str], items: Sequence[str]) -> list[int]:
 
 def _steps(timestamps: np.ndarray, most_steps: int) -> tuple[int, np.ndarray]:
     """The first step of 15 minutes since 1970, and [T] how many later each row is."""
-    if len(timestamps) == 0 or not (np.diff(timestamps) > np.timedelta64(0)).all():
+    if (
+        len(timestamps) == 0
+        or not (np.diff(timestamps) > np.timedelta64(0, "ns")).all()
+    ):
         raise InputError("time stamps have to increase from row to row")
     steps = timestamps.astype(np.int64) // STEP.astype(np.int64)
     num_steps = int(steps[-1] - steps[0]) + 1

@@ -82,7 +82,7 @@ def step_of(timestamps: np.ndarray) -> TimeStep:
     """
     stamps = timestamps.astype("datetime64[ns]")
     steps = np.diff(stamps)
-    falls = ~(steps > np.timedelta64(0))  # or is NaT
+    falls = ~(steps > np.timedelta64(0, "ns"))  # or is NaT
     if falls.any():
         raise InputError(
             f"timestamps: {_row(stamps, falls)}; time stamps have to increase from row "

@@ -17,9 +17,8 @@ def stamps(step, start=SATURDAY):
 
 def later(rows, span, step=(5, "m"), start=SATURDAY):
     """Evenly spaced stamps, but for those from each of `rows` on: later by `span`."""
-    return stamps(step, start) + sum(
-        (np.arange(NUM_STEPS) >= row) * np.timedelta64(*span) for row in rows
-    )
+    moved = np.arange(NUM_STEPS) >= np.array(rows)[:, None]
+    return stamps(step, start) + moved.sum(axis=0) * np.timedelta64(*span)
 
 
 @pytest.mark.parametrize(
