@@ -129,7 +129,7 @@ def run_method(
             "data": checksum,
             "num_devices": mesh.num_devices(),
             "num_processes": processes.count(),
-            "precision": results.precision(),
+            "precision": study.precision,
             "eval_every": study.eval_every,
         }
     )

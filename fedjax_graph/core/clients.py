@@ -166,12 +166,15 @@ def check_clients(data: Any, what: str) -> None:
     if ids is None or weights is None:
         return
     ids, weights = np.asarray(ids), np.asarray(weights)
-    if weights.shape[-1:] != ids.shape or len(np.unique(ids)) < ids.size:
+    if weights.shape[-1:] != ids.shape:
         raise InputError(
             f"{what}: client_ids of shape {ids.shape} and client_weights of shape "
-            f"{weights.shape}, expected a weight for each id, and each id once"
+            f"{weights.shape}, expected a weight for each id"
         )
     arrays.check_weights(f"{what}: client_weights", weights)
+    real = ids[(weights.reshape(-1, ids.size) > 0).any(axis=0)]
+    if len(np.unique(real)) < real.size:
+        raise InputError(f"{what}: client_ids: two clients with a weight have one id")
     if not (weights > 0).any(axis=-1).all():
         raise InputError(
             f"{what}: all client_weights are 0, expected a client with something to "

@@ -16,6 +16,7 @@ from fedjax_graph.data import download
 Folder = str | os.PathLike[str] | None
 """Where the files of datasets lie; None: see `folders`."""
 _UNREADABLE = (
+    ArithmeticError,
     EOFError,
     LookupError,
     MemoryError,

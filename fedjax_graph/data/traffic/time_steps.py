@@ -81,6 +81,8 @@ def step_of(timestamps: np.ndarray) -> TimeStep:
         a whole number of seconds of which a day is a multiple.
     """
     stamps = timestamps.astype("datetime64[ns]")
+    if len(stamps) < 2:
+        raise InputError(f"timestamps: {len(stamps)} rows, expected at least 2")
     steps = np.diff(stamps)
     falls = ~(steps > np.timedelta64(0, "ns"))  # or is NaT
     if falls.any():
