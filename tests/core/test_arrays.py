@@ -132,3 +132,7 @@ def test_an_edge_of_weight_0_may_point_anywhere():
     weights = np.array(graph.weights)
     weights[0] = 0
     graphs.check(graph._replace(weights=weights))
+
+
+def test_padding_may_share_an_id():
+    clients.check_clients(data([0, 1, -1, -1], [1, 1, 0, 0]), "data")

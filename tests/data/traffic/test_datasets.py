@@ -215,6 +215,14 @@ def test_a_truncated_file(small, write, share):
             r"row 10 \(2012-03-31T00:50\) follows 2012-03-01T00:45",
         ),
         ({"remove": ("timestamps_ns",), "start_ns": 0, "freq_ns": 0}, "increase"),
+        (
+            {
+                "remove": ("timestamps_ns",),
+                "start_ns": np.uint64(2**63),
+                "freq_ns": 300 * 10**9,
+            },
+            "not a readable",
+        ),
         ({"sensor_ids": np.array([1, 2, 2, 3])}, "same id"),
         ({"sensor_ids": np.array([1.0, 2, 3, 4])}, "integers or text"),
         ({"remove": ("speed",)}, "no array 'speed'"),

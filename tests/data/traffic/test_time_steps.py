@@ -81,6 +81,7 @@ def with_stamp(row, stamp):
         (with_stamp(7, "2017-03-11T20:31"), "row 7 (2017-03-11T20:31) follows"),
         (stamps((1, "ns")), "rows are 1 ns apart, expected whole seconds that divide"),
         (stamps((1500, "ms")), "rows are 1500000000 ns apart"),
+        (stamps((5, "m"))[:1], "1 rows, expected at least 2"),
         (stamps((7, "m")), "rows are 7 min apart, expected whole seconds that divide"),
         (stamps((30, "D")), "rows are 30 d apart"),
         (stamps((0, "m")), "row 1 (2017-03-11T20:00) follows 2017-03-11T20:00; time"),
