@@ -19,7 +19,7 @@ others run on the host.
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -119,17 +119,18 @@ def space_size(num_layers: int = NUM_LAYERS) -> int:
     return len(ACTIVATIONS) ** 2 * math.prod(largest + 1 for largest in layers)
 
 
-def decode(code: jax.Array) -> Architecture:
-    """Reads a code [L + 2]."""
+def decode(code: jax.Array, namespace: Any = jnp) -> Architecture:
+    """Reads a code [L + 2] with the functions of `jax.numpy`, or of NumPy."""
+    xp = namespace
     genes = code[1:-1]
     is_present = genes > 0
-    predecessor, op = jnp.divmod(jnp.maximum(genes - 1, 0), len(OPS))
-    can_be_read = jnp.concatenate([jnp.array([False]), is_present])
-    source = jnp.where(can_be_read[predecessor], predecessor, INPUT)
-    source = jnp.where(is_present, source, INPUT)
-    indices = jnp.arange(1, len(genes) + 1)
-    is_read = jnp.any(source == indices[:, None], axis=1)
-    op = jnp.where(is_present, op, 0)
+    predecessor, op = xp.divmod(xp.maximum(genes - 1, 0), len(OPS))
+    can_be_read = xp.concatenate([xp.array([False]), is_present])
+    source = xp.where(can_be_read[predecessor], predecessor, INPUT)
+    source = xp.where(is_present, source, INPUT)
+    indices = xp.arange(1, len(genes) + 1)
+    is_read = xp.any(source == indices[:, None], axis=1)
+    op = xp.where(is_present, op, 0)
     is_leaf = is_present & ~is_read
     return Architecture(code[0] - 1, is_present, op, source, is_leaf, code[-1] - 1)
 
@@ -143,8 +144,7 @@ def canonical(code: jax.Array) -> jax.Array:
 
 def decode_static(code: Sequence[int]) -> Architecture:
     """Decodes into NumPy arrays, also where a program is being traced."""
-    with jax.ensure_compile_time_eval():
-        return jax.tree.map(np.asarray, decode(jnp.asarray(code, jnp.int32)))
+    return jax.tree.map(np.asarray, decode(np.asarray(code, np.int32), np))
 
 
 def random_codes(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import trees
+from fedjax_graph.core import mesh, trees
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import architecture
 from fedjax_graph.models.architecture import OPS, parse, random_codes
@@ -293,3 +293,17 @@ def test_values_of_genes_are_those_of_valid_codes():
         except InputError:
             is_valid = False
         assert table[index, value] == is_valid, code
+
+
+def test_a_code_is_decoded_where_devices_share_the_work():
+    code = (3, 2, 0, 14, 5)
+    expected = jax.tree.map(np.asarray, architecture.decode(jnp.array(code)))
+    found = []
+
+    def share(rows):
+        found.append(architecture.decode_static(code))
+        return rows
+
+    with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:2])):
+        jax.eval_shape(mesh.concat_parts(share), jnp.ones(2))
+    jax.tree.map(npt.assert_array_equal, found[0], expected)
