@@ -96,6 +96,8 @@ def _write_network(path: pathlib.Path, network: dict[str, np.ndarray]) -> None:
 def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Forecaster:
     """Loads the best state of a run (of its first seed).
 
+    Of several processes all have to call it, and the forecaster as well.
+
     Args:
       workdir: of a run of `experiments.cnfgnn`, or of `experiments.sfl` on traffic.
       method: a trained method of that run.

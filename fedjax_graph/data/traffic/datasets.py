@@ -194,18 +194,8 @@ def _read_canonical(
     coordinates_path = _find(published.coordinates, name, data_dir)
     if coordinates_path is not None:
         latitude, longitude = _coordinates(coordinates_path, readings.sensor_ids)
-    dataset = TrafficDataset(
-        name,
-        readings.speed,
-        readings.timestamps,
-        np.array(readings.sensor_ids),
-        adjacency,
-        latitude,
-        longitude,
-        unit=published.unit,
-    )
-    with files.reading(path, "traffic dataset"):
-        return _noted(_checked(dataset), needs_graph)
+    places = (latitude, longitude)
+    return _assembled(path, name, readings, adjacency, places, needs_graph)
 
 
 def _read_largest(path: Path, name: str, data_dir, needs_graph: bool) -> TrafficDataset:
@@ -226,15 +216,27 @@ def _read_largest(path: Path, name: str, data_dir, needs_graph: bool) -> Traffic
             graph_path, sensors.matrix_rows if is_whole else None, len(sensors.ids)
         )
     readings = largest.read_flows(path, sensors.ids, published.num_steps)
+    places = (sensors.latitude, sensors.longitude)
+    return _assembled(path, name, readings, adjacency, places, needs_graph)
+
+
+def _assembled(
+    path: Path,
+    name: str,
+    readings: traffic_formats.Readings,
+    adjacency: np.ndarray,
+    places: tuple[np.ndarray | None, np.ndarray | None],
+    needs_graph: bool,
+) -> TrafficDataset:
+    """A published dataset of its parts, checked; places: latitude and longitude."""
     dataset = TrafficDataset(
         name,
         readings.speed,
         readings.timestamps,
         np.array(readings.sensor_ids),
         adjacency,
-        sensors.latitude,
-        sensors.longitude,
-        unit=published.unit,
+        *places,
+        unit=PUBLISHED[name].unit,
     )
     with files.reading(path, "traffic dataset"):
         return _noted(_checked(dataset), needs_graph)
