@@ -160,6 +160,9 @@ def run_method(
     """Runs or scores one method."""
     num_clients, num_train = len(splits["train"].speed), len(splits["train"].starts)
     values = configs.config_values(study, method, num_train, workdir)
+    values["edges_per_chunk"] = configs.edges_per_chunk(
+        study, values, splits["train"].graph
+    )
     name = paper.registered(method)
     config = running.config_of(name, values)
     cohort = clients.cohort_size(num_clients, getattr(config, "participation", 1.0))

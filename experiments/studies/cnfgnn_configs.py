@@ -11,9 +11,10 @@ from experiments.studies.base import TAKES_THE_MEAN
 from experiments.studies.cnfgnn_options import CNFGNNOptions
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig
-from fedjax_graph.core import batching
+from fedjax_graph.core import batching, graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.models import graph_network
 from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
 
 
@@ -114,6 +115,27 @@ def _half_sizes(study: CNFGNNOptions, method: str) -> dict[str, Any]:
     batch_size = study.setting("server_batch_size", released.get(method))
     sizes = {name: study.setting(name) for name in names}
     return sizes | {"server_batch_size": batch_size}
+
+
+def edges_per_chunk(
+    study: CNFGNNOptions, values: dict[str, Any], graph: graphs.Graph
+) -> int:
+    """Edges whose messages the graph network holds at once, 0 for all.
+
+    Args:
+      study: the options.
+      values: what `config_values` makes of them.
+      graph: of the sensors that are trained on.
+    """
+    if study.edges_per_chunk != "auto":
+        return int(study.edges_per_chunk)
+    config = running.config_of("cnfgnn", values)
+    return graph_network.auto_edges_per_chunk(
+        graph.num_nodes,
+        len(graph.senders),
+        config.server_batch_size,
+        max(config.gn_mlp_sizes),
+    )
 
 
 # --- Optimizers ----------------------------------------------------------------------

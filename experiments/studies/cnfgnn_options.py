@@ -85,6 +85,12 @@ class CNFGNNOptions(TrafficStudy):
         "What the graph network computes in; parameters and Adam stay float32.",
         choices=["float32", "bfloat16"],
     )
+    edges_per_chunk: str = option(
+        "auto",
+        "Edges whose messages the graph network holds at once: a number, 0 for all, or "
+        "auto: all, but as many as there are sensors where a layer's messages for a "
+        "minibatch take more than 512 MiB.",
+    )
     exchange_bits: str = option(
         "32",
         "Of each number that CNFGNN's strategies exchange for the graph network: "
@@ -131,6 +137,12 @@ class CNFGNNOptions(TrafficStudy):
             raise InputError(
                 f"--gn_mlp_sizes={','.join(map(str, sizes))}: expected two or more "
                 "positive whole numbers, such as 256,256,128"
+            )
+        chunk = self.edges_per_chunk
+        if chunk != "auto" and not (chunk.isascii() and chunk.isdecimal()):
+            raise InputError(
+                f"--edges_per_chunk={chunk}: expected auto, 0 for all at once, or a "
+                "positive number"
             )
         if self.sweep_values and not self.sweep:
             raise InputError("--sweep_values needs --sweep")

@@ -23,7 +23,7 @@ NOT_COMPARED = (
     *("data_dir", "workdir", "methods", "strategy", "sweep", "sweep_values"),
     *("resume", "eval_only", "split", "seed", "num_seeds", "num_retrain", "repeats"),
     "target_rmse",
-    *("clients_per_chunk", "num_cpu_devices", "checkpoint_inner"),
+    *("clients_per_chunk", "edges_per_chunk", "num_cpu_devices", "checkpoint_inner"),
 )
 
 

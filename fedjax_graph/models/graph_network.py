@@ -7,9 +7,14 @@ Battaglia et al., "Relational inductive biases, deep learning, and graph network
   W_e e + W_u u, so nodes are projected before they are gathered along edges.
 - The last layer of the edge MLP is linear, so it commutes with the receiver's sum.
   Where nothing else reads the edge output (the last layer), it acts on N rows, not E.
+
+On large graphs the messages of a few edges at a time are summed by a scan, which keeps
+none of them: a later layer and the gradient compute them again.
 """
 
+import functools
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -21,10 +26,19 @@ from fedjax_graph.core.graphs import Graph, check, to_jraph
 from fedjax_graph.core.local import Params
 from fedjax_graph.models.linear import MLP, Linear, matmul
 
+AT_ONCE_BYTES = 2**29  # of one layer's messages, up to which `auto` leaves them whole
 
-def sum_all(values: jax.Array, index: jax.Array, num_graphs: int) -> jax.Array:
+
+class Edges(NamedTuple):
+    """Holds the edges of a graph, or a part of them."""
+
+    senders: jax.Array  # [E] int32
+    receivers: jax.Array  # [E] int32, ascending
+    weights: jax.Array  # [E] float32
+
+
+def sum_all(values: jax.Array, *_: Any) -> jax.Array:
     """Sums over all rows: the segment sum of a single graph."""
-    del index, num_graphs
     return jnp.sum(values, axis=0, keepdims=True)
 
 
@@ -69,14 +83,6 @@ class GraphNetworkLayer(nn.Module):
           `[updated; previous]` nodes, edges and globals (edges as they came where
           `is_last`).
         """
-        w_sender, w_receiver, w_edge, w_global = self.edge.first_kernels()
-        shared = matmul(globals_, w_global) + self.edge.first_bias()
-        as_sender = matmul(nodes, w_sender) + shared
-        as_receiver = matmul(nodes, w_receiver)
-        w_node, w_received, w_global_node = self.node.first_kernels()
-        w_nodes, w_edges, w_global_global = self.global_.first_kernels()
-        mask = graph.node_mask[:, None, None].astype(nodes.dtype)
-
         is_edge = jnp.arange(len(graph.senders))[:, None, None] < num_edges
 
         def update_edge(projected, sent, received, _):
@@ -85,27 +91,19 @@ class GraphNetworkLayer(nn.Module):
             has_padding = num_edges < len(graph.senders)
             return jnp.where(is_edge, updated, 0) if has_padding else updated
 
-        def edge_sum(received, count):
-            """From the sum that jraph made to the sum of the edge MLP's outputs."""
-            if not self.is_last:
-                return received
-            last = self.edge.layers[-1]
-            return matmul(received, last.kernel) + count * last.bias
+        def edge_sum(total, count):
+            return self.sum_of_outputs(total, count) if self.is_last else total
 
-        def update_node(_, __, received_edges, ___):
-            first = matmul(nodes, w_node)
-            first += matmul(edge_sum(received_edges, in_degree), w_received)
-            first += matmul(globals_, w_global_node) + self.node.first_bias()
-            return mask * self.node.output(self.node.hidden(first))
+        def update_node(_, __, received, ___):
+            received = edge_sum(received, in_degree(graph, nodes.dtype))
+            return self.update_node(graph, nodes, globals_, received)
 
         def update_global(node_sum, all_edges, _):
-            first = matmul(node_sum, w_nodes)
-            first += matmul(edge_sum(all_edges, num_edges), w_edges)
-            first += matmul(globals_, w_global_global) + self.global_.first_bias()
-            return self.global_.output(self.global_.hidden(first))
+            return self.update_global(
+                globals_, node_sum, edge_sum(all_edges, num_edges)
+            )
 
-        ones = jnp.ones((*graph.receivers.shape, 1, 1), nodes.dtype)
-        in_degree = sum_received(ones, graph.receivers, graph.num_nodes)
+        *ends, w_edge = self.project(nodes, globals_)
         # Both projections belong to a node; jraph gathers them along the edges.
         updated = jraph.GraphNetwork(
             update_edge,
@@ -114,13 +112,56 @@ class GraphNetworkLayer(nn.Module):
             aggregate_edges_for_nodes_fn=sum_received,
             aggregate_nodes_for_globals_fn=sum_all,
             aggregate_edges_for_globals_fn=sum_all,
-        )(to_jraph(graph, (as_sender, as_receiver), matmul(edges, w_edge), globals_))
-        nodes = jnp.concatenate([updated.nodes, nodes], axis=-1)
-        globals_ = jnp.concatenate([updated.globals, globals_], axis=-1)
-        if self.is_last:
-            return nodes, edges, globals_
-        edges = jnp.broadcast_to(edges, (*updated.edges.shape[:-1], edges.shape[-1]))
-        return nodes, jnp.concatenate([updated.edges, edges], axis=-1), globals_
+        )(to_jraph(graph, tuple(ends), matmul(edges, w_edge), globals_))
+        nodes = _behind(updated.nodes, nodes)
+        globals_ = _behind(updated.globals, globals_)
+        return nodes, edges if self.is_last else _behind(updated.edges, edges), globals_
+
+    def project(self, nodes, globals_) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The edge MLP's first sums, as far as they come from an edge's ends.
+
+        Returns:
+          [N, B, H] of a node as a sender, with what is the same for all edges; [N, B,
+          H] of it as a receiver; the kernel for what comes from the edge, [F_e, H].
+        """
+        w_sender, w_receiver, w_edge, w_global = self.edge.first_kernels()
+        shared = matmul(globals_, w_global) + self.edge.first_bias()
+        return matmul(nodes, w_sender) + shared, matmul(nodes, w_receiver), w_edge
+
+    def sum_of_outputs(self, hidden_sum, count) -> jax.Array:
+        """The sum of the edge MLP's outputs over `count` edges, from that of the inputs
+        of its last layer."""
+        last = self.edge.layers[-1]
+        return matmul(hidden_sum, last.kernel) + count * last.bias
+
+    def update_node(self, graph: Graph, nodes, globals_, received) -> jax.Array:
+        """Updated nodes, from the sums of what they receive."""
+        w_node, w_received, w_global = self.node.first_kernels()
+        first = matmul(nodes, w_node)
+        first += matmul(received, w_received)
+        first += matmul(globals_, w_global) + self.node.first_bias()
+        mask = graph.node_mask[:, None, None].astype(nodes.dtype)
+        return mask * self.node.output(self.node.hidden(first))
+
+    def update_global(self, globals_, node_sum, all_edges) -> jax.Array:
+        """Updated globals, from the sums over updated nodes and edges."""
+        w_nodes, w_edges, w_global = self.global_.first_kernels()
+        first = matmul(node_sum, w_nodes)
+        first += matmul(all_edges, w_edges)
+        first += matmul(globals_, w_global) + self.global_.first_bias()
+        return self.global_.output(self.global_.hidden(first))
+
+
+def in_degree(graph: Graph, dtype: Any) -> jax.Array:
+    """How many edges each node receives, [N, 1, 1]."""
+    ones = jnp.ones((*graph.receivers.shape, 1, 1), dtype)
+    return sum_received(ones, graph.receivers, graph.num_nodes)
+
+
+def _behind(updated: jax.Array, previous: jax.Array) -> jax.Array:
+    """The residual: [..., updated; previous], which may have one row for the batch."""
+    previous = jnp.broadcast_to(previous, (*updated.shape[:-1], previous.shape[-1]))
+    return jnp.concatenate([updated, previous], axis=-1)
 
 
 class GraphNetwork(nn.Module):
@@ -130,6 +171,10 @@ class GraphNetwork(nn.Module):
     output_size: int = 64
     mlp_sizes: Sequence[int] = (256, 256, 128)
     num_layers: int = 2
+    edges_per_chunk: int = 0
+    """How many edges' messages are held at once, in the gradient too; 0 for all. With
+    fewer than there are, messages are computed again where a later layer or the
+    gradient reads them, and the results differ by rounding."""
 
     def setup(self) -> None:
         v, e, u = self.node_size, 1, self.node_size
@@ -157,25 +202,102 @@ class GraphNetwork(nn.Module):
         """
         check(graph)
         arrays.check_shape("nodes", nodes, (graph.num_nodes, None, self.node_size))
-        num_edges = len(graph.senders)
-        graph = _cut(graph)
-        edges = graph.weights[:, None, None].astype(nodes.dtype)
         globals_ = jnp.zeros((1, nodes.shape[1], self.node_size), nodes.dtype)
+        is_chunked = 0 < self.edges_per_chunk < len(graph.senders)
+        embed = self._in_chunks if is_chunked else self._at_once
+        return self.out(embed(graph, nodes, globals_))
+
+    def _at_once(self, graph: Graph, nodes, globals_) -> jax.Array:
+        num_edges = len(graph.senders)
+        edges = mesh.split_edges(_padded(graph, mesh.edge_parts()))
+        graph = graph._replace(**edges._asdict())
+        edges = graph.weights[:, None, None].astype(nodes.dtype)
         for layer in self.layers:
             nodes, edges, globals_ = layer(graph, num_edges, nodes, edges, globals_)
-        return self.out(nodes)
+        return nodes
+
+    def _in_chunks(self, graph: Graph, nodes, globals_) -> jax.Array:
+        num_edges, parts, projected = len(graph.senders), mesh.edge_parts(), []
+        chunk_size = -(-self.edges_per_chunk // parts) * parts
+        edges = _padded(graph, chunk_size)
+        chunks = jax.tree.map(lambda x: x.reshape(-1, chunk_size), edges)
+        degree = in_degree(graph, nodes.dtype)
+        for layer in self.layers:
+            projected.append(layer.project(nodes, globals_))
+            received, total = self._sum_hidden(chunks, num_edges, projected)
+            received = layer.sum_of_outputs(received, degree)
+            updated = layer.update_node(graph, nodes, globals_, received)
+            total = layer.sum_of_outputs(total, num_edges)
+            global_ = layer.update_global(globals_, sum_all(updated), total)
+            nodes, globals_ = _behind(updated, nodes), _behind(global_, globals_)
+        return nodes
+
+    def _sum_hidden(self, chunks: Edges, num_edges: int, projected):
+        """Sums the inputs of an edge MLP's last layer, which commutes with the sum.
+
+        Args:
+          chunks: of edges, [C, E / C]; padding comes last.
+          num_edges: those that are no padding.
+          projected: `project` of that layer and of the ones before it.
+
+        Returns:
+          Sums over the edges that a node receives, [N, B, H], and over all, [1, B, H].
+        """
+        layers = self.layers[: len(projected)]
+        num_nodes, batch_size, _ = projected[0][0].shape
+        dtype = projected[0][0].dtype
+        precise = jnp.promote_types(dtype, jnp.float32)
+
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def sums_of(projected, chunk, is_edge):
+            senders, receivers, weights = mesh.split_edges(chunk)
+            edges = weights[:, None, None].astype(dtype)
+            for layer, (sent, received, w_edge) in zip(layers, projected, strict=True):
+                first = matmul(edges, w_edge) + sent[senders] + received[receivers]
+                hidden = layer.edge.hidden(first)
+                edges = _behind(layer.edge.output(hidden), edges)
+            hidden = jnp.where(is_edge[:, None, None], hidden, 0).astype(precise)
+            return sum_received(hidden, receivers, num_nodes), sum_all(hidden)
+
+        def add(sums, chunk):
+            return jax.tree.map(jnp.add, sums, sums_of(projected, *chunk)), None
+
+        is_edge = jnp.arange(chunks.senders.size) < num_edges
+        rows = (chunks, is_edge.reshape(chunks.senders.shape))
+        shape = (batch_size, self.mlp_sizes[-2])
+        zeros = (
+            jnp.zeros((num_nodes, *shape), precise),
+            jnp.zeros((1, *shape), precise),
+        )
+        sums, _ = jax.lax.scan(add, mesh.varying(zeros), rows)
+        return jax.tree.map(lambda x: x.astype(dtype), sums)
 
 
-def _cut(graph: Graph) -> Graph:
-    """Edges cut along the mesh's axis of edges, padded by some that nobody receives."""
-    extra = -len(graph.senders) % mesh.edge_parts()
-    edges = (
-        jnp.pad(graph.senders, (0, extra)),
-        jnp.pad(graph.receivers, (0, extra), constant_values=graph.num_nodes),
-        jnp.pad(graph.weights, (0, extra)),
+def _padded(graph: Graph, multiple: int) -> Edges:
+    """Edges up to a multiple, the additional ones at the end and received by nobody."""
+    extra = -len(graph.senders) % multiple
+    return Edges(
+        senders=jnp.pad(graph.senders, (0, extra)),
+        receivers=jnp.pad(graph.receivers, (0, extra), constant_values=graph.num_nodes),
+        weights=jnp.pad(graph.weights, (0, extra)),
     )
-    senders, receivers, weights = mesh.split_edges(edges)
-    return graph._replace(senders=senders, receivers=receivers, weights=weights)
+
+
+def auto_edges_per_chunk(
+    num_nodes: int, num_edges: int, batch_size: int, width: int
+) -> int:
+    """Returns 0, for all edges at once, unless a layer's messages are above 512 MiB.
+
+    Then it is the number of nodes: messages take as much memory as nodes do.
+
+    Args:
+      num_nodes: of the graph.
+      num_edges: likewise.
+      batch_size: windows in a minibatch.
+      width: numbers in the widest layer of the edge MLP, counted as float32.
+    """
+    is_small = 4 * num_edges * batch_size * width <= AT_ONCE_BYTES
+    return 0 if is_small else num_nodes
 
 
 def init_params(model: GraphNetwork, key: jax.Array) -> Params:

@@ -61,11 +61,13 @@ def answers(machine):
             "--masked_loss",
             "--server_dtype=bfloat16",
             "--exchange_bits=8",
+            "--edges_per_chunk=3",
             "--target_rmse=1000",
         ),
         "target": line("target", "--methods=gru_fmtl", "--target_rmse=0.001"),
         "bits": line("bad", "--exchange_bits=7"),
         "dtype": line("bad", "--server_dtype=float16"),
+        "chunk": line("bad", "--edges_per_chunk=-3"),
         "no target": line("bad", "--target_rmse=nan"),
         "unknown": line("bad", "--strategy=sl,split"),
         "twice": line("bad", "--strategy=sl,sl"),
@@ -126,6 +128,7 @@ def test_options_beyond_the_paper(machine, answers):
     assert [task["masked_loss"] for task in tasks] == [True] * 3
     for config in configs[:2]:
         assert (config["server_dtype"], config["exchange_bits"]) == ("bfloat16", 8)
+        assert config["edges_per_chunk"] == 3
     rounded = HIDDEN * 8 // 16  # 4 bytes and a float32 scale, not 4 float32
     size = NUM_SENSORS * 2 * rounded
     averages = NUM_SENSORS * model_bytes(4, 4)
@@ -182,6 +185,7 @@ def test_a_target_that_is_not_reached_is_none(machine, answers):
     [
         ("bits", ["--exchange_bits=7", "32|16|8|4"]),
         ("dtype", ["--server_dtype=float16"]),
+        ("chunk", ["--edges_per_chunk=-3", "auto, 0 for all"]),
         ("no target", ["--target_rmse=nan"]),
         ("unknown", ["--strategy", "sl_fedavg", "only once"]),
         ("twice", ["--strategy", "only once"]),

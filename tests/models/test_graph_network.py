@@ -8,7 +8,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import graphs
+from fedjax_graph.core import graphs, mesh
 from fedjax_graph.models import graph_network
 
 SMALL = graph_network.GraphNetwork(4, 3, (7, 6, 5), 2)
@@ -121,10 +121,15 @@ def embed(params, quick_jit):
     return quick_jit(functools.partial(SMALL.apply, {"params": params}))
 
 
-@pytest.mark.parametrize("num_layers", [1, 2, 3])
-@pytest.mark.parametrize("density", [0.3, 0.0])
-def test_a_loop_over_edges(num_layers, density, draw_params, quick_jit):
-    model = graph_network.GraphNetwork(4, 3, (7, 6, 5), num_layers)
+@pytest.mark.parametrize(
+    "num_layers, density, edges_per_chunk",
+    [(1, 0.3, 0), (2, 0.3, 0), (3, 0.3, 0), (2, 0.0, 0), (2, 0.3, 6), (3, 0.3, 4)],
+)
+def test_a_loop_over_edges(
+    num_layers, density, edges_per_chunk, draw_params, quick_jit
+):
+    """In chunks too, of which the last one has padding."""
+    model = graph_network.GraphNetwork(4, 3, (7, 6, 5), num_layers, edges_per_chunk)
     params = draw_params(functools.partial(graph_network.init_params, model))
     adjacency, nodes = random_case(num_layers, density=density)
     graph = graphs.from_adjacency(adjacency)
@@ -132,6 +137,7 @@ def test_a_loop_over_edges(num_layers, density, draw_params, quick_jit):
     for window in range(nodes.shape[1]):
         expected = loop_over_edges(params, adjacency, nodes[:, window], 4)
         npt.assert_allclose(outputs[:, window], expected, rtol=1e-5, atol=1e-5)
+    assert not edges_per_chunk or len(graph.senders) % edges_per_chunk
 
 
 def test_padded_nodes_change_nothing(embed):
@@ -183,3 +189,68 @@ def test_gradients_are_those_of_differences(params, quick_jit):
         return np.sum(loop_over_edges(moved, adjacency, nodes[:, 0], 4) ** 2)
 
     npt.assert_allclose(slope, (exact(1e-6) - exact(-1e-6)) / 2e-6, rtol=1e-4)
+
+
+# --- Edges in chunks ------------------------------------------------------------------
+
+
+def in_chunks(edges_per_chunk):
+    return SMALL.clone(edges_per_chunk=edges_per_chunk)
+
+
+def loss_and_gradients(model):
+    def loss(params, nodes, graph):
+        return jnp.sum(model.apply({"params": params}, graph, nodes) ** 2)
+
+    return lambda *args: jax.value_and_grad(loss, argnums=0)(*args)
+
+
+@pytest.mark.parametrize("shape", [None, (2, 2)])
+def test_gradients_in_chunks_are_those_of_all_edges(shape, params, quick_jit):
+    """On a mesh whose edge axis does not divide the chunk as well."""
+    adjacency, nodes = random_case(5, batch=4)
+    graph = graphs.from_adjacency(adjacency)
+    expected = quick_jit(loss_and_gradients(SMALL))(params, nodes, graph)
+    found = loss_and_gradients(in_chunks(5))
+    if shape is None:
+        found = quick_jit(found)(params, nodes, graph)
+    else:
+        with jax.set_mesh(mesh.make_mesh(2, jax.devices()[:4])):
+            total = mesh.sum_parts(found, (None, 1, None), axes=(mesh.CLIENTS,))
+            found = quick_jit(total)(params, nodes, graph)
+    jax.tree.map(
+        lambda a, b: npt.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected
+    )
+
+
+def test_a_chunk_of_all_edges_is_the_same_program(params):
+    adjacency, nodes = random_case(6)
+    graph = graphs.from_adjacency(adjacency)
+    programs = {
+        str(jax.make_jaxpr(in_chunks(size).apply)({"params": params}, graph, nodes))
+        for size in (0, len(graph.senders), 10**6)
+    }
+    assert len(programs) == 1
+
+
+def test_chunks_bound_the_memory_of_the_gradient(params, quick_jit):
+    nodes, num_edges = np.ones((8, 16, 4), np.float32), 1024
+    ends = np.arange(num_edges, dtype=np.int32) // (num_edges // 8)
+    graph = graphs.Graph(ends, ends, np.ones(num_edges, np.float32), np.ones(8))
+
+    def temporary_bytes(edges_per_chunk):
+        fn = quick_jit(loss_and_gradients(in_chunks(edges_per_chunk)))
+        compiled = fn.lower(params, nodes, graph).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(32) < 0.2 * temporary_bytes(0)
+
+
+@pytest.mark.parametrize(
+    "num_nodes, num_edges, batch_size, expected",
+    [(207, 1722, 48, 0), (325, 2694, 128, 0), (716, 17320, 48, 716)],
+)
+def test_auto_leaves_whole_what_is_small(num_nodes, num_edges, batch_size, expected):
+    """METR-LA, PEMS-BAY with the largest minibatch released, San Diego."""
+    found = graph_network.auto_edges_per_chunk(num_nodes, num_edges, batch_size, 256)
+    assert found == expected

@@ -56,6 +56,8 @@ class HalvesConfig(Checked):
     clients_per_chunk: int | None = limited(None, lower=1)
     masked_loss: bool = False  # leaves missing readings out
     server_dtype: Literal["float32", "bfloat16"] = "float32"  # of the graph network
+    # whose messages the graph network holds at once; 0: those of all edges
+    edges_per_chunk: int = limited(0, lower=0)
     exchange_bits: ClassVar[int] = 32  # nothing is rounded where nothing is sent
 
 
@@ -175,9 +177,12 @@ class Models(NamedTuple):
 
 def make_models(config: HalvesConfig) -> Models:
     size = config.hidden_size
+    network = graph_network.GraphNetwork(
+        size, size, config.gn_mlp_sizes, config.gn_layers, config.edges_per_chunk
+    )
     return Models(
         seq2seq.Seq2Seq(hidden_size=size, embedding_size=size),
-        graph_network.GraphNetwork(size, size, config.gn_mlp_sizes, config.gn_layers),
+        network,
         config.clients_per_chunk,
         config.server_dtype,
         config.exchange_bits,
