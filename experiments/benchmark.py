@@ -6,6 +6,7 @@ python -m experiments.benchmark --system=cnfgnn --peer --peer_script=torch_peer.
 python -m experiments.benchmark --system=sfl
 python -m experiments.benchmark --system=graphfl --dataset=cora --data_dir=FOLDER
 python -m experiments.benchmark --system=fl_agcns --num_cpu_devices=1
+python -m experiments.benchmark --system=clients --num_cpu_devices=1
 python -m experiments.benchmark --system=graphfl --shape=tiny  # only whether it runs
 
 Speeds vary with what else the machine does. Everything compared is measured in turn,
@@ -17,6 +18,7 @@ import json
 from typing import Any, ClassVar
 
 from experiments import cli
+from experiments.benchmarks.clients import benchmark_clients
 from experiments.benchmarks.cnfgnn import benchmark_cnfgnn
 from experiments.benchmarks.fl_agcns import benchmark_fl_agcns
 from experiments.benchmarks.graphfl import benchmark_graphfl
@@ -31,6 +33,7 @@ BENCHMARKS = {
     "sfl": benchmark_sfl,
     "graphfl": benchmark_graphfl,
     "fl_agcns": benchmark_fl_agcns,
+    "clients": benchmark_clients,
 }
 
 

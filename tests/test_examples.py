@@ -54,6 +54,11 @@ def test_a_method_of_ones_own_withstands_broken_clients():
     assert scores["trimmed_mean"] < 0.01 < 1 < scores["fed_avg"]
 
 
+def test_clients_who_took_part_have_personal_models():
+    scores = scores_of("many_clients")
+    assert scores["cohorts"] < 0.7 * scores["others"] < 7
+
+
 def test_every_script_is_run_here():
     tested = re.findall(r'scores_of\("(\w+)"\)', pathlib.Path(__file__).read_text())
     assert sorted(tested) == sorted(path.stem for path in EXAMPLES.glob("*.py"))

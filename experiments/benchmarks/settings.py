@@ -10,7 +10,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import synthetic
 from fedjax_graph.data.graphs.node_dataset import NodeDataset, largest_component
 
-SYSTEMS = ("cnfgnn", "sfl", "graphfl", "fl_agcns")
+SYSTEMS = ("cnfgnn", "sfl", "graphfl", "fl_agcns", "clients")
 SFL_PARTS = ("graph_convolution", "weighted_mean", "distances", "images")
 GRAPHFL_PARTS = ("round", "memory", "fed_avg", "first_layer")
 TRAFFIC = {"metr_la": (207, 1722), "pems_bay": (325, 2694), "tiny": (6, 12)}
@@ -87,6 +87,16 @@ class BenchmarkSettings(DataOptions, MachineOptions):
     search_population: int = option(60, "Codes in a population of FL-AGCNS.", lower=2)
     search_steps: int = option(5, "Steps of the SuperNet in a generation.", lower=1)
     search_codes: int = option(20, "Codes that such a step trains.", lower=1)
+
+    # Clients whose states the host keeps
+    client_counts: tuple[int, ...] = option(
+        (1000, 10_000, 100_000, 1_000_000),
+        "How many clients there are, in ascending order.",
+        lower=2,
+        is_repeated=True,
+    )
+    cohort: int = option(1000, "Clients in a round of theirs.", lower=1)
+    cohort_rounds: int = option(10, "Such rounds in a measurement.", lower=1)
 
     def __post_init__(self) -> None:
         """Checks every option.

@@ -90,4 +90,4 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
         after = state._replace(num_rounds=state.num_rounds + 1, controls=own["control"])
         return server.step(after, own["model"]), {"train_loss": loss}
 
-    return scored(task, init, round_)
+    return scored(task, init, round_)._replace(reads_all_clients=True)  # for c

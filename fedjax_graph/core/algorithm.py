@@ -30,3 +30,6 @@ class FederatedAlgorithm(NamedTuple):
     monitor: str = "loss"
     """The metric of `evaluate`, one number, whose lowest value on the validation split
     makes the best round; `error` where it is a share of wrong answers."""
+    reads_all_clients: bool = False
+    """Whether a round reads what clients outside of its cohort keep, so that the rows
+    of the cohort are not enough."""

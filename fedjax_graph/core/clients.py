@@ -187,6 +187,23 @@ def cohort_size(num_clients: int, participation: float) -> int:
     return max(1, round(participation * num_clients))
 
 
+def draw_indices(key: jax.Array, num_clients: int, size: int) -> np.ndarray:
+    """Samples a cohort without replacement (host call), [size] int64, ascending.
+
+    In time that does not grow with the clients, unlike `sample_cohort`: the draw is of
+    places, and belongs to no identity.
+
+    Raises:
+      InputError: if the size is not 1 to the number of clients.
+    """
+    arrays.check_count("number of clients", num_clients)
+    arrays.check_count("size of the cohort", size)
+    if size > num_clients:
+        raise InputError(f"size={size}: expected at most {num_clients}, the clients")
+    random = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    return np.sort(random.choice(num_clients, size, replace=False, shuffle=False))
+
+
 def sample_cohort(
     key: jax.Array, client_ids: jax.Array, weights: jax.Array, participation: float
 ) -> Cohort:

@@ -32,11 +32,11 @@ def to_jsonable(tree: Any) -> Any:
 
 
 @by_first
-def write_atomically(path: pathlib.Path, text: str) -> None:
+def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
     """Replaces a file whole: a kill leaves the old one or the new one."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w") as file:
-        file.write(text)
+    with open(temporary, "wb" if isinstance(content, bytes) else "w") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

@@ -24,6 +24,12 @@ COMMAND_LINES = {
         "--memory_steps=1",
         "--memory_chunk=1",
     ),
+    "clients": (
+        "--client_counts=8",
+        "--client_counts=20",
+        "--cohort=8",
+        "--cohort_rounds=2",
+    ),
     "fl_agcns": ("--search_population=4", "--search_steps=1", "--search_codes=2"),
 }
 FORMS = ("round", "first_order_round", "checkpointed_round", "chunk_1", "chunk_all")
@@ -49,6 +55,14 @@ KEYS = {
         *(f"fed_avg_10_clients_{steps}_steps_s" for steps in (1, 15)),
         *(f"first_layer_{kind}" for kind in ("dense_s", "sparse_s", "nonzero_share")),
         "peak_memory_bytes",
+    },
+    "clients": {
+        f"{figure}_{num_clients}"
+        for num_clients in (8, 20)
+        for figure in (
+            *("fed_avg_us", "ditto_us", "ditto_in_files_us", "ditto_pass_us"),
+            *("plain_vmap_us", "kept_mib"),
+        )
     },
     "fl_agcns": {
         *("generation_s", "generation_compile_s", "network_compile_s"),

@@ -1,0 +1,270 @@
+"""Many clients: the host keeps their states and data, a device has a cohort of them.
+
+A round reads and writes what the clients of its cohort keep, and no other's. So
+`ClientStore` holds a row for each client in NumPy arrays or in files, and for a round
+gathers those of the cohort, runs the method's own compiled round on them, and writes
+them back. Memory on the device and time are a cohort's, however many clients there are.
+
+    store = ClientStore(algorithm, data, jax.random.key(0), folder="clients")
+    for number in range(store.num_rounds, 100):
+        key = jax.random.fold_in(jax.random.key(1), number)
+        indices = clients.draw_indices(key, store.num_clients, 1000)
+        metrics = store.round(indices, key)
+
+A client's draws follow its identity (`clients.client_keys`), so they are those of a
+round that has all clients on the device and samples the same cohort.
+"""
+
+import io
+import os
+import pathlib
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_graph.core import arrays, clients, mesh
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.graphs import Graph
+from fedjax_graph.driver.writers import write_atomically
+
+CLIENTS_AT_ONCE = 1000  # whose first states are made together
+LAST_ROUND = "last_round.npz"
+
+
+class ClientStore:
+    """Runs rounds of a method on cohorts of many clients, in one process."""
+
+    def __init__(
+        self,
+        algorithm: FederatedAlgorithm,
+        data: Data,
+        key: jax.Array,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        resume: bool = False,
+    ) -> None:
+        """Makes everybody's first state, or takes up those in a folder.
+
+        Args:
+          algorithm: with `participation` 1, as all of the cohort that `round` is given
+            take part.
+          data: to train on, with `client_ids` [K]. Arrays with K rows belong to the
+            clients, and stay where they are, which may be a `np.memmap`.
+          key: of the first state.
+          folder: for the states, the clients' as `.npy` files; they are those after the
+            last round, whenever the process is killed. None: in memory.
+          resume: whether to go on from what is in the folder, if there is anything.
+
+        Raises:
+          InputError: if a round of the method needs more than the cohort's rows, two
+            clients have one id, or the folder holds a store of another method or other
+            clients, or one that is not to be resumed.
+        """
+        clients.check_clients(data, "data")
+        if algorithm.reads_all_clients:
+            raise InputError(
+                "algorithm: its rounds read what clients outside of the cohort keep; "
+                "run it with all clients' states on the device"
+            )
+        self._data = jax.tree.map(np.asarray, data)
+        self._folder = None if folder is None else pathlib.Path(folder)
+        self._program = jax.jit(algorithm.round)
+        self._state, self._is_row = _layout(algorithm.init, self._rows)
+        self.num_rounds = 0
+        if self._folder is None or not (self._folder / LAST_ROUND).exists():
+            self._make(jax.jit(algorithm.init), key)
+        elif resume:
+            self._resume(self._folder)
+        else:
+            raise InputError(
+                f"{self._folder}: holds a store; resume it or name a new folder"
+            )
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return len(self._data.client_ids)
+
+    def gather(self, indices: np.ndarray) -> tuple[State, Data]:
+        """Puts state and data of some clients on the device, as a method takes them.
+
+        Args:
+          indices: [C], different ones among the K clients.
+
+        Raises:
+          InputError: if they are not.
+        """
+        arrays.check_shape("indices", indices, (None,))
+        arrays.check_indices("indices", indices, self.num_clients)
+        if len(np.unique(indices)) < len(indices):
+            raise InputError("indices: a client stands twice in the cohort")
+        state = jax.tree.map(
+            lambda x, is_row: x[indices] if is_row else x, self._state, self._is_row
+        )
+        return mesh.put_replicated((state, self._rows(indices)))
+
+    def round(self, indices: np.ndarray, key: jax.Array) -> Metrics:
+        """Runs a round on a cohort; compiles once for each size of a cohort.
+
+        Args:
+          indices: see `gather`.
+          key: of the round.
+
+        Returns:
+          The round's metrics, in NumPy.
+
+        Raises:
+          InputError: see `gather`.
+        """
+        state, metrics = jax.device_get(self._program(*self.gather(indices), key))
+        self.num_rounds += 1
+        self._log(indices, state)
+        self._write(indices, state)
+        return metrics
+
+    def _rows(self, indices: np.ndarray) -> Data:
+        """The data of some clients, of which a graph stays whole."""
+
+        def take(x):
+            is_whole = isinstance(x, Graph) or not np.ndim(x)
+            return x if is_whole or len(x) != self.num_clients else x[indices]
+
+        return jax.tree.map(take, self._data, is_leaf=lambda x: isinstance(x, Graph))
+
+    def _write(self, indices: np.ndarray, state: State) -> None:
+        """Takes over the state of a cohort, [C, ...] where clients have rows."""
+
+        def put(x, new, is_row):
+            if not is_row:
+                return new
+            x[indices] = new
+            return x
+
+        self._state = jax.tree.map(put, self._state, state, self._is_row)
+
+    def _map_rows(self, fn: Callable[[str, Any], Any]) -> State:
+        """The state, with `fn(name, x)` in place of x with a row for each client."""
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x, is_row: fn(_name(path), x) if is_row else x,
+            self._state,
+            self._is_row,
+        )
+
+    def _make(self, init: Callable[..., State], key: jax.Array) -> None:
+        """First states, made for some clients at a time."""
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        self._state = self._map_rows(self._allocate)
+        size = min(CLIENTS_AT_ONCE, self.num_clients)
+        for start in range(0, self.num_clients, size):
+            indices = np.arange(size) + min(start, self.num_clients - size)
+            self._write(indices, jax.device_get(init(key, self._rows(indices))))
+            if not any(jax.tree.leaves(self._is_row)):
+                break
+        self._log(np.arange(0), self._map_rows(lambda name, x: x[:0]))
+
+    def _allocate(self, name: str, like: jax.ShapeDtypeStruct) -> np.ndarray:
+        shape = (self.num_clients, *like.shape[1:])
+        if self._folder is None:
+            return np.empty(shape, like.dtype)
+        path = self._folder / f"{name}.npy"
+        return np.lib.format.open_memmap(path, "w+", like.dtype, shape)
+
+    # --- What a kill leaves -----------------------------------------------------------
+
+    def _log(self, indices: np.ndarray, state: State) -> None:
+        """Writes what a round changes to a file, whole, before the states change.
+
+        Opening the store changes them again.
+        """
+        if self._folder is None:
+            return
+        content, leaves = io.BytesIO(), jax.tree.leaves_with_path(state)
+        np.savez(
+            content,
+            indices=indices,
+            num_rounds=self.num_rounds,
+            client_ids=self._checksum(),
+            **{f"state.{_name(path)}": x for path, x in leaves},
+        )
+        write_atomically(self._folder / LAST_ROUND, content.getvalue())
+
+    def _checksum(self) -> int:
+        return zlib.crc32(np.ascontiguousarray(self._data.client_ids))
+
+    def _resume(self, folder: pathlib.Path) -> None:
+        def open_rows(name, like):
+            x = np.load(folder / f"{name}.npy", mmap_mode="r+")
+            return _fitting(x, (self.num_clients, *like.shape[1:]), like.dtype)
+
+        try:
+            log = dict(np.load(io.BytesIO((folder / LAST_ROUND).read_bytes())))
+            num_rounds, indices = int(log["num_rounds"]), log["indices"]
+            state = jax.tree_util.tree_map_with_path(
+                lambda path, like, is_row: _fitting(
+                    log[f"state.{_name(path)}"],
+                    (len(indices), *like.shape[1:]) if is_row else like.shape,
+                    like.dtype,
+                ),
+                self._state,
+                self._is_row,
+            )
+            self._state = self._map_rows(open_rows)
+            is_same = log["client_ids"] == self._checksum()
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise InputError(
+                f"{folder}: cannot be resumed ({error}): damaged, or of another method "
+                "or number of clients; name a new folder"
+            ) from error
+        if not is_same:
+            raise InputError(f"{folder}: is of other client_ids; name a new folder")
+        self.num_rounds = num_rounds
+        self._write(indices, state)
+
+
+def _layout(
+    init: Callable[..., State], rows: Callable[[np.ndarray], Data]
+) -> tuple[State, State]:
+    """The arrays of a state, and which of them have a row for each client.
+
+    Args:
+      init: of a method.
+      rows: indices -> data of these clients.
+
+    Returns:
+      The state of two clients, as `jax.ShapeDtypeStruct`s, and one of bools.
+
+    Raises:
+      InputError: if an array has more than a row for each client.
+    """
+    two, three = (
+        jax.eval_shape(init, jax.random.key(0), rows(np.zeros(n, int))) for n in (2, 3)
+    )
+
+    def is_row(few, more):
+        if few.shape == more.shape:
+            return False
+        if (few.shape[:1], more.shape) == ((2,), (3, *few.shape[1:])):
+            return True
+        raise InputError(
+            f"algorithm: its state has an array {more.shape} for 3 clients; expected a "
+            "row for each, or the same shape for any number of them"
+        )
+
+    return two, jax.tree.map(is_row, two, three)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _fitting(x: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The array; a `ValueError` if it has another shape or type."""
+    if x.shape != shape or x.dtype != dtype:
+        raise ValueError(f"{x.dtype} {x.shape}, expected {dtype} {shape}")
+    return x

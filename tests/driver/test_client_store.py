@@ -1,0 +1,196 @@
+"""Rounds on cohorts that the host keeps, against rounds with all on the device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.core import clients, trees
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import client_store
+from fedjax_graph.driver.client_store import ClientStore
+from tests.algorithms import quadratic
+
+KEY, KEYS = jax.random.key(0), quadratic.KEYS
+PARTICIPATION = 0.6  # three of five clients
+IN_SHORT = ("ditto", "fed_avg")
+METHODS = (*IN_SHORT, "fed_adam", "fed_att", "fed_per", "fed_prox", "fed_sgd")
+METHODS += ("lg_fed_avg", "local")
+
+
+@functools.cache
+def make(method, participation=1.0):
+    values = {"task": quadratic.QuadraticTask(), "participation": participation}
+    return get_method(method).factory(make_config(method, values))
+
+
+def cohort_of(key, data):
+    """Who takes part in a round of all clients with this key."""
+    cohort_key = jax.random.split(jax.random.split(key)[0])[0]
+    ids, weights = data.client_ids, data.client_weights
+    cohort = clients.sample_cohort(cohort_key, ids, weights, PARTICIPATION)
+    return np.asarray(cohort.indices)
+
+
+def without_graph(data):
+    return data._replace(graph=None)
+
+
+DATA = without_graph(quadratic.make_data())
+EVERYBODY = np.arange(quadratic.NUM_CLIENTS)
+
+
+def rounds_of(store, data=DATA, keys=KEYS):
+    return [store.round(cohort_of(key, data), key) for key in keys]
+
+
+def assert_same(found, expected):
+    jax.tree.map(lambda a, b: npt.assert_allclose(a, b, rtol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=[] if method in IN_SHORT else [pytest.mark.slow])
+        for method in METHODS
+    ],
+)
+def test_rounds_are_those_of_all_clients_on_the_device(method, quick_jit):
+    history = quadratic.run(make(method, PARTICIPATION), DATA, quick_jit)
+    store = ClientStore(make(method), DATA, KEY)
+    assert_same(rounds_of(store), [metrics for _, metrics in history[1:]])
+    assert_same(store.gather(EVERYBODY)[0], history[-1][0])
+    assert store.num_rounds == 3
+
+
+def test_draws_do_not_depend_on_who_else_is_there():
+    """Clients 2, 0 and 3 in a store of their own, in another order."""
+    few = np.array([2, 0, 3])
+    algorithm = make("ditto")
+    store = ClientStore(algorithm, DATA, KEY)
+    alone = ClientStore(algorithm, trees.take(DATA, few), KEY)
+    for key in KEYS:
+        store.round(few, key)
+        alone.round(np.arange(3), key)
+    assert_same(alone.gather(np.arange(3))[0], store.gather(few)[0])
+    kept = store.gather(np.array([1, 4]))[0].models  # who never took part
+    assert_same(kept, ClientStore(algorithm, DATA, KEY).gather(np.array([1, 4]))[0][1])
+
+
+@pytest.fixture
+def killed(monkeypatch):
+    """Ends a round between the file that says what changes, and the change."""
+
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    def run(store, key):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(store, "_write", kill)
+            store.round(cohort_of(key, DATA), key)
+
+    return run
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_a_folder_outlives_the_process(tmp_path, killed, is_mapped):
+    """Whose data may be a file as well; a kill within a round is as one after it."""
+    data = DATA
+    if is_mapped:
+        np.save(tmp_path / "features.npy", DATA.features)
+        mapped = np.load(tmp_path / "features.npy", mmap_mode="r")
+        data = DATA._replace(features=mapped)
+    whole = ClientStore(make("ditto"), DATA, KEY)
+    rounds_of(whole)
+    folder = tmp_path / "clients"
+    rounds_of(ClientStore(make("ditto"), data, KEY, folder), keys=KEYS[:1])
+    killed(ClientStore(make("ditto"), data, KEY, folder, resume=True), KEYS[1])
+    store = ClientStore(make("ditto"), data, jax.random.key(9), folder, resume=True)
+    assert store.num_rounds == 2
+    rounds_of(store, keys=KEYS[2:])
+    assert_same(store.gather(EVERYBODY)[0], whole.gather(EVERYBODY)[0])
+    rows = np.load(folder / "models.params.base.npy")
+    npt.assert_array_equal(rows, whole.gather(EVERYBODY)[0].models["params"]["base"])
+
+
+def test_first_states_are_made_for_some_clients_at_a_time(monkeypatch):
+    whole = ClientStore(make("ditto"), DATA, KEY).gather(EVERYBODY)[0]
+    monkeypatch.setattr(client_store, "CLIENTS_AT_ONCE", 2)
+    assert_same(ClientStore(make("ditto"), DATA, KEY).gather(EVERYBODY)[0], whole)
+
+
+@pytest.mark.parametrize(
+    "method, data, words",
+    [
+        ("scaffold", DATA, "read what clients outside of the cohort keep"),
+        ("sfl", quadratic.make_data(), "the graph has 5 nodes"),
+        ("ditto", DATA._replace(client_ids=jnp.zeros(5, int)), "two clients with"),
+    ],
+)
+def test_what_a_cohort_does_not_suffice_for_is_refused(method, data, words):
+    with pytest.raises(InputError, match=words):
+        ClientStore(make(method), data, KEY)
+
+
+def test_a_state_of_pairs_of_clients_is_refused():
+    pairs = make("fed_avg")._replace(
+        init=lambda key, data: jnp.zeros(2 * data.client_ids.shape)
+    )
+    with pytest.raises(InputError, match=r"an array \(3, 3\) for 3 clients"):
+        ClientStore(pairs, DATA, KEY)
+
+
+@pytest.mark.parametrize(
+    "indices, words",
+    [([0, 0], "stands twice"), ([5], "has 5, expected 0 to 4"), ([[0]], "shape")],
+)
+def test_a_cohort_is_of_different_clients(indices, words):
+    with pytest.raises(InputError, match=words):
+        ClientStore(make("fed_avg"), DATA, KEY).gather(np.array(indices))
+
+
+def damage(folder):
+    path = folder / client_store.LAST_ROUND
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+FEWER = trees.take(DATA, np.arange(3))
+OTHERS = DATA._replace(client_ids=jnp.arange(5))
+
+
+@pytest.mark.parametrize(
+    "method, data, spoil, words",
+    [
+        ("ditto", DATA, damage, "cannot be resumed"),
+        ("ditto", FEWER, None, "number of clients"),
+        ("ditto", OTHERS, None, "other client_ids"),
+        ("fed_avg", DATA, None, "of another method"),
+        ("ditto", DATA, "anew", "resume it or name a new folder"),
+    ],
+)
+def test_another_folder_is_refused_in_one_line(tmp_path, method, data, spoil, words):
+    ClientStore(make("ditto"), DATA, KEY, tmp_path)
+    if callable(spoil):
+        spoil(tmp_path)
+    with pytest.raises(InputError, match=words) as refusal:
+        ClientStore(make(method), data, KEY, tmp_path, resume=spoil != "anew")
+    assert "\n" not in str(refusal.value)
+
+
+def test_cohorts_are_drawn_without_replacement():
+    drawn = [clients.draw_indices(key, 30, 10) for key in KEYS]
+    for indices in drawn:
+        assert len(np.unique(indices)) == 10 and (np.diff(indices) > 0).all()
+        assert indices.min() >= 0 and indices.max() < 30
+    assert not np.array_equal(drawn[0], drawn[1])
+    npt.assert_array_equal(drawn[0], clients.draw_indices(KEYS[0], 30, 10))
+    counts = np.zeros(12)
+    for seed in range(300):
+        counts[clients.draw_indices(jax.random.key(seed), 12, 4)] += 1
+    assert np.abs(counts - 100).max() < 5 * np.sqrt(300 * 2 / 9)
+    with pytest.raises(InputError, match="size=31: expected at most 30"):
+        clients.draw_indices(KEY, 30, 31)
