@@ -170,7 +170,7 @@ def figures_of(settings: BenchmarkSettings, num_clients: int) -> dict[str, float
         measures = {name: functools.partial(us, name) for name in rounds}
         measures["pass"] = lambda: {"ditto_pass_us": passed(ditto, size)}
         figures = in_turn(settings, measures)
-    models, _ = jax.eval_shape(ditto.gather, np.arange(1))
+    models, _ = ditto.gather(np.arange(1))
     of_models = sum(4 * x.size for x in jax.tree.leaves(models.models)) * num_clients
     kept = sum(x.nbytes for x in data) + of_models
     return figures | {"kept_mib": kept / 2**20, "resident_mib": held / 2**20}

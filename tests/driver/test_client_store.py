@@ -9,7 +9,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.algorithms import get_method, make_config
-from fedjax_graph.core import clients, trees
+from fedjax_graph.core import clients, mesh, trees
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import client_store
 from fedjax_graph.driver.client_store import ClientStore
@@ -65,6 +65,15 @@ def test_rounds_are_those_of_all_clients_on_the_device(method, quick_jit):
     assert_same(rounds_of(store), [metrics for _, metrics in history[1:]])
     assert_same(store.gather(EVERYBODY)[0], history[-1][0])
     assert store.num_rounds == 3
+
+
+@pytest.mark.slow
+def test_cohorts_are_shared_out_to_devices():
+    """Three clients to two of them."""
+    expected = rounds_of(ClientStore(make("ditto"), DATA, KEY))
+    with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:2])):
+        found = rounds_of(ClientStore(make("ditto"), DATA, KEY))
+    jax.tree.map(lambda a, b: npt.assert_allclose(a, b, rtol=1e-5), found, expected)
 
 
 def test_draws_do_not_depend_on_who_else_is_there():
