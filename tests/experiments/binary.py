@@ -109,10 +109,10 @@ class Machine:
             )
             self._environment["ONE_CORE"] = str(cores[worker % len(cores)])
 
-    def python(self, program, *arguments, **options):
+    def python(self, program, *arguments, environment=None, **options):
         return subprocess.run(
             [sys.executable, "-W", "error", "-c", self._preamble + program, *arguments],
-            env=self._environment,
+            env=self._environment | (environment or {}),
             capture_output=True,
             text=True,
             check=False,

@@ -86,6 +86,7 @@ def returned(machine):
     return dict(zip(twins, json.loads(process.stdout), strict=True))
 
 
+@pytest.mark.slow
 def test_a_study_does_all_that_the_binary_does(machine, returned):
     del returned
     binarys, pythons = (
@@ -106,6 +107,7 @@ def test_a_study_does_all_that_the_binary_does(machine, returned):
     assert flags[0]["gn_mlp_sizes"] == [4, 4]
 
 
+@pytest.mark.slow
 def test_a_study_returns_what_it_wrote(machine, returned):
     assert returned["run"] == machine.results("python_run")["methods"]
     path = machine.folder / "python_sweep" / "sweep.json"
@@ -114,6 +116,7 @@ def test_a_study_returns_what_it_wrote(machine, returned):
     assert returned["sweep"] == json.loads(of_binary.read_text())
 
 
+@pytest.mark.slow
 def test_the_chosen_optimizer_is_on_record(machine, returned):
     del returned
     found = machine.results("python_run")["methods"]
@@ -126,6 +129,7 @@ def test_the_chosen_optimizer_is_on_record(machine, returned):
     assert found["cnfgnn"]["config"]["server_optimizer"]["name"] == "adam"
 
 
+@pytest.mark.slow
 def test_a_plugins_method_runs_on_the_grus_task(machine, returned):
     del returned
     found = machine.results("python_run")["methods"]

@@ -139,13 +139,14 @@ def test_processes_are_one_with_as_many_devices(machine, alone, num_processes):
         binary.assert_picture(machine.folder / name / path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lost", "sign"),
     [
         (1, signal.SIGKILL),
-        pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
-        pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
+        (0, signal.SIGKILL),
+        (1, signal.SIGSTOP),
+        (1, signal.SIGTERM),
     ],
 )
 def test_when_one_is_lost_the_other_ends_and_a_process_alone_resumes(
