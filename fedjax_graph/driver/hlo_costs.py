@@ -218,6 +218,8 @@ class _Program:
         inside = self._computations.get(called or "", {})
         if kind in _TO_HOST or _HOST_CALL.search(line.rest):
             costs.host_transfers = 1
+        if (called or "").startswith("all-reduce-scatter"):  # a TPU's, in one kernel
+            kind = "reduce-scatter"
         if kind in COLLECTIVES:
             sent = [lines[x].shape for x in line.operands if x in lines]
             size = sum(num_bytes(shape, everywhere=True) for shape in sent)

@@ -92,6 +92,28 @@ def test_collectives_count_what_a_device_sends():
     assert costs.host_transfers == 0
 
 
+def test_a_tpus_kernel_that_sums_and_scatters_is_a_collective():
+    text = "\n".join(
+        [
+            "HloModule m",
+            "",
+            "%all-reduce-scatter.1 (input: f32[4,12,8]) -> f32[12,8] {",
+            "  %input = f32[4,12,8]{2,1,0} parameter(0)",
+            "  %sum = f32[4,12,8]{2,1,0} all-reduce(%input), to_apply=%add",
+            "  ROOT %own = f32[12,8]{1,0} dynamic-slice(%sum)",
+            "}",
+            "",
+            "ENTRY %main (a: f32[4,12,8]) -> f32[12,8] {",
+            "  %a = f32[4,12,8]{2,1,0} parameter(0)",
+            "  ROOT %f = f32[12,8]{1,0} fusion(%a), kind=kCustom, "
+            "calls=%all-reduce-scatter.1",
+            "}",
+        ]
+    )
+    found = hlo_costs.analyse(text, RATES).collectives
+    assert found == {"reduce-scatter": {"count": 1, "bytes": 4 * 4 * 12 * 8}}
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [  # as GPU and TPU compilers write products
