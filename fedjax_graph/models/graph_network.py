@@ -13,6 +13,7 @@ none of them: a later layer and the gradient compute them again.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,12 +21,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jraph
+import numpy as np
 
 from fedjax_graph.core import arrays, mesh
 from fedjax_graph.core.graphs import Graph, check, to_jraph
 from fedjax_graph.core.local import Params
 from fedjax_graph.models.linear import MLP, Linear, matmul
 
+# What products over all edges and windows are cut into on a GPU; else they are padded.
+EDGE_MULTIPLES = {"gpu": 64}
 AT_ONCE_BYTES = 2**29  # of one layer's messages, up to which `auto` leaves them whole
 
 
@@ -69,14 +73,14 @@ class GraphNetworkLayer(nn.Module):
 
     def __call__(
         self, graph: Graph, num_edges: int, nodes, edges, globals_
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array]:
         """Updates the features of a graph.
 
         Args:
           graph: N nodes and E edges.
           num_edges: those that are no padding, which comes last.
           nodes: [N, B, F_v].
-          edges: [E, B or 1, F_e].
+          edges: features in parts, [E, B or 1, F_i] each, the latest first.
           globals_: [1, B, F_u].
 
         Returns:
@@ -112,10 +116,14 @@ class GraphNetworkLayer(nn.Module):
             aggregate_edges_for_nodes_fn=sum_received,
             aggregate_nodes_for_globals_fn=sum_all,
             aggregate_edges_for_globals_fn=sum_all,
-        )(to_jraph(graph, tuple(ends), matmul(edges, w_edge), globals_))
+        )(
+            to_jraph(
+                graph, tuple(ends), from_edges(edges, w_edge, nodes.shape[1]), globals_
+            )
+        )
         nodes = _behind(updated.nodes, nodes)
         globals_ = _behind(updated.globals, globals_)
-        return nodes, edges if self.is_last else _behind(updated.edges, edges), globals_
+        return nodes, edges if self.is_last else (updated.edges, *edges), globals_
 
     def project(self, nodes, globals_) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The edge MLP's first sums, as far as they come from an edge's ends.
@@ -158,9 +166,40 @@ def in_degree(graph: Graph, dtype: Any) -> jax.Array:
     return sum_received(ones, graph.receivers, graph.num_nodes)
 
 
+def from_edges(
+    parts: Sequence[jax.Array], kernel: jax.Array, batch_size: int
+) -> jax.Array:
+    """`x W` of the concatenation x of an edge's features.
+
+    An accelerator adds up the products of the parts: the concatenation is not written,
+    and the gradient of a part that all windows share is summed over edges and windows
+    at once, without another layout of the messages.
+
+    Args:
+      parts: [E, B or 1, F_i] each.
+      kernel: [sum of F_i, H].
+      batch_size: B.
+
+    Returns:
+      [E, B, H], or [E, 1, H] where all windows share it.
+    """
+    if mesh.backend() == "cpu":
+        rows = max(part.shape[1] for part in parts)
+        return matmul(jnp.concatenate([_of(part, rows) for part in parts], -1), kernel)
+    bounds = np.cumsum([part.shape[-1] for part in parts])[:-1]
+    products = [
+        matmul(_of(part, batch_size), rows)
+        for part, rows in zip(parts, jnp.split(kernel, bounds), strict=True)
+    ]
+    return functools.reduce(jnp.add, products)
+
+
+def _of(part: jax.Array, batch_size: int) -> jax.Array:
+    return jnp.broadcast_to(part, (len(part), batch_size, part.shape[-1]))
+
+
 def _behind(updated: jax.Array, previous: jax.Array) -> jax.Array:
-    """The residual: [..., updated; previous], which may have one row for the batch."""
-    previous = jnp.broadcast_to(previous, (*updated.shape[:-1], previous.shape[-1]))
+    """The residual: [..., updated; previous]."""
     return jnp.concatenate([updated, previous], axis=-1)
 
 
@@ -209,9 +248,10 @@ class GraphNetwork(nn.Module):
 
     def _at_once(self, graph: Graph, nodes, globals_) -> jax.Array:
         num_edges = len(graph.senders)
-        edges = mesh.split_edges(_padded(graph, mesh.edge_parts()))
+        multiple = math.lcm(mesh.edge_parts(), EDGE_MULTIPLES.get(mesh.backend(), 1))
+        edges = mesh.split_edges(_padded(graph, multiple))
         graph = graph._replace(**edges._asdict())
-        edges = graph.weights[:, None, None].astype(nodes.dtype)
+        edges = (graph.weights[:, None, None].astype(nodes.dtype),)
         for layer in self.layers:
             nodes, edges, globals_ = layer(graph, num_edges, nodes, edges, globals_)
         return nodes
@@ -251,11 +291,12 @@ class GraphNetwork(nn.Module):
         @functools.partial(jax.checkpoint, prevent_cse=False)
         def sums_of(projected, chunk, is_edge):
             senders, receivers, weights = mesh.split_edges(chunk)
-            edges = weights[:, None, None].astype(dtype)
+            edges = (weights[:, None, None].astype(dtype),)
             for layer, (sent, received, w_edge) in zip(layers, projected, strict=True):
-                first = matmul(edges, w_edge) + sent[senders] + received[receivers]
+                first = from_edges(edges, w_edge, batch_size)
+                first = first + sent[senders] + received[receivers]
                 hidden = layer.edge.hidden(first)
-                edges = _behind(layer.edge.output(hidden), edges)
+                edges = (layer.edge.output(hidden), *edges)
             hidden = jnp.where(is_edge[:, None, None], hidden, 0).astype(precise)
             return sum_received(hidden, receivers, num_nodes), sum_all(hidden)
 

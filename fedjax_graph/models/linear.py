@@ -6,6 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import mesh
+
+THIN = 2  # rows of a kernel
+
 
 def fan_in_uniform(fan_in: int) -> nn.initializers.Initializer:
     """Draws from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as CNFGNN's released code does.
@@ -77,6 +81,15 @@ class MLP(nn.Module):
 
 
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Computes `x W` over the last axis of x, as one 2-D product."""
+    """Computes `x W` over the last axis of x, as one 2-D product.
+
+    Of a thin W it is a sum of multiples on an accelerator, where that becomes part of
+    what reads it and nothing is written.
+    """
+    if len(kernel) <= THIN and mesh.backend() != "cpu":
+        total = x[..., :1] * kernel[0]
+        for i in range(1, len(kernel)):
+            total += x[..., i : i + 1] * kernel[i]
+        return total
     flat = x.reshape(-1, x.shape[-1]) @ kernel
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])

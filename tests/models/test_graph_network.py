@@ -36,7 +36,10 @@ def golden_params(reference):
     return params
 
 
-def test_golden_numbers(reference, quick_jit):
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_golden_numbers(reference, quick_jit, backend, monkeypatch):
+    """Of both ways to multiply an edge's features; that of a GPU pads the edges."""
+    monkeypatch.setattr(mesh, "backend", lambda: backend)
     order = np.argsort(reference["receivers"], kind="stable")
     graph = graphs.Graph(
         senders=jnp.asarray(reference["senders"][order]),

@@ -6,7 +6,18 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
+from fedjax_graph.core import mesh
 from fedjax_graph.models import linear
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_thin_kernels_are_multiplied_alike(monkeypatch, backend, size):
+    monkeypatch.setattr(mesh, "backend", lambda: backend)
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(3, 5, size)), rng.normal(size=(size, 6))
+    found = linear.matmul(jnp.asarray(x, jnp.float32), jnp.asarray(kernel, jnp.float32))
+    npt.assert_allclose(found, x @ kernel, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(4,), (6, 4), (3, 5, 4), (0, 2, 4)])
