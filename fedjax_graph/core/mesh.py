@@ -334,22 +334,21 @@ def take_windows(share: jax.Array, indices: jax.Array) -> jax.Array:
     Each device adds the rows that it has, and zeros for the others: one reduce-scatter.
 
     Args:
-      share: [K, S / D, ...], windows of which each of D devices along `clients` has a
-        share.
+      share: [S / D, N], rows of windows of which each of D devices along `clients` has
+        a share.
       indices: [B] of all windows; D divides B.
 
     Returns:
-      [K, B / D, ...], the device's share of the minibatch.
+      [B / D, N], the device's share of the minibatch.
     """
     if CLIENTS not in _current().manual_axes:
-        return share[:, indices]
-    first = jax.lax.axis_index(CLIENTS) * share.shape[1]
+        return share[indices]
+    first = jax.lax.axis_index(CLIENTS) * len(share)
     places = indices - first
-    is_here = (places >= 0) & (places < share.shape[1])
-    rows = share[:, jnp.where(is_here, places, 0)]
-    rows = jnp.where(is_here.reshape(-1, *[1] * (share.ndim - 2)), rows, 0)
-    sent = _as_whole_bytes(rows)
-    sum_ = jax.lax.psum_scatter(sent, CLIENTS, scatter_dimension=1, tiled=True)
+    is_here = (places >= 0) & (places < len(share))
+    rows = jnp.where(is_here[:, None], share[jnp.where(is_here, places, 0)], 0)
+    sent = _as_whole_bytes(rows).reshape(_num_parts((CLIENTS,)), -1, rows.shape[1])
+    sum_ = jax.lax.psum_scatter(sent, CLIENTS)
     if rows.dtype == jnp.bfloat16:
         return jax.lax.bitcast_convert_type(sum_, rows.dtype)
     return sum_.astype(rows.dtype)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_graph.core import folding
 from fedjax_graph.core.batching import steps_per_epoch
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.local import LocalResult, Model, local_steps
@@ -73,7 +74,7 @@ class ClientData(NamedTuple):
     """What one client trains on (with a leading client axis where stacked)."""
 
     speed: jax.Array  # [T] unit of the readings
-    embeddings: jax.Array  # [S, E], h_G of each training window; E = 0 without server
+    embeddings: jax.Array  # [S, E], h_G of each training window, or rows of `folding`
 
 
 def init(model: seq2seq.Seq2Seq, key: jax.Array) -> Model:
@@ -153,7 +154,7 @@ def local_training(
             outputs = model.apply(
                 {"params": params},
                 inputs,
-                client.embeddings[batch.indices],
+                folding.take(client.embeddings, batch.indices, model.embedding_size),
                 targets,
                 batch.feed_truth,
             )

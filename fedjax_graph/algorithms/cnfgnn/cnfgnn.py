@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.algorithms.cnfgnn.joint_training import joint_training
-from fedjax_graph.core import aggregation, batching, communication, mesh
+from fedjax_graph.core import aggregation, batching, communication, folding, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.federated import federated_round
@@ -92,10 +92,42 @@ class CNFGNNState(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """h_c of windows, which clients have exactly and the server as it arrived."""
+    """h_c of windows, which clients have exactly and the server as it arrived.
 
-    at_clients: jax.Array  # [K, S, H]
-    at_server: communication.Packed
+    Of all windows the arrays are rows [S, K H], a window each: no axis is short.
+    """
+
+    at_clients: jax.Array  # [K, B, H]
+    packed: communication.Packed | None  # None where it crosses as it is
+
+    @classmethod
+    def of(cls, h_c: jax.Array, bits: int) -> "Hidden":
+        """Both, from what clients have."""
+        return cls(h_c, None if bits == 32 else communication.pack(h_c, bits))
+
+    def at_server(self) -> jax.Array:
+        """What the server reads, float32."""
+        if self.packed is None:
+            return self.at_clients
+        return communication.unpack(self.packed)
+
+    def sent(self, real: Fraction) -> "Hidden":
+        """Marks what crosses; `real` is the part that is not padding."""
+        if self.packed is None:
+            return self._replace(at_clients=communication.up(self.at_clients, real))
+        return self._replace(packed=communication.up(self.packed, real))
+
+    def as_rows(self) -> "Hidden":
+        """[K, B, H] as [B, K H]."""
+        return jax.tree.map(
+            lambda x: jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1), self
+        )
+
+    def of_clients(self, num_clients: int) -> "Hidden":
+        """[B, K H] as [K, B, H]."""
+        return jax.tree.map(
+            lambda x: jnp.swapaxes(x.reshape(len(x), num_clients, -1), 0, 1), self
+        )
 
 
 class Models(NamedTuple):
@@ -240,17 +272,16 @@ def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
     Returns:
       (server_params, opt_state, client_params, hidden, data, key, num_steps) ->
       (server_params, opt_state, mean loss of a client, steps taken), where `hidden` is
-      `Hidden` of all windows.
+      `Hidden` of all windows, as rows.
     """
     models = make_models(config)
 
     def gradients(server_params, data, starts, weights, feed_truth, h_c, client_params):
         """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
         share, bits = real_share(data, config.server_batch_size), config.exchange_bits
+        h_c = h_c.of_clients(len(data.client_ids))
         h_g, pull_back = jax.vjp(
-            lambda params: models.embed(
-                params, data, communication.unpack(h_c.at_server)
-            ),
+            lambda params: models.embed(params, data, h_c.at_server()),
             server_params,
         )  # line 21
 
@@ -289,46 +320,53 @@ def real_share(data: TrafficData, batch_size: int) -> Fraction:
 
 
 def for_all_windows(
-    fn, batch_size: int, size: int, data: TrafficData, *params, to_clients=False
-) -> jax.Array:
-    """Fills [K, S, size] with `fn(starts, data, *params) -> [K, B, size]` by batches.
+    fn, batch_size: int, data: TrafficData, *params, axis: int, out_axis: int
+) -> Any:
+    """Fills arrays with what `fn(starts, data, *params)` gives for batches of windows.
 
-    S is rounded up to whole batches, as many for each device. The devices share the
-    batch size, so that each needs less memory the more there are.
+    Batches come one after another. S, the windows, is rounded up to whole batches, as
+    many for each device. The devices share the batch size, so that each needs less
+    memory the more there are.
 
-    Returns:
-      [K, S, size], each device having the windows that it has filled; `to_clients` the
-      clients, K rounded up to a multiple of the devices: each batch moves at once.
+    Args:
+      fn: (starts [B], data, *params) -> pytree of arrays.
+      batch_size: of all devices together.
+      data: whose windows.
+      *params: further arguments of `fn`.
+      axis: of each array of `fn`, along which batches are joined.
+      out_axis: of each array, along which those of the devices are.
     """
     batch_size = mesh.share_size(batch_size)
 
     def fill(starts, data, *params):
-        places = jnp.arange(len(starts)) * batch_size
+        def place(buffer, values, index):
+            start = index * values.shape[axis]
+            return jax.lax.dynamic_update_slice_in_dim(buffer, values, start, axis)
 
-        def batch(starts):
-            filled = fn(starts, data, *params)
-            return mesh.to_clients(filled) if to_clients else filled[:, None]
+        def step(buffers, one):
+            starts, index = one
+            values = fn(starts, data, *params)
+            return jax.tree.map(lambda b, v: place(b, v, index), buffers, values), None
 
-        def step(buffer, one):
-            starts, place = one
-            place = (0, 0, place, 0)
-            return jax.lax.dynamic_update_slice(buffer, batch(starts), place), None
+        def empty(one):
+            shape = list(one.shape)
+            shape[axis] *= len(starts)
+            return jnp.zeros(shape, one.dtype)
 
-        num_rows, num_shares = jax.eval_shape(batch, starts[0]).shape[:2]
-        buffer = jnp.zeros((num_rows, num_shares, starts.size, size))
-        filled = jax.lax.scan(step, mesh.varying(buffer), (starts, places))[0]
-        return filled.reshape(num_rows, -1, size)
+        batch = jax.eval_shape(fn, starts[0], data, *params)
+        buffers = mesh.varying(jax.tree.map(empty, batch))
+        batches = (starts, jnp.arange(len(starts)))
+        return jax.lax.scan(step, buffers, batches)[0]
 
     starts, _ = batching.batches(data.starts, batch_size)
     starts = starts[
         jnp.minimum(jnp.arange(mesh.padded_size(len(starts))), len(starts) - 1)
     ]
-    out_axis = 0 if to_clients else 1
     return mesh.concat_parts(fill, out_axis)(starts, shared=(data, *params))
 
 
 def real_windows(data: TrafficData, batch_size: int) -> Fraction:
-    """The part of `for_all_windows`' [K, S, size] that is not padding."""
+    """The part of the S windows of `for_all_windows` that is not padding."""
     batch_size = mesh.share_size(batch_size)
     steps = batching.steps_per_epoch(len(data.starts), batch_size)
     return Fraction(len(data.starts), mesh.padded_size(steps) * batch_size)
@@ -361,21 +399,22 @@ def cnfgnn(
             h_c = models.encode(client_params, data, starts)
             arrived = communication.unpack(communication.pack(h_c, bits))
             h_g = models.embed(server_params, data, arrived)
-            return communication.down(h_g, real_windows(data, batch_size), bits)
+            h_g = communication.down(h_g, real_windows(data, batch_size), bits)
+            factor = folding.factor(size, len(starts))
+            return folding.fold(mesh.to_clients(h_g), factor)
 
         def embed_all(_):
             params = (state.client_params, state.server_params)
-            return for_all_windows(
-                embed, batch_size, size, data, *params, to_clients=True
-            )
+            h_g = for_all_windows(embed, batch_size, data, *params, axis=2, out_axis=0)
+            return h_g.reshape(len(h_g), -1, h_g.shape[-1])
 
         def zeros(_):
             return mesh.cut_clients(jnp.zeros(jax.eval_shape(embed_all, None).shape))
 
         return jax.lax.cond(state.round > 0, embed_all, zeros, None)
 
-    def encode(starts, data, client_params):  # step (2)
-        return models.encode(client_params, data, starts)
+    def encode(starts, data, client_params) -> Hidden:  # step (2)
+        return Hidden.of(models.encode(client_params, data, starts), bits).as_rows()
 
     def round_(state: CNFGNNState, data: TrafficData, key: jax.Array):
         client_key, server_key = jax.random.split(key)
@@ -386,11 +425,9 @@ def cnfgnn(
             client_key,
             state.num_steps,
         )
-        hidden = for_all_windows(encode, batch_size, size, data, client_params)
-        packed = communication.pack(hidden, bits)
-        hidden = Hidden(
-            hidden, communication.up(packed, real_windows(data, batch_size))
-        )
+        hidden = for_all_windows(
+            encode, batch_size, data, client_params, axis=0, out_axis=0
+        ).sent(real_windows(data, batch_size))
         server_params, opt_state, server_loss, server_steps = train_server(
             state.server_params,
             state.server_opt_state,

@@ -45,7 +45,7 @@ def joint_training(
     Returns:
       (params, opt_state, data, key, num_steps, own=(), common=()) -> (params,
       opt_state, mean loss of a client, steps taken), where `own` is a pytree of
-      [K, S, ...], of each window, whose minibatch `gradients` gets, and `common` one
+      [S, N], a row of each window, whose minibatch `gradients` gets, and `common` one
       that it gets as it is. A device holds its share of the windows of `own` alone.
       `num_steps` is [] int32, steps taken before.
     """
@@ -55,7 +55,7 @@ def joint_training(
         return gradients(params, data, starts, weights, feed_truth, own, common)
 
     spread = mesh.sum_parts(
-        of_share, (None, None, 0, 2, None, 1, None, None), axes=(mesh.CLIENTS,)
+        of_share, (None, None, 0, 2, None, 0, None, None), axes=(mesh.CLIENTS,)
     )
 
     def train(params, opt_state, data: TrafficData, key, num_steps, own=(), common=()):
