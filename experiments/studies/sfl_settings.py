@@ -87,8 +87,14 @@ class SFLSettings(TrafficStudy):
     pull_distance: str = option("l2", "R of SFL's pulls.", choices=["l2", "squared_l2"])
     client_start: str = option(
         "global",
-        "Where SFL's clients start a round: from the read-out w, or from their own u.",
-        choices=["global", "personal"],
+        "Where SFL's clients start a round: from w (global), u_i (personal), or the "
+        "v_i that they trained last, as in Algorithm 1 (own).",
+        choices=["global", "personal", "own"],
+    )
+    score: str = option(
+        "aggregated",
+        "Of SFL: u_i, or v_i after local training.",
+        choices=["aggregated", "local"],
     )
     aggregator: str = option(
         "weighted_mean",

@@ -60,7 +60,11 @@ OF_ANY_TASK = {
     "sfl": {"alpha": 0.7},
     "sfl_lg": {},
     "sfl_per": {"start": "personal", "pull_distance": "squared_l2"},
-    "sfl_star": {"structure": {"embedding_size": 3, "num_neighbours": 2}},
+    "sfl_star": {
+        "start": "own",
+        "score": "local",
+        "structure": {"embedding_size": 3, "num_neighbours": 2},
+    },
 }
 ON_NODES = {  # a model for all, part of a model each, controls, meta-gradients
     "fed_avg": {},

@@ -212,7 +212,10 @@ def test_the_servers_optimizer_starts_from_that_of_its_method():
         ({"alpha": 1.5}, "--alpha=1.5: expected 1.0 or less"),
         ({"alpha": float("nan")}, "--alpha=nan: expected a number"),
         ({"shards": 0}, "--shards=0: expected 1 or more"),
-        ({"client_start": "w"}, "--client_start=w: expected one of global, personal"),
+        (
+            {"client_start": "w"},
+            "--client_start=w: expected one of global, .*, own",
+        ),
         ({"methods": ("fed_avg",), "alpha": 0.5}, "--alpha concerns none of"),
         (
             {"methods": ("sfl",), "server_optimizer": "sgd"},
@@ -230,6 +233,8 @@ def test_the_servers_optimizer_starts_from_that_of_its_method():
         ({"dataset": "synthetic", "width": 8}, "--width is for images"),
         ({"dataset": "synthetic", "model": "cnn"}, "'cnn'; known: rnn"),
         ({"num_days": 3}, "--num_days is for traffic"),
+        ({"score": "w"}, "--score=w: expected one of aggregated, local"),
+        ({"methods": ("fed_avg",), "score": "local"}, "--score concerns none of"),
         ({"plugin": ("nowhere.py",)}, "plugin nowhere.py: no such file"),
     ],
 )
