@@ -22,7 +22,10 @@ from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 
 TaskType = TypeVar("TaskType", ImageTask, TrafficRNNTask)
 
-IMAGE_OPTIONS = ("num_clients", "shards", "num_images", "num_test_images", "width")
+IMAGE_OPTIONS = (
+    *("num_clients", "shards", "relation_weights", "num_images", "num_test_images"),
+    "width",
+)
 TRAFFIC_OPTIONS = (
     *("num_sensors", "num_days", "split_ratio"),
     *("model", "rnn_hidden_size"),
@@ -145,7 +148,13 @@ def image_problem(study: SFLSettings) -> Problem:
         )
     dataset = images.cut(dataset, study.num_images, study.num_test_images)
     num_clients = study.setting("num_clients")
-    splits = label_shards.make_splits(dataset, num_clients, study.shards, study.seed)
+    splits = label_shards.make_splits(
+        dataset,
+        num_clients,
+        study.shards,
+        study.seed,
+        relation_weights=study.relation_weights,
+    )
     train = splits["train"]
     size = {"num_clients": num_clients, "num_shards": study.shards}
     return Problem(

@@ -8,6 +8,7 @@ from experiments.studies.options import option
 from experiments.studies.traffic import TrafficStudy
 from fedjax_graph import data
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.images.label_shards import RelationWeights
 
 Kind = Literal["traffic", "images"]
 KINDS = get_args(Kind)
@@ -52,6 +53,12 @@ class SFLSettings(TrafficStudy):
 
     num_clients: int | None = option(None, "Clients that share the data.", lower=1)
     shards: int = option(2, "Shards a client has of the sorted labels.", lower=1)
+    relation_weights: str = option(
+        "binary",
+        "Of the graph of images: 1 for clients that share one of their five most "
+        "frequent labels, or the number that they share (count).",
+        choices=get_args(RelationWeights),
+    )
     num_images: int | None = option(
         None, "Cut the training images to this many.", lower=1
     )
