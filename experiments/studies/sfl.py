@@ -134,11 +134,13 @@ class SFLStudy(SFLSettings):
             "score": self.score,
             "aggregator": self.aggregator,
             "client_graph": self.client_graph,
-            "structure": StructureConfig(target=self.structure_target),
         }
+        structure = StructureConfig(target=self.structure_target)
         if self.protocol == "code":
             values |= {"pull_weight": 0.0, "proximal_weight": 0.0}
             values |= {"aggregation_noise": 1e-3}
+            structure = dataclasses.replace(structure, compares="state")
+        values["structure"] = structure
         if self.pull_weight is not None:
             values["pull_weight"] = self.pull_weight
         if self.server_optimizer and "server_optimizer" in fields_of(method):

@@ -74,6 +74,9 @@ class SFLSettings(TrafficStudy):
         None, "Passes of a client over its data in a round.", lower=1
     )
     batch_size: int | None = option(None, "Examples in a client's minibatch.", lower=1)
+    drop_last: bool = option(
+        False, "Of images: leave out a client's last batch where it is not full."
+    )
     learning_rate: float | None = option(
         None, "Of the clients' SGD, on images its peak.", lower=0.0
     )
@@ -118,8 +121,7 @@ class SFLSettings(TrafficStudy):
     )
     protocol: str = option(
         "paper",
-        "code: as in the released code, the proximal terms of SFL and FedProx have no "
-        "gradient and the averaging baselines add noise of 0.001.",
+        "code: as in the code released for images, where docs/sfl.md says so.",
         choices=["paper", "code"],
     )
 

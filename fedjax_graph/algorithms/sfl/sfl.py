@@ -133,9 +133,10 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
 
     def learn_and_convolve(state, data, key):
         def aggregate(stacked, cohort):
+            is_whole = config.structure.compares == "state"
             learnt = structure_learning.learn(
                 config.structure,
-                stacked["params"],
+                stacked if is_whole else stacked["params"],
                 jnp.asarray(data.client_ids)[cohort.indices],
                 cohort.weights > 0,
                 key,
