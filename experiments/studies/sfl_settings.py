@@ -92,7 +92,7 @@ class SFLSettings(TrafficStudy):
     propagation_steps: int = option(3, "m of A^m V in SFL.", lower=0)
     alpha: float = option(1.0, "Share of A^m V in SFL's u.", lower=0.0, upper=1.0)
     pull_weight: float | None = option(
-        None, "lambda of SFL, of each pull; by default 0.3.", lower=0.0
+        None, "lambda of SFL, of each pull; by default 0.", lower=0.0
     )
     pull_distance: str = option("l2", "R of SFL's pulls.", choices=["l2", "squared_l2"])
     client_start: str = option(

@@ -13,12 +13,14 @@ start of a round. Lines 7 and 8 go on from v_i, the client's own model: `start="
 under which a client keeps its v_i beside u_i. By default clients start from w, as in
 the code released for images. The paper does not say what is scored; there it is u_i,
 here v_i under `score="local"`. What else the paper leaves open is that code's: R is the
-Euclidean distance with weight 0.3, m = 3, alpha = 1, beta = 0.05. (There the pulls are
-added to each example's loss before the batch is summed, so 0.3 is beside the mean
-loss.) Differences from it: there R is built of detached vectors, which have no gradient
-(`pull_weight` = 0 here); a node takes from its senders, A_ji of Eq. 3; a round with
-part of the clients mixes those alone. The ledger counts u_i as sent down also where it
-does not pull: it is the client's model.
+Euclidean distance, m = 3, alpha = 1, beta = 0.05.
+
+The paper prints no lambda. That code has 0.3, added to each example's loss and so
+beside the mean loss here, but of detached vectors, which have no gradient: lambda is 0
+by default. Under `start="own"` the pulls are all that a client's training gets from the
+others. Differences from that code: a node takes from its senders, A_ji of Eq. 3; a
+round with part of the clients mixes those alone. The ledger counts u_i as sent down
+also where it does not pull: it is the client's model.
 
 `sfl_per` and `sfl_lg` (Table 4) keep the head, or all but the head, personal.
 """
@@ -54,7 +56,7 @@ from fedjax_graph.core.trees import IsPersonal, nothing
 class SFLConfig(FederatedConfig):
     propagation_steps: int = limited(3, lower=0)  # m
     alpha: float = limited(1.0, lower=0, upper=1)
-    pull_weight: float = limited(0.3, lower=0)  # lambda, of each of the two pulls
+    pull_weight: float = limited(0.0, lower=0)  # lambda, of each of the two pulls
     pull_distance: Distance = "l2"  # R
     start: Literal["global", "personal", "own"] = "global"  # from w, u_i or v_i
     score: Literal["aggregated", "local"] = "aggregated"  # u_i, or v_i after line 8

@@ -37,6 +37,7 @@ from tests.algorithms.quadratic import (
 )
 
 TASK = QuadraticTask()
+pulled_config = functools.partial(SFLConfig, TASK, pull_weight=0.3)
 METHODS = {  # name: (factory, which of the nine numbers are personal)
     "sfl": (sfl, np.zeros(9, bool)),
     "sfl_per": (sfl_per, IS_HEAD),
@@ -113,7 +114,7 @@ def test_the_server_multiplies_by_powers_of_the_graph(
 def test_each_step_is_pulled_to_both_the_global_and_the_personal_model(
     data, quick_jit, distance, start
 ):
-    config = SFLConfig(TASK, pull_weight=0.3, pull_distance=distance, start=start)
+    config = pulled_config(pull_distance=distance, start=start)
     pulled = check(data, quick_jit, config)
     twin, u = Twin(data, TASK), to_rows(sfl(config).init(KEYS[0], data).models)
     v = u
@@ -127,7 +128,7 @@ def test_each_step_is_pulled_to_both_the_global_and_the_personal_model(
     [("sfl_per", "global"), ("sfl_per", "own"), ("sfl_lg", "personal")],
 )
 def test_personal_leaves_stay_and_are_not_pulled(data, quick_jit, name, start):
-    check(data, quick_jit, SFLConfig(TASK, start=start, alpha=0.7), name)
+    check(data, quick_jit, pulled_config(start=start, alpha=0.7), name)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_personal_leaves_stay_and_are_not_pulled(data, quick_jit, name, start):
     [("sfl", "global"), ("sfl", "own"), ("sfl_per", "global"), ("sfl_lg", "global")],
 )
 def test_a_cohort_mixes_its_own_part_of_the_graph(data, quick_jit, name, start):
-    check(data, quick_jit, SFLConfig(TASK, participation=0.6, start=start), name)
+    check(data, quick_jit, pulled_config(participation=0.6, start=start), name)
 
 
 @pytest.mark.parametrize("score", ["aggregated", "local"])
@@ -195,7 +196,7 @@ def test_no_edges_and_no_pulls_is_local_training(quick_jit):
 def test_the_pulls_are_finite_where_nothing_is_apart(quick_jit, start):
     """v = w = u_i = 0, whose mean is exact, as a round with lambda > 0 starts."""
     data = quadratic.make_data(edges=EVERYBODY)
-    config = SFLConfig(TASK, start=start)
+    config = pulled_config(start=start)
     first = sfl(config).init(KEYS[0], data)
     zeros = jax.tree.map(jnp.zeros_like, first.models)
     later = first._replace(models=zeros, num_rounds=first.num_rounds + 1)
