@@ -11,9 +11,9 @@ Algorithm 1. Written in V, the clients' models stacked to [K, P]:
 lambda = 0 in the first round (line 3). The state holds u, of which w is read out at the
 start of a round. Lines 7 and 8 go on from v_i, the client's own model: `start="own"`,
 under which a client keeps its v_i beside u_i. By default clients start from w, as in
-the code released for images. The paper does not say what is scored; there it is u_i,
-here v_i under `score="local"`. What else the paper leaves open is that code's: R is the
-Euclidean distance, m = 3, alpha = 1, beta = 0.05.
+the code released for images. The paper does not say what is scored: that code scores
+u_i, Eq. 3 minimises over the v_i, which `score="local"` scores. What else the paper
+leaves open is that code's: R is the Euclidean distance, m = 3, alpha = 1, beta = 0.05.
 
 The paper prints no lambda. That code has 0.3, added to each example's loss and so
 beside the mean loss here, but of detached vectors, which have no gradient: lambda is 0
