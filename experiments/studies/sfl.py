@@ -31,6 +31,7 @@ METHOD_OPTIONS = {  # option: field of the configs of the methods that it concer
     "pull_weight": "pull_weight",
     "pull_distance": "pull_distance",
     "client_start": "start",
+    "score": "score",
     "aggregator": "aggregator",
     "structure_target": "structure",
     "server_optimizer": "server_optimizer",
@@ -130,13 +131,16 @@ class SFLStudy(SFLSettings):
             "alpha": self.alpha,
             "pull_distance": self.pull_distance,
             "start": self.client_start,
+            "score": self.score,
             "aggregator": self.aggregator,
             "client_graph": self.client_graph,
-            "structure": StructureConfig(target=self.structure_target),
         }
+        structure = StructureConfig(target=self.structure_target)
         if self.protocol == "code":
             values |= {"pull_weight": 0.0, "proximal_weight": 0.0}
             values |= {"aggregation_noise": 1e-3}
+            structure = dataclasses.replace(structure, compares="state")
+        values["structure"] = structure
         if self.pull_weight is not None:
             values["pull_weight"] = self.pull_weight
         if self.server_optimizer and "server_optimizer" in fields_of(method):

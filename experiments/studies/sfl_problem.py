@@ -22,7 +22,10 @@ from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 
 TaskType = TypeVar("TaskType", ImageTask, TrafficRNNTask)
 
-IMAGE_OPTIONS = ("num_clients", "shards", "num_images", "num_test_images", "width")
+IMAGE_OPTIONS = (
+    *("num_clients", "shards", "relation_weights", "num_images", "num_test_images"),
+    *("width", "drop_last"),
+)
 TRAFFIC_OPTIONS = (
     *("num_sensors", "num_days", "split_ratio"),
     *("model", "rnn_hidden_size"),
@@ -135,7 +138,11 @@ def traffic_problem(study: SFLSettings) -> Problem:
 def image_problem(study: SFLSettings) -> Problem:
     """Images shared out to clients by shards of the sorted labels."""
     study.refuse(TRAFFIC_OPTIONS, "is for traffic; --num_images cuts an image set")
-    task = make_task(study, ImageTask, width=study.setting("width"))
+    is_code = study.protocol == "code"
+    drop_last = study.drop_last or is_code
+    task = make_task(
+        study, ImageTask, width=study.setting("width"), drop_last=drop_last
+    )
     dataset = data.load(study.dataset_name, study.data_dir, kind="images")
     height, width = dataset.train_images.shape[1:3]
     if min(height, width) < resnet.MIN_IMAGE_SIZE:
@@ -145,15 +152,28 @@ def image_problem(study: SFLSettings) -> Problem:
         )
     dataset = images.cut(dataset, study.num_images, study.num_test_images)
     num_clients = study.setting("num_clients")
-    splits = label_shards.make_splits(dataset, num_clients, study.shards, study.seed)
+    splits = label_shards.make_splits(
+        dataset,
+        num_clients,
+        study.shards,
+        study.seed,
+        relation_weights=study.relation_weights,
+        ties="higher" if is_code else "lower",
+    )
     train = splits["train"]
+    most = train.indices.shape[1]
+    if drop_last and most < task.batch_size:
+        raise InputError(
+            f"--drop_last, which --protocol=code sets: a client has {most} images to "
+            f"train on, expected --batch_size={task.batch_size} or more"
+        )
     size = {"num_clients": num_clients, "num_shards": study.shards}
     return Problem(
         dataset,
         splits,
         task=dataclasses.replace(task, num_classes=len(dataset.class_names)),
         size={**size, "num_images": len(dataset.train_images)},
-        num_examples=int(np.sum(train.mask)),
+        num_examples=_num_trained(train.mask, task),
         checksum=fingerprint(
             dataset.train_images,
             dataset.test_images,
@@ -166,6 +186,16 @@ def image_problem(study: SFLSettings) -> Problem:
         scores="accuracy %, ± over clients",
         columns=IMAGE_COLUMNS,
         curve=("validation_accuracy", "validation accuracy (%)"),
+    )
+
+
+def _num_trained(mask: np.ndarray, task: ImageTask) -> int:
+    """How many images all clients train on in an epoch, a dropped batch left out."""
+    num_clients, most = mask.shape
+    return (
+        num_clients * (most - most % task.batch_size)
+        if task.drop_last
+        else int(np.sum(mask))
     )
 
 

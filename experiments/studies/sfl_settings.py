@@ -8,6 +8,7 @@ from experiments.studies.options import option
 from experiments.studies.traffic import TrafficStudy
 from fedjax_graph import data
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.images.label_shards import RelationWeights
 
 Kind = Literal["traffic", "images"]
 KINDS = get_args(Kind)
@@ -52,6 +53,12 @@ class SFLSettings(TrafficStudy):
 
     num_clients: int | None = option(None, "Clients that share the data.", lower=1)
     shards: int = option(2, "Shards a client has of the sorted labels.", lower=1)
+    relation_weights: str = option(
+        "binary",
+        "Of the graph of images: 1 for clients that share one of their five most "
+        "frequent labels, or the number that they share (count).",
+        choices=get_args(RelationWeights),
+    )
     num_images: int | None = option(
         None, "Cut the training images to this many.", lower=1
     )
@@ -67,6 +74,9 @@ class SFLSettings(TrafficStudy):
         None, "Passes of a client over its data in a round.", lower=1
     )
     batch_size: int | None = option(None, "Examples in a client's minibatch.", lower=1)
+    drop_last: bool = option(
+        False, "Of images: leave out a client's last batch where it is not full."
+    )
     learning_rate: float | None = option(
         None, "Of the clients' SGD, on images its peak.", lower=0.0
     )
@@ -82,13 +92,19 @@ class SFLSettings(TrafficStudy):
     propagation_steps: int = option(3, "m of A^m V in SFL.", lower=0)
     alpha: float = option(1.0, "Share of A^m V in SFL's u.", lower=0.0, upper=1.0)
     pull_weight: float | None = option(
-        None, "lambda of SFL, of each pull; by default 0.3.", lower=0.0
+        None, "lambda of SFL, of each pull; by default 0.", lower=0.0
     )
     pull_distance: str = option("l2", "R of SFL's pulls.", choices=["l2", "squared_l2"])
     client_start: str = option(
         "global",
-        "Where SFL's clients start a round: from the read-out w, or from their own u.",
-        choices=["global", "personal"],
+        "Where SFL's clients start a round: from w (global), u_i (personal), or the "
+        "v_i that they trained last, as in Algorithm 1 (own).",
+        choices=["global", "personal", "own"],
+    )
+    score: str = option(
+        "aggregated",
+        "Of SFL: u_i, or v_i after local training.",
+        choices=["aggregated", "local"],
     )
     aggregator: str = option(
         "weighted_mean",
@@ -105,8 +121,7 @@ class SFLSettings(TrafficStudy):
     )
     protocol: str = option(
         "paper",
-        "code: as in the released code, the proximal terms of SFL and FedProx have no "
-        "gradient and the averaging baselines add noise of 0.001.",
+        "code: as in the code released for images, where docs/sfl.md says so.",
         choices=["paper", "code"],
     )
 

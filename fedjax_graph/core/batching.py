@@ -72,17 +72,36 @@ def batches(starts: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
 
 
 def shuffled_batches(
-    key: jax.Array, num_windows: int, batch_size: int, num_epochs: int
+    key: jax.Array,
+    num_windows: int,
+    batch_size: int,
+    num_epochs: int,
+    drop_last: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Shuffles minibatches: indices and their mask, both `[num_epochs * steps, B]`.
 
+    Args:
+      key: of all passes.
+      num_windows: examples.
+      batch_size: B.
+      num_epochs: passes.
+      drop_last: whether a pass leaves out the examples of its last batch where that is
+        not full, in place of padding it.
+
     Raises:
-      InputError: if a number is no count.
+      InputError: if a number is no count, or all examples would be left out.
     """
     arrays.check_count("num_epochs", num_epochs)
+    arrays.check_count("batch_size", batch_size)
+    kept = num_windows - num_windows % batch_size if drop_last else num_windows
+    if drop_last and not kept:
+        raise InputError(
+            f"drop_last: {num_windows} examples are fewer than batch_size={batch_size},"
+            " so that none would be trained on"
+        )
 
     def one_pass(key):
-        order = jax.random.permutation(key, num_windows)
+        order = jax.random.permutation(key, num_windows)[:kept]
         return batches(order.astype(jnp.int32), batch_size)
 
     indices, mask = jax.vmap(one_pass)(jax.random.split(key, num_epochs))

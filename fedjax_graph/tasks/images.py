@@ -3,7 +3,8 @@
 The local training is that of SFL's released code: Nesterov SGD on a rate that rises and
 falls within each round, on cropped, mirrored and cut-out images. Its rate divided by
 the batch size on a summed loss, with the decay times the batch size, is the same as
-here: the sum divided by the batch size, also where the last batch is not full.
+here: the sum divided by the batch size. That code drops a last batch that is not full,
+as `drop_last` does; by default it is trained on here, with a step as much smaller.
 """
 
 import dataclasses
@@ -59,6 +60,7 @@ class ImageTask(Checked):
         last_learning_rate=0.001,
     )
     augment: bool = True
+    drop_last: bool = False  # of an epoch's batches, where the last one is not full
     eval_batch_size: int = limited(256, lower=1)
 
     def build(self) -> Task:
@@ -102,7 +104,12 @@ def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResul
             return total / config.batch_size, changed["batch_stats"]
 
         batches = epoch_batches(
-            key, indices, mask, config.batch_size, config.local_epochs
+            key,
+            indices,
+            mask,
+            config.batch_size,
+            config.local_epochs,
+            config.drop_last,
         )
         num_steps = len(batches.indices)
         optimizer = config.optimizer.build(num_steps, config.local_epochs)
@@ -120,6 +127,7 @@ def epoch_batches(
     mask: jax.Array,
     batch_size: int,
     num_epochs: int,
+    drop_last: bool = False,
 ) -> Batch:
     """Shuffled minibatches of `num_epochs` passes, `[num_epochs * steps, ...]`.
 
@@ -129,13 +137,18 @@ def epoch_batches(
       key: of the client and round.
       indices: [S], of the client's images.
       mask: [S], 0 for padding.
-      batch_size: B; S is taken where it is less.
+      batch_size: B; S is taken where it is less, unless `drop_last`.
       num_epochs: passes.
+      drop_last: see `batching.shuffled_batches`, which raises for it.
     """
     shuffle_key, augment_key = jax.random.split(key)
     size = indices.shape[0]
     order, is_filled = batching.shuffled_batches(
-        shuffle_key, size, min(batch_size, size), num_epochs
+        shuffle_key,
+        size,
+        batch_size if drop_last else min(batch_size, size),
+        num_epochs,
+        drop_last,
     )
     keys = jax.random.split(augment_key, len(order))
     return Batch(indices[order], mask[order] * is_filled, keys)

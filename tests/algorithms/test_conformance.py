@@ -57,10 +57,19 @@ OF_ANY_TASK = {
     "local": {},
     "mp_fed_avg": {},
     "scaffold": {},
-    "sfl": {"alpha": 0.7},
+    "sfl": {"alpha": 0.7, "pull_weight": 0.3},
     "sfl_lg": {},
-    "sfl_per": {"start": "personal", "pull_distance": "squared_l2"},
-    "sfl_star": {"structure": {"embedding_size": 3, "num_neighbours": 2}},
+    "sfl_per": {
+        "start": "personal",
+        "pull_weight": 0.3,
+        "pull_distance": "squared_l2",
+    },
+    "sfl_star": {
+        "start": "own",
+        "pull_weight": 0.3,
+        "score": "local",
+        "structure": {"embedding_size": 3, "num_neighbours": 2},
+    },
 }
 ON_NODES = {  # a model for all, part of a model each, controls, meta-gradients
     "fed_avg": {},

@@ -377,8 +377,9 @@ def test_local_steps_know_the_number_of_rounds(data, name):
     npt.assert_allclose(to_rows(state.models), 0 + 1 + 2 + 3, rtol=1e-5)
 
 
-def test_what_no_client_uses_is_not_sent(data):
-    algorithm = build("sfl", start="personal", pull_weight=0.0)  # nor w
+@pytest.mark.parametrize("start", ["personal", "own"])
+def test_what_no_client_uses_is_not_sent(data, start):
+    algorithm = build("sfl", start=start, pull_weight=0.0)  # nor w, nor v_i down
     assert ledger(algorithm, data) == Bytes(up=4 * 9 * 5, down=4 * 9 * 5)
 
 

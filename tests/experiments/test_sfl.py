@@ -130,7 +130,7 @@ def outputs(machine):
     pictures = f"--dataset={machine.folder / 'pictures.npz'}"
     bare = f"--dataset={machine.folder / 'bare.npz'}"
     small_run = ("--rnn_hidden_size=4", "--num_rounds=1")
-    code = ("fed_avg", "fed_prox", "sfl")
+    code = ("fed_avg", "fed_prox")
     lines = {
         "several": machine.traffic("several", methods=METHODS),
         "code": machine.traffic("code", "--protocol=code", methods=code),
@@ -265,7 +265,6 @@ def test_clients_without_neighbours_are_named(machine, outputs):
 def test_the_protocol_of_the_code_is_recorded_and_felt(machine, outputs):
     paper, code = (machine.results(name)["methods"] for name in ("several", "code"))
     for method, key, values in [
-        ("sfl", "pull_weight", (0.3, 0)),
         ("fed_prox", "proximal_weight", (0.01, 0)),
         ("fed_avg", "aggregation_noise", (0, 1e-3)),
     ]:

@@ -3,10 +3,13 @@
 import dataclasses
 import json
 
+import numpy as np
+import numpy.testing as npt
 import pytest
 
 from experiments.studies import sfl_problem
 from experiments.studies.sfl import SFLStudy
+from fedjax_graph.core import graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.images import ImageTask
@@ -201,6 +204,28 @@ def test_the_servers_optimizer_starts_from_that_of_its_method():
     assert "server_optimizer" not in SFLStudy().method_values("fed_adam")
 
 
+def test_the_protocol_of_the_code_drops_partial_batches_and_breaks_ties_upwards():
+    """Of 40 images of 10 labels, 36 train: one batch of 20; counts tie at the fifth."""
+    few = {"num_images": 200, "num_test_images": 200, "num_clients": 5, "shards": 8}
+    study = SFLStudy(
+        **few, batch_size=20, methods=("sfl_star",), relation_weights="count"
+    )
+    code_study = dataclasses.replace(study, protocol="code")
+    paper, code = (sfl_problem.make(x) for x in (study, code_study))
+    assert (paper.task.drop_last, code.task.drop_last) == (False, True)
+    assert (paper.num_examples, code.num_examples) == (5 * 36, 5 * 20)
+    shared = [
+        np.asarray(graphs.dense_adjacency(x.splits["train"].graph))
+        for x in (paper, code)
+    ]
+    assert not np.array_equal(*shared)
+    for labels in shared:
+        npt.assert_array_equal(np.diagonal(labels), 5)
+        assert set(labels.ravel()) <= {1, 2, 3, 4, 5}
+    found = [x.method_values("sfl_star")["structure"] for x in (study, code_study)]
+    assert [x.compares for x in found] == ["params", "state"]
+
+
 # --- Bad input ------------------------------------------------------------------------
 
 
@@ -212,7 +237,10 @@ def test_the_servers_optimizer_starts_from_that_of_its_method():
         ({"alpha": 1.5}, "--alpha=1.5: expected 1.0 or less"),
         ({"alpha": float("nan")}, "--alpha=nan: expected a number"),
         ({"shards": 0}, "--shards=0: expected 1 or more"),
-        ({"client_start": "w"}, "--client_start=w: expected one of global, personal"),
+        (
+            {"client_start": "w"},
+            "--client_start=w: expected one of global, .*, own",
+        ),
         ({"methods": ("fed_avg",), "alpha": 0.5}, "--alpha concerns none of"),
         (
             {"methods": ("sfl",), "server_optimizer": "sgd"},
@@ -230,6 +258,10 @@ def test_the_servers_optimizer_starts_from_that_of_its_method():
         ({"dataset": "synthetic", "width": 8}, "--width is for images"),
         ({"dataset": "synthetic", "model": "cnn"}, "'cnn'; known: rnn"),
         ({"num_days": 3}, "--num_days is for traffic"),
+        ({"dataset": "synthetic", "drop_last": True}, "--drop_last is for images"),
+        ({"drop_last": True, "batch_size": 91}, "--drop_last.* has 90 .*_size=91 or"),
+        ({"score": "w"}, "--score=w: expected one of aggregated, local"),
+        ({"methods": ("fed_avg",), "score": "local"}, "--score concerns none of"),
         ({"plugin": ("nowhere.py",)}, "plugin nowhere.py: no such file"),
     ],
 )

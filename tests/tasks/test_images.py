@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from fedjax_graph.core import graphs
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.models import resnet
 from fedjax_graph.tasks import augmentation
@@ -155,6 +156,20 @@ def test_an_epoch_sees_every_image_once(batch_size):
     assert len(set(orders)) == 3
     keys = np.asarray(jax.random.key_data(batches.key))
     assert len(np.unique(keys, axis=0)) == 3 * steps
+
+
+def test_a_last_batch_that_is_not_full_may_be_dropped():
+    indices, mask = np.arange(10, 17, dtype=np.int32), np.ones(7, np.float32)
+    key = jax.random.key(0)
+    kept, whole = (
+        task_images.epoch_batches(key, indices, mask, 3, 2, drop_last)
+        for drop_last in (True, False)
+    )
+    assert kept.indices.shape == (2 * 2, 3) and np.all(kept.mask == 1)
+    first_of_each = np.asarray(whole.indices).reshape(2, 3, 3)[:, :2].reshape(-1, 3)
+    npt.assert_array_equal(kept.indices, first_of_each)
+    with pytest.raises(InputError, match="drop_last: 7 examples .* batch_size=8"):
+        task_images.epoch_batches(key, indices, mask, 8, 1, drop_last=True)
 
 
 def test_other_keys_give_other_orders():

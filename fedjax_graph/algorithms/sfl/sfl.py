@@ -8,14 +8,19 @@ Algorithm 1. Written in V, the clients' models stacked to [K, P]:
     read-out (line 13)     w = mean of the u_i
     structure (line 15)    SFL*: A <- (1 - beta) A + beta A_learnt
 
-lambda = 0 in the first round (line 3). The state holds u; w is read out at the start of
-a round. What the paper leaves open is the released code's: R is the Euclidean distance
-with weight 0.3, m = 3, alpha = 1, beta = 0.05, clients start from w, and u_i is what is
-scored. (There the pulls are added to each example's loss before the batch is summed, so
-0.3 is beside the mean loss.) Differences from that code: there R is built of detached
-vectors, which have no gradient (`pull_weight` = 0 here); a node takes from its senders,
-A_ji of Eq. 3; a round with part of the clients mixes those alone. The ledger counts u_i
-as sent down also where it does not pull: it is the client's model.
+lambda = 0 in the first round (line 3). The state holds u, of which w is read out at the
+start of a round. Lines 7 and 8 go on from v_i, the client's own model: `start="own"`,
+under which a client keeps its v_i beside u_i. By default clients start from w, as in
+the code released for images. The paper does not say what is scored: that code scores
+u_i, Eq. 3 minimises over the v_i, which `score="local"` scores. What else the paper
+leaves open is that code's: R is the Euclidean distance, m = 3, alpha = 1, beta = 0.05.
+
+The paper prints no lambda. That code has 0.3, added to each example's loss and so
+beside the mean loss here, but of detached vectors, which have no gradient: lambda is 0
+by default. Under `start="own"` the pulls are all that a client's training gets from the
+others. Differences from that code: a node takes from its senders, A_ji of Eq. 3; a
+round with part of the clients mixes those alone. The ledger counts u_i as sent down
+also where it does not pull: it is the client's model.
 
 `sfl_per` and `sfl_lg` (Table 4) keep the head, or all but the head, personal.
 """
@@ -43,7 +48,7 @@ from fedjax_graph.core.federated import (
 )
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.proximal import Distance, pull
-from fedjax_graph.core.task import Task
+from fedjax_graph.core.task import Task, TaskConfig
 from fedjax_graph.core.trees import IsPersonal, nothing
 
 
@@ -51,9 +56,10 @@ from fedjax_graph.core.trees import IsPersonal, nothing
 class SFLConfig(FederatedConfig):
     propagation_steps: int = limited(3, lower=0)  # m
     alpha: float = limited(1.0, lower=0, upper=1)
-    pull_weight: float = limited(0.3, lower=0)  # lambda, of each of the two pulls
+    pull_weight: float = limited(0.0, lower=0)  # lambda, of each of the two pulls
     pull_distance: Distance = "l2"  # R
-    start: Literal["global", "personal"] = "global"  # from w, or from u_i
+    start: Literal["global", "personal", "own"] = "global"  # from w, u_i or v_i
+    score: Literal["aggregated", "local"] = "aggregated"  # u_i, or v_i after line 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,21 +78,21 @@ class SFLStarState(NamedTuple):
 
 def sfl(config: SFLConfig) -> FederatedAlgorithm:
     """Factory of SFL on any task, with the graph of the data."""
-    return _sfl(config)
+    return _sfl(config, convolution(config))
 
 
 def sfl_per(config: SFLConfig) -> FederatedAlgorithm:
     """Factory of SFL + FedPer: a graph convolution of the base, a personal head."""
-    return _sfl(config, lambda task: task.is_head)
+    return _sfl(config, convolution(config), lambda task: task.is_head)
 
 
 def sfl_lg(config: SFLConfig) -> FederatedAlgorithm:
     """Factory of SFL + LG-FedAvg: personal base, a graph convolution of the head."""
-    return _sfl(config, is_representation)
+    return _sfl(config, convolution(config), is_representation)
 
 
-def _sfl(config, is_personal=lambda task: nothing) -> FederatedAlgorithm:
-    stays = is_personal(config.task.build())
+def convolution(config: SFLConfig) -> Callable[..., aggregation.Aggregator]:
+    """Factory of the server's half along the graph of the data (lines 11 and 12)."""
 
     def convolve(state, data, key):
         del state, key
@@ -95,12 +101,32 @@ def _sfl(config, is_personal=lambda task: nothing) -> FederatedAlgorithm:
             adjacency, config.propagation_steps, config.alpha
         )
 
+    return convolve
+
+
+def _sfl(
+    config: SFLConfig,
+    aggregator: Callable[..., aggregation.Aggregator],
+    is_personal: Callable[[Task], IsPersonal] = lambda task: nothing,
+    **settings: Any,
+) -> FederatedAlgorithm:
+    """What SFL and its kin share: the clients' half, and which models they keep."""
+    if config.start == "own" or config.score == "local":
+        keeping = KeepsLocal(config.task, config.score)
+        config = dataclasses.replace(config, task=keeping)
+
+    def stays(task: Task) -> IsPersonal:
+        rule = is_personal(task)
+        return lambda path: path[0].key == LOCAL or rule(path)
+
+    personal = stays(config.task.build())
     return federated(
         config,
-        convolve,
-        update=pulled_update(config, stays),
-        shared=read_out(config, stays),
-        is_personal=is_personal,
+        aggregator,
+        update=pulled_update(config, personal),
+        shared=read_out(config, personal),
+        is_personal=stays,
+        **settings,
     )
 
 
@@ -109,9 +135,10 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
 
     def learn_and_convolve(state, data, key):
         def aggregate(stacked, cohort):
+            is_whole = config.structure.compares == "state"
             learnt = structure_learning.learn(
                 config.structure,
-                stacked["params"],
+                stacked if is_whole else stacked["params"],
                 jnp.asarray(data.client_ids)[cohort.indices],
                 cohort.weights > 0,
                 key,
@@ -134,24 +161,65 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
 
         return aggregate
 
-    return federated(
+    return _sfl(
         config,
         learn_and_convolve,
-        update=pulled_update(config, nothing),
-        shared=read_out(config),
         first_state=lambda state, data: SFLStarState(
             state.models, state.num_rounds, jnp.eye(len(data.client_ids))
         ),
     )
 
 
+# --- The clients' own models ---------------------------------------------------------
+
+LOCAL = "local"  # beside u_i's "params" and "batch_stats": the model v_i of line 8
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepsLocal:
+    """A task whose clients keep, beside u_i, the v_i that they trained last."""
+
+    task: TaskConfig
+    score: Literal["aggregated", "local"]
+
+    @property
+    def kind(self) -> str:
+        """That of the task."""
+        return self.task.kind
+
+    def build(self) -> Task:
+        """The task's functions, of models that hold v_i under `LOCAL`."""
+        task = self.task.build()
+
+        def init(key):
+            model = task.init(key)
+            return model | {LOCAL: model}
+
+        def scored(models):
+            return models[LOCAL] if self.score == "local" else aggregated(models)
+
+        return task._replace(
+            init=init,
+            evaluate=lambda models, data: task.evaluate(scored(models), data),
+            predict=lambda models, data: task.predict(scored(models), data),
+        )
+
+
+def aggregated(models: Model) -> Model:
+    """u alone, of models that may hold v beside it."""
+    return {part: tree for part, tree in models.items() if part != LOCAL}
+
+
+# --- A round -------------------------------------------------------------------------
+
+
 def read_out(
-    config: SFLConfig, is_personal: IsPersonal = nothing
+    config: SFLConfig, is_personal: IsPersonal
 ) -> Callable[[FederatedState, Data], tuple[Any, jax.Array]]:
     """Factory of (state, data) -> (w, lambda of this round)."""
 
     def read(state: FederatedState, data):
-        w = aggregation.client_mean(state.models, data.client_weights)
+        w = aggregation.client_mean(aggregated(state.models), data.client_weights)
         if config.start == "global" or config.pull_weight:  # it crosses beside u_i
             crossing, personal = trees.partition(w, is_personal)
             count = cohort_size(len(data.client_ids), config.participation)
@@ -166,8 +234,9 @@ def pulled_update(
 ) -> Callable[..., tuple[Model, jax.Array]]:
     """Factory of the client's half (lines 5 to 9)."""
 
-    def update(task: Task, u, client_data, key, data, num_rounds, w, weight):
-        start = u
+    def update(task: Task, model, client_data, key, data, num_rounds, w, weight):
+        u = aggregated(model)
+        start = model[LOCAL] if config.start == "own" else u
         if config.start == "global":
             _, personal = trees.partition(u, is_personal)
             start = trees.combine(trees.partition(w, is_personal)[0], personal)
@@ -176,6 +245,7 @@ def pulled_update(
         ]
         adjust = optax.chain(*pulls) if config.pull_weight else None
         result = task.update(start, client_data, key, data, adjust, num_rounds)
-        return result.model, result.loss
+        v = result.model
+        return v | {LOCAL: v} if LOCAL in model else v, result.loss
 
     return update

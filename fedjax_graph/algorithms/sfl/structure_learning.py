@@ -32,10 +32,12 @@ TRAINING = {  # of a constructor for each target: optimizer and number of epochs
 class StructureConfig(Checked):
     """Hyper-parameters of the graph constructor; the defaults are the released code's.
 
-    The optimizer belongs to the target, see TRAINING.
+    But that code compares the whole state. The optimizer belongs to the target, see
+    TRAINING.
     """
 
     target: Literal["distance", "similarity"] = "distance"
+    compares: Literal["params", "state"] = "params"  # or batch statistics as well
     embedding_size: int = limited(40, lower=1)
     saturation: float = limited(3.0, above=0)  # the factor before each tanh
     num_neighbours: int = limited(30, lower=1)  # entries of a row that are kept

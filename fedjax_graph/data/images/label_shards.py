@@ -9,7 +9,7 @@ IJCAI 2022).
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ import numpy as np
 from fedjax_graph.core import arrays, batching, graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.images.datasets import ImageDataset, check
+
+RelationWeights = Literal["binary", "count"]
+Ties = Literal["lower", "higher"]
 
 
 class ImageData(NamedTuple):
@@ -117,15 +120,26 @@ def _few(numbers: list[int], most: int = 8) -> str:
     return ", ".join(map(str, numbers[:most])) + ", ..." * (len(numbers) > most)
 
 
-def relation_graph(label_counts: np.ndarray, most: int = 5) -> np.ndarray:
+def relation_graph(
+    label_counts: np.ndarray,
+    most: int = 5,
+    weights: RelationWeights = "binary",
+    ties: Ties = "lower",
+) -> np.ndarray:
     """Links clients that share any of their most frequent labels.
+
+    The code released with SFL has `binary` links, and a line for `count` that does not
+    run; equal counts go to the `higher` label there.
 
     Args:
       label_counts: [K, C] images of each label that a client has.
-      most: how many labels count, of those that it has; the lower of equals first.
+      most: how many labels count, of those that it has.
+      weights: of a link: 1, or the number of labels that are shared.
+      ties: which of two labels with as many images counts first.
 
     Returns:
-      [K, K] float32, symmetric: 1 for a link, which each client has to itself.
+      [K, K] float32, symmetric; each client has a link to itself, which by `count`
+      weighs as many labels as it has, at most `most`.
 
     Raises:
       InputError: if the counts are none, or no label is to count.
@@ -134,12 +148,15 @@ def relation_graph(label_counts: np.ndarray, most: int = 5) -> np.ndarray:
     arrays.check_weights("label_counts", label_counts)
     arrays.check_count("most", most)
     counts = np.asarray(label_counts)
-    frequent = np.argsort(-counts, axis=1, kind="stable")[:, :most]
+    turn = 1 if ties == "lower" else -1
+    order = np.argsort(-counts[:, ::turn], axis=1, kind="stable")[:, :most]
     has = np.zeros(counts.shape, np.int64)
-    np.put_along_axis(has, frequent, 1, axis=1)
+    np.put_along_axis(has[:, ::turn], order, 1, axis=1)
     has *= counts > 0
-    links = has @ has.T > 0
-    np.fill_diagonal(links, True)
+    links = has @ has.T
+    if weights == "binary":
+        links = np.minimum(links, 1)
+    np.fill_diagonal(links, np.maximum(np.diagonal(links), 1))
     return links.astype(np.float32)
 
 
@@ -154,6 +171,8 @@ def make_splits(
     shards: int,
     seed: int = 0,
     validation_fraction: float = 0.1,
+    relation_weights: RelationWeights = "binary",
+    ties: Ties = "lower",
 ) -> dict[str, ImageData]:
     """Deals a dataset to clients: one `ImageData` for each name in `batching.SPLITS`.
 
@@ -169,6 +188,7 @@ def make_splits(
       shards: of each client.
       seed: of the shards and of the validation images.
       validation_fraction: share of each client's M / K training images, rounded.
+      relation_weights, ties: of the graph, see `relation_graph`.
 
     Raises:
       InputError: if images and labels do not fit together, the images cannot be cut
@@ -199,7 +219,9 @@ def make_splits(
         mask=jnp.zeros((num_clients, 0), jnp.float32),
         mean=jnp.asarray(mean, jnp.float32),
         std=jnp.asarray(std, jnp.float32),
-        graph=graphs.from_adjacency(relation_graph(counts)),
+        graph=graphs.from_adjacency(
+            relation_graph(counts, weights=relation_weights, ties=ties)
+        ),
         client_ids=jnp.arange(num_clients, dtype=jnp.int32),
         client_weights=jnp.full(num_clients, indices[0].shape[1], jnp.float32),
     )

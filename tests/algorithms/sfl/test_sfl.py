@@ -37,6 +37,7 @@ from tests.algorithms.quadratic import (
 )
 
 TASK = QuadraticTask()
+pulled_config = functools.partial(SFLConfig, TASK, pull_weight=0.3)
 METHODS = {  # name: (factory, which of the nine numbers are personal)
     "sfl": (sfl, np.zeros(9, bool)),
     "sfl_per": (sfl_per, IS_HEAD),
@@ -58,10 +59,12 @@ def slope(v, centre, is_pulled, distance):
     return gap / length
 
 
-def sfl_round(twin, u, key, config, weight, is_personal=METHODS["sfl"][1], edges=EDGES):
-    """Lines 3 to 13 -> (u of all clients, loss); `weight` is lambda."""
+def sfl_round(
+    twin, u, v, key, config, weight, is_personal=METHODS["sfl"][1], edges=EDGES
+):
+    """Lines 3 to 13 -> (u and v of all clients, loss); `weight` is lambda."""
     w = np.tile(u.mean(axis=0), (NUM_CLIENTS, 1))
-    starts = np.where(is_personal, u, w) if config.start == "global" else u
+    starts = {"global": np.where(is_personal, u, w), "personal": u, "own": v}
     is_pulled = ~is_personal[PARAMS]
 
     def pulls(i, v):
@@ -70,14 +73,14 @@ def sfl_round(twin, u, key, config, weight, is_personal=METHODS["sfl"][1], edges
             for centre in (w, u)
         )
 
-    trained, loss = twin.train(starts, key, pulls)
+    trained, loss = twin.train(starts[config.start], key, pulls)
     indices, V = list(trained), np.stack(list(trained.values()))
     A = normalised_adjacency(edges, indices)
     mixed = np.linalg.matrix_power(A, config.propagation_steps) @ V
     mixed = config.alpha * mixed + (1 - config.alpha) * V
-    new = u.copy()
-    new[indices] = np.where(is_personal, V, mixed)
-    return new, loss
+    new_u, new_v = u.copy(), v.copy()
+    new_u[indices], new_v[indices] = np.where(is_personal, V, mixed), V
+    return new_u, new_v, loss
 
 
 def check(data, jit, config, name="sfl"):
@@ -85,11 +88,13 @@ def check(data, jit, config, name="sfl"):
     factory, is_personal = METHODS[name]
     twin = Twin(data, TASK, config.participation)
     (state, _), *later = run(factory(config), data, jit)
-    u = to_rows(state.models)
+    u = v = to_rows(state.models)
     for t, (key, (state, metrics)) in enumerate(zip(KEYS, later, strict=True)):
         weight = config.pull_weight if t else 0.0
-        u, loss = sfl_round(twin, u, key, config, weight, is_personal)
+        u, v, loss = sfl_round(twin, u, v, key, config, weight, is_personal)
         assert_rows(state.models, u)
+        if config.start == "own":
+            assert_rows(state.models["local"], v)
         npt.assert_allclose(metrics["train_loss"], loss, rtol=1e-5)
     return u
 
@@ -102,28 +107,51 @@ def test_the_server_multiplies_by_powers_of_the_graph(
     check(data, quick_jit, config)
 
 
-@pytest.mark.parametrize("distance", ["l2", "squared_l2"])
-@pytest.mark.parametrize("start", ["global", "personal"])
+@pytest.mark.parametrize(
+    "distance, start",
+    [("l2", "global"), ("squared_l2", "global"), ("l2", "personal"), ("l2", "own")],
+)
 def test_each_step_is_pulled_to_both_the_global_and_the_personal_model(
     data, quick_jit, distance, start
 ):
-    config = SFLConfig(TASK, pull_weight=0.3, pull_distance=distance, start=start)
+    config = pulled_config(pull_distance=distance, start=start)
     pulled = check(data, quick_jit, config)
     twin, u = Twin(data, TASK), to_rows(sfl(config).init(KEYS[0], data).models)
+    v = u
     for key in KEYS:
-        u, _ = sfl_round(twin, u, key, config, weight=0.0)
+        u, v, _ = sfl_round(twin, u, v, key, config, weight=0.0)
     assert np.abs(pulled - u).max() > 0.01
 
 
-@pytest.mark.parametrize("name", ["sfl_per", "sfl_lg"])
-@pytest.mark.parametrize("start", ["global", "personal"])
+@pytest.mark.parametrize(
+    "name, start",
+    [("sfl_per", "global"), ("sfl_per", "own"), ("sfl_lg", "personal")],
+)
 def test_personal_leaves_stay_and_are_not_pulled(data, quick_jit, name, start):
-    check(data, quick_jit, SFLConfig(TASK, start=start, alpha=0.7), name)
+    check(data, quick_jit, pulled_config(start=start, alpha=0.7), name)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_cohort_mixes_its_own_part_of_the_graph(data, quick_jit, name):
-    check(data, quick_jit, SFLConfig(TASK, participation=0.6), name)
+@pytest.mark.parametrize(
+    "name, start",
+    [("sfl", "global"), ("sfl", "own"), ("sfl_per", "global"), ("sfl_lg", "global")],
+)
+def test_a_cohort_mixes_its_own_part_of_the_graph(data, quick_jit, name, start):
+    check(data, quick_jit, pulled_config(participation=0.6, start=start), name)
+
+
+@pytest.mark.parametrize("score", ["aggregated", "local"])
+def test_what_is_scored_is_mixed_or_as_it_was_trained(data, quick_jit, score):
+    config = SFLConfig(TASK, pull_weight=0.0, score=score, participation=0.6)
+    algorithm = sfl(config)
+    (start, _), (state, _) = run(algorithm, data, quick_jit, KEYS[:1])
+    first = to_rows(start.models)
+    u, v, _ = sfl_round(Twin(data, TASK, 0.6), first, first, KEYS[0], config, 0.0)
+    rows = {"aggregated": u, "local": v}[score][:, PARAMS]
+    outputs = np.einsum("knp,kp->kn", data.features, rows)
+    npt.assert_allclose(algorithm.predict(state, data), outputs, rtol=1e-4, atol=1e-5)
+    scored = algorithm.evaluate(state, data)["loss"]
+    npt.assert_allclose(scored, np.mean((outputs - data.targets) ** 2), rtol=1e-4)
+    assert np.abs(u - v).max() > 0.01
 
 
 def test_who_is_not_sampled_keeps_its_model(data, quick_jit):
@@ -168,13 +196,13 @@ def test_no_edges_and_no_pulls_is_local_training(quick_jit):
 def test_the_pulls_are_finite_where_nothing_is_apart(quick_jit, start):
     """v = w = u_i = 0, whose mean is exact, as a round with lambda > 0 starts."""
     data = quadratic.make_data(edges=EVERYBODY)
-    config = SFLConfig(TASK, start=start)
+    config = pulled_config(start=start)
     first = sfl(config).init(KEYS[0], data)
     zeros = jax.tree.map(jnp.zeros_like, first.models)
     later = first._replace(models=zeros, num_rounds=first.num_rounds + 1)
     pulled = run(sfl(config), data, quick_jit, KEYS[:1], later)[-1][0]
     u = np.zeros((NUM_CLIENTS, 9))
-    u, _ = sfl_round(Twin(data, TASK), u, KEYS[0], config, 0.3, edges=EVERYBODY)
+    u, _, _ = sfl_round(Twin(data, TASK), u, u, KEYS[0], config, 0.3, edges=EVERYBODY)
     assert_rows(pulled.models, u)
 
 

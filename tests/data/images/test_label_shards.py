@@ -78,10 +78,60 @@ def test_clients_are_linked_by_their_most_frequent_labels():
     assert links.dtype == np.float32
     expected[0, 1] = expected[1, 0] = 1
     np.testing.assert_array_equal(partition.relation_graph(counts, most=6), expected)
-    tied = np.array([[1, 1, 1], [0, 0, 1], [0, 1, 0]])  # the lower labels come first
-    np.testing.assert_array_equal(
-        partition.relation_graph(tied, most=2), [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
-    )
+
+
+@pytest.mark.parametrize(
+    ("ties", "expected"),
+    [
+        ("lower", [[1, 0, 1], [0, 1, 0], [1, 0, 1]]),
+        ("higher", [[1, 1, 1], [1, 1, 0], [1, 0, 1]]),
+    ],
+)
+def test_equal_counts_go_to_the_lower_or_the_higher_label(ties, expected):
+    tied = np.array([[1, 1, 1], [0, 0, 1], [0, 1, 0]])
+    found = partition.relation_graph(tied, most=2, ties=ties)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_links_count_the_labels_that_are_shared():
+    counts = np.array([[3, 2, 1, 0], [0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+    expected = [[3, 2, 2, 0], [2, 2, 1, 0], [2, 1, 2, 0], [0, 0, 0, 1]]
+    found = partition.relation_graph(counts, weights="count")
+    np.testing.assert_array_equal(found, expected)
+    two = partition.relation_graph(counts, most=2, weights="count")
+    expected = [[2, 1, 2, 0], [1, 2, 1, 0], [2, 1, 2, 0], [0, 0, 0, 1]]
+    np.testing.assert_array_equal(two, expected)
+
+
+# The share of images with labels of its own in what one of 100 clients takes, by m.
+OWN_LABELS = {
+    ("count", 1): {2: 0.577, 5: 0.510, 10: 0.681, 20: 0.890},
+    ("binary", 3): {5: 0.406, 10: 0.653, 20: 0.883},
+    "uniform": {2: 0.195, 5: 0.405, 10: 0.653, 20: 0.883},
+}
+
+
+@pytest.mark.parametrize("shards", [2, 5, 10, 20])
+def test_counts_keep_to_ones_own_labels_where_binary_links_do_not(shards):
+    labels = np.repeat(np.arange(10), 200)
+    found = {mixing: [] for mixing in OWN_LABELS}
+    for seed in range(5):
+        dealt = partition.shard_partition(labels, 100, shards, seed)
+        images = labels[partition.shard_indices(labels, dealt)]
+        counts = np.stack([np.bincount(own, minlength=10) for own in images])
+        for mixing, shares in found.items():
+            A = np.full((100, 100), 1 / 100)
+            if mixing != "uniform":
+                links = partition.relation_graph(counts, weights=mixing[0])
+                rows = links / links.sum(axis=1, keepdims=True)
+                A = np.linalg.matrix_power(rows, mixing[1])
+            taken = A @ (counts / counts.sum(axis=1, keepdims=True))
+            shares.append((taken * (counts > 0)).sum(axis=1).mean())
+    for mixing, shares in found.items():
+        if shards in OWN_LABELS[mixing]:
+            assert np.mean(shares) == pytest.approx(
+                OWN_LABELS[mixing][shards], abs=0.015
+            )
 
 
 @pytest.fixture(scope="module")
