@@ -24,6 +24,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import compile_for
 
+MOST_ROUNDS = 2**31 - 1  # they are counted in 32 bits
 TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # of a server that only takes means
 
 
@@ -32,10 +33,17 @@ class Study(DataOptions, MachineOptions, FolderOptions):
     """Settings that all systems share; each field is a flag of the same name."""
 
     methods: tuple[str, ...] | None = option(None, "Methods, comma-separated.")
-    num_rounds: int | None = option(None, "Most communication rounds.", lower=1)
-    eval_every: int = option(1, "Rounds between evaluations and checkpoints.", lower=1)
+    num_rounds: int | None = option(
+        None, "Most communication rounds.", lower=1, upper=MOST_ROUNDS
+    )
+    eval_every: int = option(
+        1, "Rounds between evaluations and checkpoints.", lower=1, upper=MOST_ROUNDS
+    )
     patience: int | None = option(
-        None, "Rounds without a better validation figure; by default 20.", lower=1
+        None,
+        "Rounds without a better validation figure; by default 20.",
+        lower=1,
+        upper=MOST_ROUNDS,
     )
     on_nan: str = option(
         "stop",

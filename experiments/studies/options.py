@@ -17,7 +17,7 @@ from absl import flags
 from fedjax_graph.core.errors import InputError
 
 StudyType = TypeVar("StudyType")
-MOST = 2**31 - 1  # whole numbers in a program have 32 bits
+MOST = 10**6  # of a size: where a product of two overflows, XLA aborts the process
 
 
 def option(

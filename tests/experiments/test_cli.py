@@ -57,6 +57,17 @@ def test_a_signal_ends_in_one_line(sign, status, words):
     assert (process.returncode, process.stderr) == (status, f"error: {words}\n")
 
 
+def test_ctrl_c_while_a_binary_is_imported_is_one_line():
+    program = "import sys; sys.argv = ['-m']; import experiments; "
+    process = subprocess.run(
+        [sys.executable, "-c", f"{program} raise KeyboardInterrupt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (130, "error: interrupted\n")
+
+
 def test_a_sigterm_waits_for_what_is_being_saved(capsys):
     process = run(
         "import os, signal; from fedjax_graph.core import ending; "

@@ -254,7 +254,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize("study_type", STUDIES)
-def test_whole_numbers_have_32_bits(study_type):
+def test_whole_numbers_have_an_upper_limit(study_type):
     for name in options.options_of(study_type):
         kind = options.kind_of(study_type, name)
         if kind is int and name != "seed":
