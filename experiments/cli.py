@@ -4,6 +4,7 @@ import logging as python_logging
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -11,10 +12,10 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from experiments.studies import options
-from fedjax_graph.core import processes
-from fedjax_graph.core.errors import InputError
+from fedjax_graph.core import ending, processes
+from fedjax_graph.core.errors import InputError, is_disk_full, one_line
 
-RESUME = "with --resume all go on from the last checkpoint"
+RESUME = "with --resume it goes on from the last checkpoint"
 
 
 def run_study(study_type: type) -> None:
@@ -26,7 +27,8 @@ def run_study(study_type: type) -> None:
 def run(main: Callable[[], Any]) -> None:
     """Runs a binary; a bad flag or an `InputError` becomes one line and status 2.
 
-    So does running out of memory.
+    So does running out of memory or of space on the disk. SIGTERM ends in one line and
+    status 143, after the round that runs is saved; Ctrl-C at once, with status 130.
     """
 
     def parse(argv: list[str]) -> list[str]:
@@ -43,11 +45,22 @@ def run(main: Callable[[], Any]) -> None:
                 raise InputError(
                     f"unexpected argument {argv[1]!r}; flags start with --"
                 )
-            main()
+            with ending.on_sigterm():
+                main()
         except InputError as error:
             _fail(error)
-        except (MemoryError, RuntimeError, ValueError) as error:  # JAX's are either
-            reason = str(error).partition("\n")[0].rstrip(".") or "of the host"
+        except ending.Terminated as error:
+            _fail(f"{error}{_how_to_resume()}", ending.STATUS)
+        except KeyboardInterrupt:
+            _fail(f"interrupted{_how_to_resume()}", ending.INTERRUPTED)
+        except (MemoryError, OSError, RuntimeError, ValueError) as error:
+            if is_disk_full(error):
+                reason = _first_line(error)
+                _fail(f"the disk is full ({reason}); make room{_how_to_resume()}")
+            if isinstance(error, OSError):
+                raise
+            # JAX's are either of the others.
+            reason = _first_line(error) or "of the host"
             if processes.is_loss(error):
                 _fail(f"the processes no longer work together ({reason}); {RESUME}")
             if not is_out_of_memory(error):
@@ -83,9 +96,17 @@ def _show_in_help() -> None:
 def _hush_event_loops() -> None:
     """Keeps to itself what reads in flight say when a broken checkpoint ends orbax's.
 
-    They report through asyncio's logger and, from threads, `sys.unraisablehook`.
+    They report through asyncio's logger and, from threads, `sys.unraisablehook`; an
+    error of a thread that writes is raised where the thread is waited for as well.
     """
     python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
+    report_thread = threading.excepthook
+
+    def thread_hook(ended):
+        if not is_disk_full(ended.exc_value):
+            report_thread(ended)
+
+    threading.excepthook = thread_hook
 
     def hook(unraisable):
         if str(unraisable.exc_value) != "Event loop is closed":
@@ -99,9 +120,17 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
-def _fail(error: Exception | str) -> NoReturn:
+def _how_to_resume() -> str:
+    return f"; {RESUME}" if "resume" in flags.FLAGS else ""
+
+
+def _first_line(error: Exception) -> str:
+    return one_line(str(error).partition("\n")[0].rstrip("."))
+
+
+def _fail(error: Exception | str, status: int = 2) -> NoReturn:
     print(f"error: {with_flags(' '.join(str(error).split()))}", file=sys.stderr)
-    _leave(2)
+    _leave(status)
 
 
 def _leave(status: int) -> NoReturn:

@@ -7,15 +7,15 @@ does; `dataclasses.replace` makes another one of it, and a sweep is a list of th
 import abc
 import contextlib
 import dataclasses
-import datetime
 import io
 import json
 import os
 import pathlib
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
+from experiments.studies.folders import FolderOptions
 from experiments.studies.options import option
 from experiments.studies.surroundings import DataOptions, MachineOptions
 from fedjax_graph import algorithms
@@ -24,23 +24,32 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import compile_for
 
+MOST_ROUNDS = 2**31 - 1  # they are counted in 32 bits
 TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # of a server that only takes means
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Study(DataOptions, MachineOptions):
+class Study(DataOptions, MachineOptions, FolderOptions):
     """Settings that all systems share; each field is a flag of the same name."""
 
-    system: ClassVar[str]  # name of the binary, and of new folders under runs/
-
     methods: tuple[str, ...] | None = option(None, "Methods, comma-separated.")
-    workdir: str | None = option(
-        None, "Folder for all output; by default a new one under runs/."
+    num_rounds: int | None = option(
+        None, "Most communication rounds.", lower=1, upper=MOST_ROUNDS
     )
-    num_rounds: int | None = option(None, "Most communication rounds.", lower=1)
-    eval_every: int = option(1, "Rounds between evaluations and checkpoints.", lower=1)
+    eval_every: int = option(
+        1, "Rounds between evaluations and checkpoints.", lower=1, upper=MOST_ROUNDS
+    )
     patience: int | None = option(
-        None, "Rounds without a better validation figure; by default 20.", lower=1
+        None,
+        "Rounds without a better validation figure; by default 20.",
+        lower=1,
+        upper=MOST_ROUNDS,
+    )
+    on_nan: str = option(
+        "stop",
+        "Where what a client sends is not finite: stop, leave it out of the round, or "
+        "go on.",
+        choices=["stop", "skip_client", "ignore"],
     )
     seed: int = option(0, "Seed of all randomness.", lower=0, upper=2**31)
     num_seeds: int = option(1, "Seeds run in one program, from --seed on.", lower=1)
@@ -57,11 +66,6 @@ class Study(DataOptions, MachineOptions):
     )
     server_optimizer: str | OptimizerConfig | None = option(
         None, "What the server steps with, such as adam,second_momentum=0.99."
-    )
-    resume: bool = option(False, "Go on from --workdir's checkpoint.")
-    eval_only: bool = option(False, "Score --workdir's checkpoint.")
-    split: str = option(
-        "test", "What --eval_only scores.", choices=["train", "validation", "test"]
     )
 
     def __post_init__(self) -> None:
@@ -96,45 +100,7 @@ class Study(DataOptions, MachineOptions):
         """The seeds of the run."""
         return tuple(range(self.seed, self.seed + self.num_seeds))
 
-    # --- The folder ------------------------------------------------------------------
-
-    def make_workdir(self, dataset: str) -> pathlib.Path:
-        """Makes the folder for output if needed; nothing in it is written over.
-
-        Raises:
-          InputError: if it holds a run and neither --resume nor --eval_only is given,
-            or the other way round, or it cannot be made.
-        """
-        continues = self.resume or self.eval_only
-        if self.workdir is None:
-            if continues:
-                raise InputError("--resume and --eval_only need --workdir")
-            if processes.count() > 1:
-                raise InputError("--coordinator: name one --workdir for all processes")
-            stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-            name = f"{self.system}-{pathlib.Path(dataset).stem}-{stamp}"
-            workdir = pathlib.Path("runs", name)
-        else:
-            workdir = pathlib.Path(self.workdir)
-        if workdir.exists() and not workdir.is_dir():
-            raise InputError(f"--workdir={workdir} is a file; name a folder")
-        traces = ("metrics.jsonl", "results.json", "*/checkpoints/*", "*/metrics.jsonl")
-        holds_run = any(any(workdir.glob(trace)) for trace in traces)
-        if self.eval_only and not holds_run:
-            raise InputError(f"--workdir={workdir} holds no run to score")
-        if holds_run and not continues:
-            raise InputError(
-                f"--workdir={workdir} already holds a run; give --resume to continue "
-                "it or name another folder"
-            )
-        processes.gather()  # all have looked into it
-        make_folder("workdir", workdir)
-        processes.check_shared(workdir)
-        if not os.access(workdir, os.W_OK):
-            raise InputError(
-                f"--workdir={workdir} is not writable; name another folder"
-            )
-        return workdir
+    # --- Methods and optimizers -------------------------------------------------------
 
     def choose_methods(
         self, known: Collection[str], default: tuple[str, ...]
@@ -224,6 +190,7 @@ class Study(DataOptions, MachineOptions):
                 if not processes.is_first():
                     nowhere = stack.enter_context(open(os.devnull, "w"))
                     stack.enter_context(contextlib.redirect_stdout(nowhere))
+                stack.enter_context(self.holding_folders())
                 return super().run()
         if self.coordinator is not None:
             raise InputError("--compile_for compiles in one process, not --coordinator")
@@ -276,20 +243,3 @@ def titles_of(
     """
     own, names = own or {}, dict.fromkeys((*methods, *plugged_in()))
     return {x: own[x] if x in own else algorithms.get_method(x).title for x in names}
-
-
-# --- Folders -------------------------------------------------------------------------
-
-
-def make_folder(flag: str, folder: pathlib.Path) -> None:
-    """Makes the folder that a flag names, if needed.
-
-    Raises:
-      InputError: if it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"--{flag}={folder} cannot be made ({error.strerror}); name another folder"
-        ) from error

@@ -92,21 +92,7 @@ def run_methods(
     save_network(workdir / "network.npz", dataset, splits["train"])
     arrays = [dataset.speed, dataset.adjacency, is_seen]
     checksum = running.fingerprint(*(x for x in arrays if x is not None))
-    runs = {m: run_method(study, m, splits, workdir, checksum) for m in methods}
-    if is_seen is not None:
-        scored = whole[study.split if study.eval_only else "test"]
-        runs = {m: score_views(run, scored, is_seen) for m, run in runs.items()}
-    entries = running.entries_of(runs, TEST_KEYS, ENTRY_KEYS)
-    print(output.table(study, dataset, entries))
-    if study.eval_only:
-        return entries
-    for method, run in runs.items():
-        entries[method] |= output.device_cost(method, run.config)
     std = float(splits["train"].std)
-    exchanges = output.exchanges_of(workdir, entries, std)
-    if study.target_rmse is not None:
-        for method, exchange in exchanges.items():
-            entries[method] |= output.bytes_to_target(exchange, study.target_rmse)
     settings = {
         "flags": study.record(),
         "notes": notes,
@@ -114,7 +100,25 @@ def run_methods(
         "num_steps": num_steps,
         **measures(dataset),
     }
-    results.write_results(workdir, dataset.name, settings, {**before, **entries})
+
+    def run_one(method: str) -> tuple[Run, Entry]:
+        run = run_method(study, method, splits, workdir, checksum)
+        if is_seen is not None:
+            scored = whole[study.split if study.eval_only else "test"]
+            run = score_views(run, scored, is_seen)
+        entry = results.method_entry(run.result, TEST_KEYS, run.config, ENTRY_KEYS)
+        if not study.eval_only:
+            entry |= output.costs(study, method, run.config, entry, workdir, std)
+        return run, entry
+
+    def write(entries: dict[str, Entry]) -> None:
+        results.write_results(workdir, dataset.name, settings, entries)
+
+    runs, entries = running.run_all(study, methods, run_one, before, write)
+    print(output.table(study, dataset, entries))
+    if study.eval_only:
+        return entries
+    exchanges = output.exchanges_of(workdir, entries, std)
     output.draw(study, workdir, dataset, whole["test"], runs, entries, exchanges)
     if is_seen is not None:
         coordinates = (dataset.longitude, dataset.latitude)

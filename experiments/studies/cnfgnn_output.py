@@ -52,7 +52,7 @@ def client_model(config: Any) -> Seq2Seq | None:
     return config.task.model() if hasattr(config, "task") else None
 
 
-def device_cost(method: str, config: Mapping[str, Any]) -> dict[str, float]:
+def device_cost(method: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """GFLOP of a client's forward pass for one window; see `flops`."""
     name = paper.registered(method)
     model = client_model(algorithms.make_config(name, dict(config)))
@@ -62,6 +62,22 @@ def device_cost(method: str, config: Mapping[str, Any]) -> dict[str, float]:
         "device_gflops": flops.forward(model) / 1e9,
         "device_gflops_as_printed": flops.printed(model) / 1e9,
     }
+
+
+def costs(
+    study: CNFGNNOptions,
+    method: str,
+    config: Mapping[str, Any],
+    entry: Entry,
+    workdir: pathlib.Path,
+    std: float,
+) -> dict[str, Any]:
+    """What a method of a finished run costs on a device and, to a target, in bytes."""
+    found = device_cost(method, config)
+    exchange = exchanges_of(workdir, {method: entry}, std).get(method)
+    if study.target_rmse is not None and exchange is not None:
+        found |= bytes_to_target(exchange, study.target_rmse)
+    return found
 
 
 class Exchange(NamedTuple):

@@ -50,7 +50,7 @@ def _run_methods(
         dataset.notes,
         workdir,
     )
-    entries = results.read_methods(workdir, problem.checksum)
+    before = results.read_methods(workdir, problem.checksum)
     settings = {
         "flags": study.record(),
         "notes": dataset.notes,
@@ -59,16 +59,17 @@ def _run_methods(
         "num_edges": len(dataset.edges),
         "subgraphs": facts,
     }
-    scored = {}
-    for method in methods:
+
+    def run_one(method: str) -> tuple[None, Entry]:
         outcome = fl_agcns_runs.run_method(study, method, problem, workdir)
-        scored[method] = fl_agcns_output.entry_of(
-            study, method, outcome, problem, workdir
-        )
-        entries[method] = scored[method]
-        if not study.eval_only:
-            results.write_results(workdir, dataset.name, settings, entries)
-            fl_agcns_output.draw(study, entries, workdir, dataset.name)
+        args = study, method, outcome, problem, workdir
+        return None, fl_agcns_output.entry_of(*args)
+
+    def write(entries: dict[str, Entry]) -> None:
+        results.write_results(workdir, dataset.name, settings, entries)
+        fl_agcns_output.draw(study, entries, workdir, dataset.name)
+
+    _, scored = running.run_all(study, methods, run_one, before, write)
     print(fl_agcns_output.table(scored))
     if not study.eval_only:
         print(f"results.json, metrics.jsonl and pictures are in {workdir}")

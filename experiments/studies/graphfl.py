@@ -132,25 +132,29 @@ def _run_problem(
     text = f"{dataset.name}: {size}, {study.num_clients} clients, {study.model_name}"
     running.announce(study, text, notes, workdir)
     before = results.read_methods(workdir, checksum)
-    runs = {
-        method: _run_method(
-            method, problem, splits, workdir, checksum, keep_last=not study.is_code
-        )
-        for method in methods
+    settings = {
+        "flags": study.record(),
+        "setting": study.setting(),
+        "notes": notes,
+        "data": checksum,
+        "num_nodes": len(dataset.labels),
+        "num_edges": len(dataset.edges),
+        **facts,
     }
-    entries = running.entries_of(runs, TEST_METRICS)
+
+    def run_one(method: str) -> tuple[Run, Entry]:
+        keep_last = not study.is_code
+        run = _run_method(
+            method, problem, splits, workdir, checksum, keep_last=keep_last
+        )
+        return run, results.method_entry(run.result, TEST_METRICS, run.config)
+
+    def write(entries: dict[str, Entry]) -> None:
+        results.write_results(workdir, dataset.name, settings, entries)
+
+    runs, entries = running.run_all(study, methods, run_one, before, write)
     print(running.table("method", COLUMNS, entries, graphfl_methods.titles()))
     if not study.eval_only:
-        settings = {
-            "flags": study.record(),
-            "setting": study.setting(),
-            "notes": notes,
-            "data": checksum,
-            "num_nodes": len(dataset.labels),
-            "num_edges": len(dataset.edges),
-            **facts,
-        }
-        results.write_results(workdir, dataset.name, settings, {**before, **entries})
         records = running.records_of(workdir, graphfl_methods.titles())
         path = workdir / "training_curves.png"
         plots.training_curves(path, records, running.monitors(runs))
@@ -215,7 +219,8 @@ def _run_method(
         is_drawn=nodes.is_drawn,
         keep_last=keep_last,
     )
-    if not np.all(np.isfinite(run.result.test["cross_entropy"])):
+    is_finite = np.all(np.isfinite(run.result.test["cross_entropy"]))
+    if not is_finite and study.on_nan != "ignore":
         raise InputError(
             f"{method}: the model is not finite after {run.result.num_rounds} rounds; "
             "try smaller rates"

@@ -17,6 +17,7 @@ from absl import flags
 from fedjax_graph.core.errors import InputError
 
 StudyType = TypeVar("StudyType")
+MOST = 10**6  # of a size: where a product of two overflows, XLA aborts the process
 
 
 def option(
@@ -173,6 +174,8 @@ def _objection(kind: type, value: Any, limits: Mapping[str, Any]) -> str | None:
         if not is_number or math.isnan(value):
             return f"expected a {'whole ' if kind is int else ''}number"
         lower, upper = limits["lower"], limits["upper"]
+        if upper is None and kind is int:
+            upper = MOST
         if lower is not None and value < lower:
             return f"expected {lower} or more"
         if upper is not None and value > upper:

@@ -22,6 +22,7 @@ from fedjax_graph.driver.rounds import RunResult
 PATIENCE = 20  # rounds without a better validation figure, where none is given
 Entry = dict[str, Any]  # of a method in `results.json`
 StudyType = TypeVar("StudyType", bound=Study)
+Outcome = TypeVar("Outcome")
 
 
 class Run(NamedTuple):
@@ -112,6 +113,7 @@ def run_method(
         examples_per_round=examples_per_round,
         rate_name=rate_name,
         profile=study.profile,
+        on_nan=study.on_nan,
     )
     run_config = dataclasses.replace(run_config, **run_settings)
     if study.compile_for is not None:
@@ -149,6 +151,34 @@ def run_method(
     return Run(algorithm, result, settings["config"])
 
 
+def run_all(
+    study: Study,
+    methods: Sequence[str],
+    run_one: Callable[[str], tuple[Outcome, Entry]],
+    before: Mapping[str, Entry],
+    write: Callable[[dict[str, Entry]], None],
+) -> tuple[dict[str, Outcome], dict[str, Entry]]:
+    """Runs or scores methods; after each its scores are on record, come what may.
+
+    Args:
+      study: under `eval_only` nothing is written.
+      methods: names.
+      run_one: name -> what came out, and its entry of `results.json`.
+      before: what is on record, which stays as it is unless all methods are run.
+      write: all entries so far -> the file.
+
+    Returns:
+      What came out and the entries, by method.
+    """
+    outcomes, entries = {}, {}
+    for method in methods:
+        outcomes[method], entries[method] = run_one(method)
+        is_news = method not in before or method == methods[-1]
+        if is_news and not study.eval_only:
+            write({**before, **entries})
+    return outcomes, entries
+
+
 def config_defaults(config_type: type) -> dict[str, Any]:
     """Values of a config's fields where none is given, of those that have one."""
     defaults = {field.name: field.default for field in dataclasses.fields(config_type)}
@@ -176,16 +206,6 @@ def announce(
 def announce_sweep(workdir: pathlib.Path) -> None:
     """Prints what a sweep left, and where."""
     print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
-
-
-def entries_of(
-    runs: Mapping[str, Run], test_keys: Sequence[str], entry_keys: Sequence[str] = ()
-) -> dict[str, Entry]:
-    """The entries of `results.json`; see `results.method_entry`."""
-    return {
-        name: results.method_entry(run.result, test_keys, run.config, entry_keys)
-        for name, run in runs.items()
-    }
 
 
 def records_of(workdir: pathlib.Path, titles: Mapping[str, str]) -> list[Entry]:

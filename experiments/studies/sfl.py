@@ -65,12 +65,6 @@ class SFLStudy(SFLSettings):
         before = results.read_methods(workdir, problem.checksum)
         if self.kind == "traffic":
             save_network(workdir / "network.npz", dataset, problem.splits["train"])
-        runs = self._run_methods(methods, problem, workdir)
-        entries = running.entries_of(runs, problem.test_keys, problem.entry_keys)
-        titles = titles_of(METHODS)
-        print(sfl_output.table(problem, entries, titles))
-        if self.eval_only:
-            return entries
         settings = {
             "flags": self.record(),
             "notes": notes,
@@ -79,11 +73,23 @@ class SFLStudy(SFLSettings):
         }
         if self.kind == "traffic":
             settings |= measures(dataset)
-        entries = {**before, **entries}
-        results.write_results(workdir, dataset.name, settings, entries)
+
+        def run_one(method: str) -> tuple[Run, Entry]:
+            run = self._run_method(method, problem, workdir)
+            keys = problem.test_keys, run.config, problem.entry_keys
+            return run, results.method_entry(run.result, *keys)
+
+        def write(entries: dict[str, Entry]) -> None:
+            results.write_results(workdir, dataset.name, settings, entries)
+
+        runs, entries = running.run_all(self, methods, run_one, before, write)
+        titles = titles_of(METHODS)
+        print(sfl_output.table(problem, entries, titles))
+        if self.eval_only:
+            return entries
         sfl_output.draw(workdir, problem, runs, titles)
         print(f"results.json, metrics.jsonl and pictures are in {workdir}")
-        return entries
+        return {**before, **entries}
 
     # --- Methods ----------------------------------------------------------------------
 
@@ -151,32 +157,28 @@ class SFLStudy(SFLSettings):
             )
         return values
 
-    def _run_methods(
-        self, methods: list[str], problem: Problem, workdir: pathlib.Path
-    ) -> dict[str, Run]:
-        """Runs or scores the methods one after another."""
+    def _run_method(self, method: str, problem: Problem, workdir: pathlib.Path) -> Run:
+        """Runs or scores one method."""
         num_clients = len(problem.splits["train"].client_ids)
         cohort = clients.cohort_size(num_clients, self.participation)
         examples = problem.num_examples * cohort // num_clients
-        runs = {}
-        for method in methods:
-            chunk = running.clients_per_chunk(self, workdir, method)
-            own = {"task": problem.task, "clients_per_chunk": chunk}
-            run = running.run_method(
-                self,
-                method,
-                self.method_values(method) | own,
-                problem.splits,
-                workdir,
-                checksum=problem.checksum,
-                num_rounds=self.setting("num_rounds", 20),
-                examples_per_round=examples * problem.task.local_epochs,
-                rate_name=problem.rate_name,
-            )
-            if method != "sfl_star":  # the models of all methods would fill the memory
-                run = run._replace(result=run.result._replace(best_state=None))
-            runs[method] = run
-        return runs
+        chunk = running.clients_per_chunk(self, workdir, method)
+        own = {"task": problem.task, "clients_per_chunk": chunk}
+        run = running.run_method(
+            self,
+            method,
+            self.method_values(method) | own,
+            problem.splits,
+            workdir,
+            checksum=problem.checksum,
+            num_rounds=self.setting("num_rounds", 20),
+            examples_per_round=examples * problem.task.local_epochs,
+            rate_name=problem.rate_name,
+        )
+        if method == "sfl_star":  # whose graph is drawn
+            return run
+        # The models of all methods would fill the memory.
+        return run._replace(result=run.result._replace(best_state=None))
 
 
 def fields_of(method: str) -> dict[str, dataclasses.Field]:

@@ -13,6 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from experiments.studies.options import Options, option
 from fedjax_graph.core import mesh, plugins, processes
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import limits
 from fedjax_graph.data.download import cache_folder
 from fedjax_graph.driver import compile_for
 
@@ -32,6 +33,11 @@ class DataOptions(Options):
         None,
         "Folder with the dataset files; by default $FEDJAX_GRAPH_DATA, then the cache "
         "that `python -m experiments.datasets --download` fills.",
+    )
+    max_file_gib: float = option(
+        limits.DEFAULT_GIB,
+        "What a file may hold once unpacked, in GiB; larger ones are refused unread.",
+        lower=1e-9,
     )
     plugin: tuple[str, ...] | None = option(
         None, "Files or modules that register methods, models or datasets of one's own."
@@ -58,7 +64,7 @@ class DataOptions(Options):
             file does not fit.
         """
         plugins.load_all(self.plugin or ())
-        with mesh.restored():
+        with mesh.restored(), limits.at_most(self.max_file_gib):
             return self.run_loaded()
 
     @abc.abstractmethod

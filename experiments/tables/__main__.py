@@ -14,7 +14,7 @@ import dataclasses
 import pathlib
 
 from experiments import cli
-from experiments.studies.base import make_folder
+from experiments.studies.folders import make_folder
 from experiments.studies.options import Options, option
 from experiments.tables import commands, writing
 from experiments.tables.papers import PAPERS, Paper, Table, load_paper

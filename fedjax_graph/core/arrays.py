@@ -23,6 +23,18 @@ def _shape(array: Any) -> tuple[int, ...]:
     return array.shape if hasattr(array, "shape") else np.shape(array)
 
 
+def check_are_arrays(**values: Any) -> None:
+    """Checks that values, by their names, are arrays and no lists.
+
+    Raises:
+      InputError: naming the first that is none.
+    """
+    for name, value in values.items():
+        if not all(hasattr(value, x) for x in ("shape", "dtype")):
+            kind = type(value).__name__
+            raise InputError(f"{name} is a {kind}, expected an array")
+
+
 def check_shape(what: str, array: Any, shape: Sequence[int | None]) -> None:
     """Checks the shape of an array.
 

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, clients, communication, mesh, trees
+from fedjax_graph.core import (
+    aggregation,
+    clients,
+    communication,
+    faults,
+    mesh,
+    trees,
+)
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import Checked, limited
@@ -74,6 +81,7 @@ def cohort_update(
             clients.client_keys(update_key, client_ids[cohort.indices]),
             shared=(common, *shared),
         )
+        cohort = faults.finite_cohort(cohort, client_ids, updated, losses)
         updated, losses = _without_padding((updated, losses), cohort)
         loss = jnp.sum(cohort.weights * losses)
         total = jnp.sum(cohort.weights)

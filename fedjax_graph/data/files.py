@@ -1,33 +1,18 @@
 """Files that others wrote: where they lie, and one line when they cannot be read."""
 
 import contextlib
-import csv
 import os
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_graph.core.errors import InputError
-from fedjax_graph.data import download
+from fedjax_graph.core.errors import InputError, one_line
+from fedjax_graph.data import download, limits
 
 Folder = str | os.PathLike[str] | None
 """Where the files of datasets lie; None: see `folders`."""
-_UNREADABLE = (
-    ArithmeticError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    csv.Error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 @contextlib.contextmanager
@@ -44,26 +29,61 @@ def reading(path: str | os.PathLike, kind: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if str(error).startswith(f"{path}: "):
-            raise
-        raise InputError(f"{path}: {error}") from error
+        said = str(error).removeprefix(f"{path}: ")
+        raise InputError(f"{path}: {one_line(said)}") from error
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; expected a {kind}") from error
-    except _UNREADABLE as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+    except MemoryError as error:
+        raise InputError(f"{path}: needs more memory than there is") from error
+    except Exception as error:  # whatever a parser makes of broken bytes
+        reason = one_line(f"{type(error).__name__}: {error}", 300)
         raise InputError(
             f"{path}: not a readable {kind} ({reason}); replace it with a whole copy"
         ) from error
 
 
+def check_texts(what: str, texts: Iterable[str]) -> None:
+    """Checks that names can be printed, in one line.
+
+    Raises:
+      InputError: naming the first that cannot.
+    """
+    for text in texts:
+        if not text.isprintable():
+            raise InputError(f"{what} has {text!a}, expected text that can be printed")
+
+
 def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """Reads all arrays of a .npz file; object arrays (pickles) are refused."""
     kind = "NumPy .npz file without object arrays"
-    with reading(path, kind), open(path, "rb") as file:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise InputError("a single array; expected a .npz file of named arrays")
+    with reading(path, kind), open_npz(path) as archive:
         return {key: archive[key] for key in archive.files}
+
+
+@contextlib.contextmanager
+def open_npz(path: str | os.PathLike) -> Iterator[np.lib.npyio.NpzFile]:
+    """Opens a .npz file inside `reading`, once the sizes of its arrays are checked.
+
+    Raises:
+      InputError: without the file's name, if it is none or too large.
+    """
+    with open(path, "rb") as file:
+        start = file.read(len(np.lib.format.MAGIC_PREFIX))
+        if start == np.lib.format.MAGIC_PREFIX:
+            raise InputError("a single array; expected a .npz file of named arrays")
+        with zipfile.ZipFile(file) as archive:
+            limits.check_npz(archive)
+        file.seek(0)
+        yield np.load(file, allow_pickle=False)
+
+
+def npz_keys(path: str | os.PathLike) -> set[str]:
+    """The names of the arrays of a .npz file; none of a file that is no such."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {name.removesuffix(".npy") for name in archive.namelist()}
+    except Exception:  # whatever the parser makes of broken bytes
+        return set()
 
 
 def folders(data_dir: Folder = None) -> list[Path]:

@@ -3,21 +3,27 @@
 Research datasets are often pickles, many written by Python 2, and a pickle can call
 any function, or make NumPy take bytes of the file for pointers. This reader admits
 NumPy arrays and scalars of plain numbers and text, SciPy sparse matrices whose indices
-hold, and plain containers, and refuses everything else before it is called.
+hold, and plain containers, and refuses everything else before it is called. What a
+pickle makes is counted as it is made: a few bytes may stand for more than memory holds.
 """
 
 import collections
+import io
 import math
 import os
 import pickle
 import re
+import struct
+import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data import files, sparse
+from fedjax_graph.data import files, limits, sparse
 
 _PLAIN_KINDS = "fiubcSU"  # of data types: numbers and text of a fixed size
 _MATRICES = {
@@ -25,6 +31,11 @@ _MATRICES = {
     for layout in ("coo", "csc", "csr")
     for kind in ("array", "matrix")
 }
+_OPERATION_BYTES = 512  # more than any operation takes by itself
+_ITEM_BYTES = 64  # of what is read, one thing in a container
+_MOST_NESTED = 20  # containers
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_KEYS = (str, bytes, int, np.integer, np.str_, type(None))
 
 
 class _NDArray:
@@ -78,14 +89,107 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
+# --- Containers -----------------------------------------------------------------------
+
+
+def _check_keys(keys: Iterable[Any]) -> None:
+    """Keys and members of sets are text or integers, or flat tuples of those.
+
+    Others can take for ever to hash or to tell apart.
+    """
+    for key in keys:
+        parts = key if type(key) is tuple else (key,)
+        for part in parts:
+            is_large = isinstance(part, int) and abs(part) >= 2**61 - 1
+            if not isinstance(part, _KEYS) or is_large:
+                raise InputError(
+                    f"a pickle with a key of type {type(part).__name__}; expected text "
+                    "or a number"
+                )
+
+
+def _copied(kind: type) -> Any:
+    """`list`, `tuple`, `set` or `frozenset` of another container."""
+
+    def copy(items: Any = ()) -> Any:
+        if type(items) not in _CONTAINERS:
+            raise InputError(f"a pickle with a {kind.__name__} of no container")
+        if kind in (set, frozenset):
+            _check_keys(items)
+        return kind(items)
+
+    return copy
+
+
+def _mapping(kind: type) -> Any:
+    """`dict` or `OrderedDict` of pairs, as Python 2 has them."""
+
+    def mapped(items: Any = ()) -> Any:
+        pairs = list(items.items()) if type(items) is dict else items
+        is_pairs = type(pairs) in (list, tuple) and all(
+            type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs
+        )
+        if not is_pairs:
+            raise InputError(f"a pickle with a {kind.__name__} of no pairs")
+        _check_keys(key for key, _ in pairs)
+        return kind(pairs)
+
+    return mapped
+
+
+def _defaultdict(kind: Any = None) -> Any:
+    del kind  # which is what Planetoid's has, and nobody asks for what is not there
+    return collections.defaultdict(list)
+
+
+def _check_size(content: Any) -> None:
+    """Checks how much there is to read where containers stand in others many times.
+
+    Raises:
+      InputError: if it is too much, too deep, or a container stands in itself.
+    """
+    most = limits.most_bytes() // _ITEM_BYTES
+    sizes: dict[int, int] = {}  # of containers by identity; 0 while it is being counted
+
+    def size_of(item: Any, depth: int) -> int:
+        if not isinstance(item, _CONTAINERS):
+            return 1
+        known = sizes.get(id(item))
+        if known == 0 or depth > _MOST_NESTED:
+            raise InputError(
+                f"a pickle of containers over {_MOST_NESTED} deep, or in themselves"
+            )
+        if known is None:
+            sizes[id(item)] = 0
+            parts = item.values() if isinstance(item, dict) else item
+            known = 1 + sum(size_of(part, depth + 1) for part in parts)
+            sizes[id(item)] = known
+        if known > most:
+            raise InputError(
+                f"a pickle of more than {most} things, as containers stand in others "
+                "many times"
+            )
+        return known
+
+    size_of(content, 0)
+
+
+# --- What a pickle may name -----------------------------------------------------------
+
+
+def _no_bytes() -> bytes:
+    """`bytes()`, as Python 3 writes empty ones in Python 2's pickle protocols."""
+    return b""
+
+
 # NumPy moved its functions from `numpy.core` to `numpy._core`; pickles name either.
 _ADMITTED = {
-    "__builtin__": {kind.__name__: kind for kind in (complex, dict, frozenset, set)}
-    | {kind.__name__: kind for kind in (list, tuple)},
+    "__builtin__": {"bytes": _no_bytes, "complex": complex, "dict": _mapping(dict)}
+    | {kind.__name__: _copied(kind) for kind in (list, tuple, set, frozenset)},
     "_codecs": {"encode": _encode},
     "collections": {
-        "OrderedDict": collections.OrderedDict,
-        "defaultdict": collections.defaultdict,
+        "OrderedDict": _mapping(collections.OrderedDict),
+        "defaultdict": _defaultdict,
     },
     "numpy": {"dtype": _dtype, "ndarray": _NDArray},
     "numpy.core.multiarray": {"_reconstruct": _reconstruct, "scalar": _scalar},
@@ -101,14 +205,35 @@ def _present_name(module: str) -> str:
     return re.sub(r"^scipy\.sparse\._?(coo|csc|csr)$", "scipy.sparse", module)
 
 
+class _Counted(dict):
+    """What is done for each operation, so many times and no more."""
+
+    def __init__(self, operations: dict[int, Any]) -> None:
+        super().__init__(operations)
+        self._left = limits.most_bytes() // _OPERATION_BYTES
+
+    def __getitem__(self, code: int) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            limits.check_bytes("its operations", limits.most_bytes() + 1)
+        return super().__getitem__(code)
+
+
 class _Unpickler(pickle._Unpickler):
     """Reads a pickle operation by operation, which lets every state be checked."""
 
     dispatch = dict(pickle._Unpickler.dispatch)
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content), encoding="latin1")
+        self.dispatch = _Counted(self.dispatch)
         self.matrices: list[Any] = []  # sparse ones, of which some may lack their parts
+        self._num_bytes = len(content)
+        self._made = 0  # bytes
+
+    def _count(self, num_bytes: int) -> None:
+        self._made += num_bytes
+        limits.check_bytes("what it makes", self._made)
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -123,10 +248,12 @@ class _Unpickler(pickle._Unpickler):
     def _instantiate(self, klass: Any, args: Any) -> None:
         _refuse_to_call(klass)
         super()._instantiate(klass, args)
+        self._count(sys.getsizeof(self.stack[-1]))
 
     def load_reduce(self) -> None:
         _refuse_to_call(self.stack[-2])
         super().load_reduce()
+        self._count(sys.getsizeof(self.stack[-1]))
 
     dispatch[pickle.REDUCE[0]] = load_reduce
 
@@ -144,14 +271,59 @@ class _Unpickler(pickle._Unpickler):
 
     dispatch[pickle.NEWOBJ_EX[0]] = load_newobj_ex
 
+    def load_setitem(self) -> None:
+        self._check_entries(self.stack[-3], self.stack[-2:])
+        super().load_setitem()
+
+    dispatch[pickle.SETITEM[0]] = load_setitem
+
+    def load_setitems(self) -> None:
+        self._check_entries(self.metastack[-1][-1], self.stack)
+        super().load_setitems()
+
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+
+    def _check_entries(self, mapping: Any, entries: list[Any]) -> None:
+        if not isinstance(mapping, dict):
+            raise InputError(f"a pickle with entries of a {type(mapping).__name__}")
+        _check_keys(entries[::2])
+
+    def load_dict(self) -> None:
+        _check_keys(self.stack[::2])
+        super().load_dict()
+
+    dispatch[pickle.DICT[0]] = load_dict
+
+    def load_additems(self) -> None:
+        _check_keys(self.stack)
+        super().load_additems()
+
+    dispatch[pickle.ADDITEMS[0]] = load_additems
+
+    def load_frozenset(self) -> None:
+        _check_keys(self.stack)
+        super().load_frozenset()
+
+    dispatch[pickle.FROZENSET[0]] = load_frozenset
+
+    def load_bytearray8(self) -> None:
+        (size,) = struct.unpack("<Q", self.read(8))
+        if size > self._num_bytes:
+            raise InputError(f"a pickle of {self._num_bytes} bytes with {size}")
+        self.append(bytearray(self.read(size)))
+
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
+
     def load_build(self) -> None:
         instance, state = self.stack[-2:]
         if isinstance(instance, np.dtype):
             _check_dtype_state(state)
         elif isinstance(instance, np.ndarray):
             _check_array_state(state)
+            self._count(len(state[4]))
         elif scipy.sparse.issparse(instance):
             _fill_matrix(instance, state)
+            self._count(sum(x.nbytes for x in state.values() if hasattr(x, "nbytes")))
             self.stack.pop()
             return
         elif isinstance(state, dict) and not state:  # Python 2's OrderedDict
@@ -192,7 +364,8 @@ def _check_array_state(state: Any) -> None:
     if not is_shape or not isinstance(content, bytes | str):
         raise InputError("a pickle with an array that lacks its shape or its data")
     wanted = math.prod(shape) * dtype.itemsize
-    if len(content) != wanted:  # text stands for bytes, one each
+    is_endless = not dtype.itemsize and math.prod(shape) > 1
+    if len(content) != wanted or is_endless:  # text stands for bytes, one each
         raise InputError(
             f"a pickle with an array of shape {shape} and type {dtype} in "
             f"{len(content)} bytes, expected {wanted}"
@@ -232,8 +405,9 @@ def load(path: str | os.PathLike) -> Any:
     Raises:
       InputError: if the file is missing, broken, or holds anything else.
     """
-    with files.reading(path, "pickle"), open(path, "rb") as file:
-        unpickler = _Unpickler(file, encoding="latin1")
+    with files.reading(path, "pickle"):
+        limits.check_file(path)
+        unpickler = _Unpickler(Path(path).read_bytes())
         try:
             content = unpickler.load()
         except InputError:
@@ -242,4 +416,5 @@ def load(path: str | os.PathLike) -> Any:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         if not all("_shape" in matrix.__dict__ for matrix in unpickler.matrices):
             raise InputError("a pickle with a sparse matrix that lacks its parts")
+        _check_size(content)
         return content

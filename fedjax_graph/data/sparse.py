@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse
 
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import limits
 
 NUMBERS = "fiub"  # kinds of data types that entries may have
 
@@ -103,6 +104,7 @@ def check_shape(shape: tuple[int, ...], name: str) -> tuple[int, int]:
         isinstance(size, int | np.integer) and 0 <= size < 2**31 for size in shape
     ):
         raise InputError(f"{name}: shape {shape}, expected two sizes")
+    limits.check_bytes(f"{name} of shape {shape}", 8 * int(max(shape)))  # of indptr
     return int(shape[0]), int(shape[1])
 
 

@@ -5,6 +5,7 @@ compared with them wherever it is read: what bits on a disk have turned into is 
 taken for what was saved.
 """
 
+import errno
 import hashlib
 import json
 import pathlib
@@ -19,6 +20,12 @@ import orbax.checkpoint as ocp
 from fedjax_graph.core import processes
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver.writers import to_jsonable
+
+# Errors of reads that say nothing of what is there to read.
+PASSING = (
+    *(errno.EACCES, errno.EAGAIN, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE),
+    *(errno.ENOMEM, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT),
+)
 
 
 class DamagedError(InputError):
@@ -189,6 +196,7 @@ class Checkpoints:
           DamagedError: if it is not what was saved. Says only what is wrong with it.
         """
         wanted = {name: args, "digests": ocp.args.JsonRestore()}
+        self._check_version(round_)
         try:
             found = self._manager.restore(round_, args=ocp.args.Composite(**wanted))
             item, expected = found[name], found["digests"][name]
@@ -199,12 +207,36 @@ class Checkpoints:
                 raise
             reason = str(error).split(" [tensorstore_spec")[0]
             reason = textwrap.shorten(reason, 200, placeholder=" ...")
+            if _may_pass(error):
+                raise InputError(
+                    f"{self._manager.directory / str(round_)}: cannot be read now, "
+                    f"which need not be damage: {reason}; try again, or move that "
+                    "folder away to go on from the one before"
+                ) from error
             raise DamagedError(
                 f"its {name}, or its digest, cannot be read: {reason or repr(error)}"
             ) from error
         if digest_of(item) != expected:
             raise DamagedError(f"the digest of its {name} does not match")
         return item
+
+    def _check_version(self, round_: int) -> None:
+        """Checks that a checkpoint was saved with digests, if it says what with.
+
+        Raises:
+          InputError: if not.
+        """
+        folder = pathlib.Path(self._manager.directory, str(round_))
+        try:
+            text = (folder / "_CHECKPOINT_METADATA").read_text()
+            items = json.loads(text)["item_handlers"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # it is damaged
+        if isinstance(items, dict) and "state" in items and "digests" not in items:
+            raise InputError(
+                f"{folder}: the checkpoint is of an older version, which saved no "
+                "digests; use that version, or start anew in another workdir"
+            )
 
     def close(self) -> None:
         """Frees what Orbax holds; the checkpoints stay."""
@@ -228,6 +260,14 @@ def digest(tree: Any) -> str:
         found.update(json.dumps(head).encode())
         found.update(array.reshape(-1).view(np.uint8))
     return found.hexdigest()
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether a read failed for a reason outside the file: it may succeed later."""
+    if isinstance(error, OSError):
+        return error.errno in PASSING
+    said = str(error)  # tensorstore's, which are ValueErrors
+    return any(f"[os_error_code='{code}'" in said for code in PASSING)
 
 
 def _digest_of_settings(settings: Any) -> str:

@@ -169,6 +169,8 @@ def format_table(header: list[str], rows: list[list[str]]) -> str:
     )
 
 
-def with_std(mean: float, std: float | None) -> str:
-    """Writes `11.49` or, over seeds, `11.49 ± 0.02`."""
+def with_std(mean: float | None, std: float | None) -> str:
+    """Writes `11.49` or, over seeds, `11.49 ± 0.02`; `nan` for what is not finite."""
+    if mean is None:
+        return "nan"
     return f"{mean:.3f}" if std is None else f"{mean:.3f} ± {std:.3f}"

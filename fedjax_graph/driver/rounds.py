@@ -17,13 +17,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import clients, communication, mesh, processes, trees
+from fedjax_graph.core import (
+    clients,
+    communication,
+    ending,
+    faults,
+    mesh,
+    processes,
+)
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import nothing
 from fedjax_graph.driver.checkpoint import Checkpoints
+from fedjax_graph.driver.divergence import Divergence, OnNaN
 from fedjax_graph.driver.profile import Profile
+from fedjax_graph.driver.seeds import (
+    SeedState,
+    abstract_seeds,
+    advance,
+    init_seeds,
+    is_stopped,
+    map_seeds,
+    of_seed,
+)
 from fedjax_graph.driver.writers import (
     MetricsWriter,
     Progress,
@@ -36,9 +53,11 @@ from fedjax_graph.driver.writers import (
 class RunConfig(Checked):
     """Says how a method is run: how long, on which seeds, how often it is scored."""
 
-    num_rounds: int = dataclasses.field(metadata=limits(lower=0))
-    eval_every: int = limited(1, lower=1)
-    patience: int = limited(20, lower=1)  # rounds without a better validation figure
+    num_rounds: int = dataclasses.field(metadata=limits(lower=0, below=2**31))
+    eval_every: int = limited(1, lower=1, below=2**31)
+    patience: int = limited(
+        20, lower=1, below=2**31
+    )  # rounds without a better validation figure
     seeds: tuple[int, ...] = limited((0,), lower=0, below=2**32, is_filled=True)
     # as `clients_per_chunk`, for seeds
     seeds_per_chunk: int | None = limited(None, lower=1)
@@ -49,6 +68,10 @@ class RunConfig(Checked):
     each seed draws other examples. The other leaves are the same for all seeds."""
     profile: str | None = None
     """Folder for a trace of some rounds, see `driver.profile`."""
+    on_nan: OnNaN = "stop"
+    """What is done where a training loss or the model is not finite: the run stops and
+    keeps its last checkpoint; clients whose update is not finite have weight 0 in that
+    round, and the run stops if that does not help; or it goes on."""
     keep_last: bool = False
     """Whether the state after the last round counts as the best one, whatever the
     validation figure; no seed stops early."""
@@ -57,17 +80,6 @@ class RunConfig(Checked):
 # Settings of how a method was trained; a checkpoint is scored under any.
 TRAINING_SETTINGS = ("num_devices", "num_processes", "precision", "eval_every")
 ROUNDING_SETTINGS = ("num_devices", "num_processes")  # of which a run may change
-
-
-class SeedState(NamedTuple):
-    """Holds all that a seed's next round reads; saved whole."""
-
-    state: State
-    best_state: State
-    best_loss: jax.Array  # [] float32, lowest value of the algorithm's `monitor`
-    best_round: jax.Array  # [] int32
-    round: jax.Array  # [] int32
-    key_data: jax.Array  # random key of the seed
 
 
 class RunResult(NamedTuple):
@@ -82,128 +94,11 @@ class RunResult(NamedTuple):
     compile_seconds: float
 
 
-def map_seeds(
-    fn: Callable[..., Any],
-    own: Any,
-    splits: tuple[Data, ...],
-    is_drawn: Callable[[tuple[Any, ...]], bool] = nothing,
-    seeds_per_chunk: int | None = 1,
-) -> Any:
-    """Calls `fn(own, *splits)` for each seed, with what it has of its own.
-
-    Args:
-      fn: of one seed.
-      own: pytree of [seeds, ...].
-      splits: see `RunConfig.is_drawn`.
-      is_drawn: likewise.
-      seeds_per_chunk: see `clients.map_axis`.
-    """
-    common, drawn = trees.partition(splits, lambda path: is_drawn(path[1:]))
-
-    def one(own, drawn):
-        return fn(own, *trees.combine(common, drawn))
-
-    return clients.map_axis(one, seeds_per_chunk)(own, drawn)
-
-
-def of_seed(data: Data, index: int, is_drawn=nothing) -> Data:
-    """Takes a split as one seed sees it; see `RunConfig.is_drawn`."""
-    common, drawn = trees.partition(data, is_drawn)
-    return trees.combine(common, jax.tree.map(lambda x: x[index], drawn))
-
-
-def init_seeds(
-    algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=nothing
-) -> SeedState:
-    """Makes the state before the first round, with a leading axis of seeds."""
-
-    def one(seed, data):
-        key = jax.random.key(seed)
-        state = algorithm.init(jax.random.fold_in(key, 0), data)
-        return SeedState(
-            state=state,
-            best_state=state,
-            best_loss=jnp.float32(jnp.inf),
-            best_round=jnp.int32(0),
-            round=jnp.int32(0),
-            key_data=jax.random.key_data(key),
-        )
-
-    return map_seeds(one, jnp.asarray(seeds, jnp.uint32), (data,), is_drawn)
-
-
-def abstract_seeds(
-    algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=nothing
-) -> SeedState:
-    """Finds shapes and types of `init_seeds`; nothing is computed."""
-    init = functools.partial(init_seeds, algorithm, seeds, is_drawn=is_drawn)
-    return jax.eval_shape(init, data)
-
-
-def advance(
-    algorithm: FederatedAlgorithm,
-    num_rounds: int,
-    patience: int,
-    seed_state: SeedState,
-    train: Data,
-    validation: Data,
-    keep_last: bool = False,
-) -> tuple[SeedState, Metrics]:
-    """Runs `num_rounds` rounds of one seed and an evaluation, unless it has stopped.
-
-    Returns:
-      The next state and metrics: those of the rounds with a leading axis of rounds,
-      those of the evaluation under `validation`. All NaN where the seed has stopped.
-
-    Raises:
-      InputError: if the evaluation has no metric that the algorithm's `monitor` names.
-    """
-
-    def run(seed_state):
-        key = jax.random.wrap_key_data(seed_state.key_data)
-
-        def body(state, round_):
-            return algorithm.round(state, train, jax.random.fold_in(key, round_))
-
-        rounds = seed_state.round + 1 + jnp.arange(num_rounds)
-        state, metrics = jax.lax.scan(body, seed_state.state, rounds)
-        scores = algorithm.evaluate(state, validation)
-        monitored = _monitored(algorithm, scores)
-        better = (monitored < seed_state.best_loss) | keep_last
-        best_state, best_loss, best_round = jax.tree.map(
-            lambda new, old: jnp.where(better, new, old),
-            (state, monitored, rounds[-1]),
-            (seed_state.best_state, seed_state.best_loss, seed_state.best_round),
-        )
-        seed_state = SeedState(
-            state, best_state, best_loss, best_round, rounds[-1], seed_state.key_data
-        )
-        return seed_state, {**metrics, "validation": scores}
-
-    def skip(seed_state):
-        _, metrics = jax.eval_shape(run, seed_state)
-        nothing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
-        return seed_state, nothing
-
-    active = seed_state.round - seed_state.best_round < patience
-    return jax.lax.cond(active, run, skip, seed_state)
-
-
-def _monitored(algorithm: FederatedAlgorithm, scores: Metrics) -> jax.Array:
-    value = scores.get(algorithm.monitor)
-    if value is None or jnp.shape(value):
-        raise InputError(
-            f"evaluate: expected a metric {algorithm.monitor!r}, one number, by which "
-            f"the best round is chosen; it returns {', '.join(scores)}"
-        )
-    return value
-
-
 # Compiled once for an algorithm and shapes: not again for a new seed or a resumed run.
 _init_seeds = jax.jit(init_seeds, static_argnums=(0, 3))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5), donate_argnums=6)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5, 6), donate_argnums=7)
 def _advance_seeds(
     algorithm,
     num_rounds,
@@ -211,12 +106,15 @@ def _advance_seeds(
     keep_last,
     is_drawn,
     seeds_per_chunk,
+    watch,
     seed_states,
     train,
     validation,
 ):
     def one(*args):
-        return advance(algorithm, num_rounds, patience, *args, keep_last=keep_last)
+        return advance(
+            algorithm, num_rounds, patience, *args, keep_last=keep_last, watch=watch
+        )
 
     splits = (train, validation)
     return mesh.replicated(
@@ -234,11 +132,6 @@ def _evaluate_seeds(algorithm, is_drawn, states, data):
 def _predict_seeds(algorithm, is_drawn, states, data):
     outputs = map_seeds(algorithm.predict, states, (data,), is_drawn)
     return mesh.replicated(outputs)
-
-
-def is_stopped(seed_state: SeedState, patience: int) -> np.ndarray:
-    """Marks the seeds [seeds] that have run out of patience."""
-    return np.asarray(seed_state.round - seed_state.best_round) >= patience
 
 
 def run(
@@ -354,6 +247,7 @@ class _Loop:
         self._data = (splits["train"], splits["validation"])
         self._workdir, self._checkpoints = workdir, checkpoints
         self._programs = {}
+        self._divergence = Divergence(name, config.on_nan)
         self.compile_seconds = 0.0
         self.bytes_per_round = communication.Bytes()
 
@@ -384,43 +278,80 @@ class _Loop:
             is_traced = config.profile and processes.is_first()
             folder = pathlib.Path(config.profile, self._name) if is_traced else None
             profile = stack.enter_context(contextlib.closing(Profile(folder)))
+            if self._checkpoints:
+                stack.enter_context(ending.deferred())
             return self._rounds(seed_state, seconds, round_, writer, progress, profile)
 
     def _rounds(self, seed_state, seconds, round_, writer, progress, profile):
-        config = self._config
+        config, divergence = self._config, self._divergence
+        if self._checkpoints:
+            divergence.start(jax.device_get(seed_state.state))
         while round_ < config.num_rounds:
             stopped = is_stopped(seed_state, config.patience)
             if stopped.all():
                 break
-            # Evaluations fall on multiples of `eval_every`, however the run was cut.
-            num_rounds = min(
-                config.eval_every - round_ % config.eval_every,
-                config.num_rounds - round_,
-            )
-            program = self._program(num_rounds, seed_state)
+            num_rounds = self._num_rounds_from(round_)
+            program = self._program(num_rounds, seed_state, divergence.watch)
             with profile.call():
                 start = time.perf_counter()
                 seed_state, metrics = program(seed_state, *self._data)
                 metrics = jax.device_get(metrics)
                 elapsed = time.perf_counter() - start
             seconds += elapsed
+            if divergence.watch:
+                jax.effects_barrier()
+            again = functools.partial(self._again, round_ + num_rounds)
             for i in range(num_rounds):
-                record = self._record(metrics, i, round_ + 1 + i, stopped)
+                number = round_ + 1 + i
+                losses = metrics["train_loss"][~stopped, i]
+                divergence.check_losses(number, losses, again)
+                record = self._record(metrics, i, number, stopped)
                 record["seconds"] = elapsed / num_rounds
                 if config.examples_per_round:
                     examples = config.examples_per_round * int(np.sum(~stopped))
                     record[config.rate_name] = examples / record["seconds"]
+                if skipped := divergence.skipped(number):
+                    record["skipped_clients"] = skipped
                 if writer:
                     writer.write(record)
                 progress.update(record)
             round_ += num_rounds
             if self._checkpoints:
-                self._checkpoints.save(round_, (seed_state, np.float64(seconds)))
+                self._save(round_, seed_state, seconds, ~stopped, again)
+                ending.check(f"round {round_} of {self._name}")
         return seed_state, seconds
 
-    def _program(self, num_rounds: int, seed_state: SeedState):
+    def _save(self, round_, seed_state, seconds, is_running, again) -> None:
+        """Makes a checkpoint of what is finite."""
+        saved = jax.device_get(seed_state)
+        self._divergence.check_state(round_, saved.state, is_running, again)
+        self._checkpoints.save(round_, (saved, np.float64(seconds)))
+
+    def _num_rounds_from(self, round_: int) -> int:
+        """Rounds up to the next evaluation, which falls on a multiple of `eval_every`.
+
+        So it does however the run was cut.
+        """
+        every, last = self._config.eval_every, self._config.num_rounds
+        return min(every - round_ % every, last - round_)
+
+    def _again(self, last: int, watch: faults.Watch) -> None:
+        """Computes the rounds since the last checkpoint once more, watched."""
+        args = self._algorithm, self._config, self._data[0], self._checkpoints
+        seed_state, _ = _start(*args, eval_only=False)
+        round_ = int(np.max(seed_state.round))
+        while round_ < last:
+            num_rounds = self._num_rounds_from(round_)
+            program = self._program(num_rounds, seed_state, watch)
+            seed_state, _ = program(seed_state, *self._data)
+            round_ += num_rounds
+        jax.effects_barrier()
+
+    def _program(
+        self, num_rounds: int, seed_state: SeedState, watch: faults.Watch | None
+    ) -> Any:
         """Compiles `advance` over all seeds, once for each number of rounds."""
-        if num_rounds not in self._programs:
+        if (num_rounds, watch) not in self._programs:
             config = self._config
             start = time.perf_counter()
             lowered = _advance_seeds.lower(
@@ -430,12 +361,13 @@ class _Loop:
                 config.keep_last,
                 config.is_drawn,
                 config.seeds_per_chunk,
+                watch,
                 seed_state,
                 *self._data,
             )
-            self._programs[num_rounds] = lowered.compile()
+            self._programs[num_rounds, watch] = lowered.compile()
             self.compile_seconds += time.perf_counter() - start
-        return self._programs[num_rounds]
+        return self._programs[num_rounds, watch]
 
     def _record(self, metrics, i, round_, stopped) -> dict[str, Any]:
         """Makes a line of `metrics.jsonl`: means over the seeds still running.
@@ -448,11 +380,6 @@ class _Loop:
             for key, values in scores.items():
                 if np.ndim(values) == 1:  # [seeds]
                     figures[f"validation_{key}"] = values
-        if not np.all(np.isfinite(figures["train_loss"][~stopped])):
-            raise InputError(
-                f"{self._name}: the training loss of round {round_} is not finite; "
-                "try a smaller learning rate"
-            )
         record = {"method": self._name, "round": round_}
         for key, values in figures.items():
             record[key] = float(np.mean(values[~stopped]))

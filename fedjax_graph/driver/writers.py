@@ -5,12 +5,15 @@ import math
 import os
 import pathlib
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorboardX
 import tqdm
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.processes import by_first
@@ -120,11 +123,14 @@ class MetricsWriter:
         before = self._path.read_text(errors="replace") if records else None
         if before != lines:
             write_atomically(self._path, lines)
-        self._tensorboard = tensorboardX.SummaryWriter(
-            str(workdir / "tensorboard" / method),
-            purge_step=restored_round + 1,
+        folder = workdir / "tensorboard" / method
+        folder.mkdir(parents=True, exist_ok=True)
+        self._tensorboard = EventsWriter(
+            str(folder / "events"),
             filename_suffix=f".{restored_round:06}",  # else named by the second alone
         )
+        start = SessionLog(status=SessionLog.START)  # later steps are no longer shown
+        self._tensorboard.write_event(Event(step=restored_round + 1, session_log=start))
 
     @staticmethod
     def _old(record: Record, restored_round: int) -> bool:
@@ -139,7 +145,13 @@ class MetricsWriter:
             os.fsync(file.fileno())
         for key, value in record.items():
             if isinstance(value, float):
-                self._tensorboard.add_scalar(key, value, record["round"])
+                self._tensorboard.write_event(
+                    Event(
+                        summary=summary.scalar(key, value),
+                        step=record["round"],
+                        wall_time=time.time(),
+                    )
+                )
         self._tensorboard.flush()
 
     def close(self) -> None:
@@ -172,7 +184,11 @@ class Progress:
         )
 
     def update(self, record: Record) -> None:
-        """Shows the record of a round."""
+        """Shows the record of a round, and a note where clients were left out."""
+        if skipped := record.get("skipped_clients"):
+            clients = ", ".join(map(str, skipped))
+            place = f"{self._method}, round {record['round']}"
+            self._bar.write(f"note: {place}: not finite and left out: client {clients}")
         rates = [key for key in record if key.endswith("_per_s")]
         shown = {
             key: f"{record[key]:.4g}"

@@ -85,6 +85,12 @@ def pseudo(probabilities, mask=EVERYTHING, number=1):
 
 EVEN = np.full((2, 20, 2), 0.5)
 WRONG = {
+    "a list of readings": lambda: of_traffic(speed=TRAFFIC.speed.tolist()),
+    "a list of ids": lambda: of_traffic(sensor_ids=[0, 1, 2]),
+    "a list of images": lambda: of_images(train_images=IMAGES.train_images.tolist()),
+    "a list of labels": lambda: of_images(test_labels=[0, 1, 0, 1]),
+    "a list of nodes' labels": lambda: of_nodes(labels=[0, 1] * 3),
+    "a list of edges": lambda: node_dataset.adjacency(NODES._replace(edges=[[0, 1]])),
     "fewer stamps": lambda: of_traffic(timestamps=TRAFFIC.timestamps[:9]),
     "stamps of integers": lambda: of_traffic(timestamps=np.arange(100)),
     "a NaN reading": lambda: of_traffic(speed=TRAFFIC.speed * np.nan),

@@ -24,8 +24,9 @@ def _dump(path, content, protocol=2):
         np.asfortranarray(np.arange(6).reshape(2, 3)),
         np.array(["717447", "773869"]),
         np.float64(2.5),
+        np.zeros(0),
     ],
-    ids=["float32", "fortran", "text", "scalar"],
+    ids=["float32", "fortran", "text", "scalar", "empty"],
 )
 def test_arrays_come_back_in_every_protocol(tmp_path, array, protocol):
     loaded = safe_pickle.load(_dump(tmp_path / "a.pkl", array, protocol))

@@ -1,7 +1,9 @@
 """Checkpoints: bit for bit, and never what damaged files would give."""
 
 import contextlib
+import errno
 import hashlib
+import json
 import pathlib
 import shutil
 
@@ -294,6 +296,36 @@ def test_a_kill_before_a_damaged_checkpoint_is_replaced_loses_nothing(
             checkpoints.save(2, make_tree(2))
     with opened(copy) as checkpoints:
         assert_same_bits(checkpoints.restore_intact(make_tree()), make_tree(1))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EIO, "Input/output error"),
+        OSError(errno.EMFILE, "Too many open files"),
+        ValueError("PERMISSION_DENIED: d/1 [os_error_code='13' from='x']"),
+    ],
+)
+def test_a_read_that_fails_for_now_is_no_damage(copy, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    with opened(copy) as checkpoints:
+        monkeypatch.setattr(checkpoints._manager, "restore", fail)
+        with pytest.raises(InputError, match="cannot be read now") as caught:
+            checkpoints.restore_intact(make_tree())
+        assert not isinstance(caught.value, DamagedError)
+
+
+def test_a_checkpoint_from_before_digests_is_of_an_older_version(copy):
+    shutil.rmtree(copy / "2" / "digests")
+    path = copy / "2" / "_CHECKPOINT_METADATA"
+    metadata = json.loads(path.read_text())
+    del metadata["item_handlers"]["digests"]
+    path.write_text(json.dumps(metadata))
+    words = "copy/2: the checkpoint is of an older version"
+    for read in (Checkpoints.restore, Checkpoints.restore_intact):
+        assert_refused(copy, make_tree(), words, read)
 
 
 def test_no_intact_checkpoint_is_one_line(copy):

@@ -122,6 +122,17 @@ class Machine:
     def run(self, *command_line, **options):
         return self.python(RUN, self.module, *command_line, **options)
 
+    def start(self, *command_line):
+        """A run that goes on meanwhile."""
+        code = self._preamble + RUN
+        return subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", code, self.module, *command_line],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
     def run_killed(self, path, *command_line):
         """A run that dies before anything is renamed to a path that ends so."""
         return self.python(KILLED, self.module, path, *command_line)
@@ -156,6 +167,16 @@ def write_graph(path, num_nodes, num_classes, num_features, **changes):
         "features": features.astype(np.float32),
     }
     np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
+
+
+def assert_same_run(machine, one, other):
+    """Two folders with the same lines, bit for bit, and the same results."""
+    assert machine.metrics(one) == machine.metrics(other)
+    found, expected = (machine.results(name)["methods"] for name in (one, other))
+    assert list(found) == list(expected)
+    for method, entry in expected.items():
+        for key in ("test", "test_std", "best_round", "communication_bytes"):
+            assert found[method][key] == entry[key], (method, key)
 
 
 def without_timings(entry):

@@ -33,6 +33,52 @@ def test_running_out_of_memory_is_one_line_that_says_what_to_do(body):
     assert line.startswith("error: out of memory: ") and "--clients_per_chunk" in line
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise OSError(28, 'No space left on device')",
+        "raise ValueError('RESOURCE_EXHAUSTED: a/0: No space left on device [os]')",
+        "import os; os.write(os.open('/dev/full', os.O_WRONLY), b'a')",
+    ],
+)
+def test_a_full_disk_is_one_line(body):
+    process = run(body)
+    assert process.returncode == 2
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("error: the disk is full (") and "make room" in line
+
+
+@pytest.mark.parametrize(
+    ("sign", "status", "words"),
+    [("SIGTERM", 143, "ended by SIGTERM"), ("SIGINT", 130, "interrupted")],
+)
+def test_a_signal_ends_in_one_line(sign, status, words):
+    process = run(f"import os, signal; os.kill(os.getpid(), signal.{sign})")
+    assert (process.returncode, process.stderr) == (status, f"error: {words}\n")
+
+
+def test_ctrl_c_while_a_binary_is_imported_is_one_line():
+    program = "import sys; sys.argv = ['-m']; import experiments; "
+    process = subprocess.run(
+        [sys.executable, "-c", f"{program} raise KeyboardInterrupt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (130, "error: interrupted\n")
+
+
+def test_a_sigterm_waits_for_what_is_being_saved(capsys):
+    process = run(
+        "import os, signal; from fedjax_graph.core import ending; "
+        "block = ending.deferred(); block.__enter__(); "
+        "os.kill(os.getpid(), signal.SIGTERM); print('on'); ending.check('round 3')"
+    )
+    assert (process.returncode, process.stdout) == (143, "on\n")
+    line = "error: ended by SIGTERM after round 3, which is saved\n"
+    assert process.stderr == line
+
+
 def test_an_error_of_our_own_is_not_hidden():
     process = run("raise RuntimeError('a bug')")
     assert process.returncode == 1 and "RuntimeError: a bug" in process.stderr

@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import subprocess
 
 import numpy as np
 import pytest
@@ -123,14 +122,6 @@ def test_results_have_the_schema(machine, whole):
 # --- Kills ---------------------------------------------------------------------------
 
 
-def assert_same_run(machine, workdir):
-    assert machine.metrics(workdir) == machine.metrics("whole")
-    one, other = machine.results(workdir), machine.results("whole")
-    for method in METHODS:
-        for key in ("test", "test_std", "best_round", "communication_bytes"):
-            assert one["methods"][method][key] == other["methods"][method][key]
-
-
 def test_a_run_killed_again_and_again_ends_as_if_never_stopped(machine, whole):
     del whole
     line = machine.command_line("killed", "--num_seeds=2", "--clients_per_chunk=2")
@@ -152,27 +143,13 @@ def test_a_run_killed_again_and_again_ends_as_if_never_stopped(machine, whole):
         file.write('{"method": "gru_fedavg", "round": 3, "train')
     # In the first save of the second method, before its first checkpoint.
     killed_at("cnfgnn/checkpoints/1", "--resume")
-    # After the last round, before the results.
-    killed_at("results.json", "--resume")
-    assert not (machine.folder / "killed" / "results.json").exists()
+    assert list(machine.results("killed")["methods"]) == ["persistence", "gru_fedavg"]
+    # After the last round, before the pictures.
+    killed_at("forecasts.png", "--resume")
+    assert not (machine.folder / "killed" / "forecasts.png").exists()
     process = machine.run(*line, "--resume")
     assert (process.returncode, process.stderr) == (0, "")
-    assert_same_run(machine, "killed")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [4, 7])
-def test_a_kill_by_the_clock_changes_nothing(machine, whole, seconds):
-    del whole
-    workdir = f"clock{seconds}"
-    line = machine.command_line(workdir, "--num_seeds=2", "--clients_per_chunk=2")
-    for _ in range(3):
-        try:
-            machine.run(*line, "--resume", timeout=seconds)
-        except subprocess.TimeoutExpired:  # subprocess has killed it
-            continue
-    assert machine.run(*line, "--resume").returncode == 0
-    assert_same_run(machine, workdir)
+    binary.assert_same_run(machine, "killed", "whole")
 
 
 # --- What a finished run is good for -------------------------------------------------
@@ -269,7 +246,7 @@ def test_a_finished_run_resumed_is_the_same(machine, whole, answers):
     assert (status, err) == (0, "")
     assert "round" not in out.split(UNIT)[0]
     assert table_of(out) == table_of(whole.stdout)
-    assert_same_run(machine, "resumed")
+    binary.assert_same_run(machine, "resumed", "whole")
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_note(machine, whole, answers):
@@ -279,7 +256,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_note(machine, whole, answers
     assert "cnfgnn/checkpoints/3: the checkpoint is damaged (" in note
     assert note.endswith("; going on from that of round 2")
     assert table_of(out) == table_of(whole.stdout)
-    assert_same_run(machine, "broken")
+    binary.assert_same_run(machine, "broken", "whole")
 
 
 def test_a_checkpoint_is_scored_on_any_split(whole, answers):

@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_graph as fg
 from experiments import benchmark, datasets
+from experiments.studies import options, running
 from experiments.studies.base import titles_of
 from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.fl_agcns import FLAGCNSStudy
@@ -209,3 +210,53 @@ def test_programs_are_kept_unless_told_otherwise(cache, monkeypatch, tmp_path):
     assert cache() is None, "a benchmark measures compiling"
     SFLStudy()._keep_programs()
     assert cache() == str(tmp_path / "programs")
+
+
+def test_scores_stay_where_a_later_method_fails():
+    written = []
+
+    def run_one(method):
+        if method == "diverges":
+            raise InputError("the training loss is not finite")
+        return None, {"test": {"loss": len(method)}}
+
+    def write(entries):
+        written.append(dict(entries))
+
+    study = CNFGNNStudy()
+    with pytest.raises(InputError):
+        running.run_all(study, ["a", "bc", "diverges", "d"], run_one, {}, write)
+    entries = {"a": {"test": {"loss": 1}}, "bc": {"test": {"loss": 2}}}
+    assert written == [{"a": entries["a"]}, entries]
+    scored = dataclasses.replace(study, eval_only=True)
+    assert running.run_all(scored, ["a", "bc"], run_one, {}, write)[1] == entries
+    with pytest.raises(InputError):  # what is on record is not touched meanwhile
+        running.run_all(study, ["a", "diverges"], run_one, entries, write)
+    assert len(written) == 2
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    study = CNFGNNStudy(workdir=str(tmp_path / "run"))
+    with study.holding_folders():
+        folder = study.make_workdir("tiny")
+        with (
+            study.holding_folders(),
+            pytest.raises(InputError, match="in use by process"),
+        ):
+            study.make_workdir("tiny")
+        (folder / "metrics.jsonl").touch()
+        scored = dataclasses.replace(study, eval_only=True)
+        with scored.holding_folders():
+            scored.make_workdir("tiny")
+    assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]
+    with study.holding_folders(), pytest.raises(InputError, match="already holds"):
+        study.make_workdir("tiny")
+
+
+@pytest.mark.parametrize("study_type", STUDIES)
+def test_whole_numbers_have_an_upper_limit(study_type):
+    for name in options.options_of(study_type):
+        kind = options.kind_of(study_type, name)
+        if kind is int and name != "seed":
+            with pytest.raises(InputError, match=f"--{name}=10000000000: expected "):
+                study_type(**{name: 10**10})

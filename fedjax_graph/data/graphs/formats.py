@@ -6,7 +6,6 @@ Each reader returns a `RawGraph` or raises `InputError`, one line that names the
 import itertools
 import os
 import warnings
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 import scipy.sparse
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data import files, safe_pickle, sparse
+from fedjax_graph.data import files, limits, safe_pickle, sparse
 
 PLANETOID_PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
 NUM_VALIDATION = 500  # of the split of Planetoid
@@ -42,22 +41,13 @@ def is_node_file(path: str | os.PathLike) -> bool:
 
     False if it cannot be read.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = set(archive.namelist())
-    except (OSError, ValueError, zipfile.BadZipFile):
-        return False
-    return "labels.npy" in names and bool(
-        names & {"edges.npy", f"{_BENCHMARK_MARK}.npy"}
-    )
+    keys = files.npz_keys(path)
+    return "labels" in keys and bool(keys & {"edges", _BENCHMARK_MARK})
 
 
 def read_npz(path: str | os.PathLike) -> RawGraph:
     """Reads a .npz file with the keys that `datasets.load` lists."""
-    with files.reading(path, "graph dataset"), open(path, "rb") as file:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise InputError("a single array; expected a .npz file of named arrays")
+    with files.reading(path, "graph dataset"), files.open_npz(path) as archive:
         arrays = _Arrays(archive)
         if _BENCHMARK_MARK in archive.files:
             return _benchmark_graph(arrays)
@@ -115,6 +105,7 @@ class _Arrays:
                 f"class_names has shape {names.shape} and type {names.dtype}, expected "
                 "a list of text"
             )
+        files.check_texts("class_names", names.tolist())
         return tuple(names.tolist())
 
 
@@ -327,6 +318,7 @@ def _read_table(path: Path, dtype, num_columns: int | None = None) -> np.ndarray
 
 def _read_csv(path: Path, dtype, num_columns: int | None) -> np.ndarray:
     """Streams a csv file without a header, as it is or as .gz, into an array [R, C]."""
+    limits.check_table(path, np.dtype(dtype).itemsize)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "loadtxt: input contained no data")
         table = np.loadtxt(path, dtype, delimiter=",", ndmin=2)

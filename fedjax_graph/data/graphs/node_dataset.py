@@ -46,6 +46,7 @@ def check(dataset: NodeDataset) -> None:
       InputError: if features are not of N nodes or not finite, a label is no class, or
         see `check_edges`.
     """
+    arrays.check_are_arrays(features=dataset.features, labels=dataset.labels)
     num_nodes, num_classes = len(dataset.labels), len(dataset.class_names)
     features = dataset.features
     arrays.check_shape(f"features of {dataset.name}", features, (num_nodes, None))
@@ -74,6 +75,7 @@ def check_edges(dataset: NodeDataset) -> None:
     Raises:
       InputError: naming what does not hold.
     """
+    arrays.check_are_arrays(edges=dataset.edges, labels=dataset.labels)
     edges, what = dataset.edges, f"edges of {dataset.name}"
     arrays.check_shape(what, edges, (None, 2))
     arrays.check_indices(what, edges, len(dataset.labels), "the nodes")

@@ -8,15 +8,15 @@ to clients.
 import dataclasses
 import tarfile
 import tempfile
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_graph.core import arrays
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data import files, safe_pickle
+from fedjax_graph.data import files, limits, safe_pickle
 
 CIFAR10 = "cifar10"
 CIFAR10_CLASSES = (
@@ -120,13 +120,7 @@ def reads(path: str) -> bool:
 
     A .npz file is told by its keys, and is none if it cannot be read.
     """
-    if not path.endswith(".npz"):
-        return True
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return f"{_KEYS[0]}.npy" in archive.namelist()
-    except (OSError, ValueError, zipfile.BadZipFile):
-        return False
+    return not path.endswith(".npz") or _KEYS[0] in files.npz_keys(path)
 
 
 def _not_found(data_dir: files.Folder) -> InputError:
@@ -166,14 +160,14 @@ def _read_archive(path: Path) -> ImageDataset:
     """Reads the batches inside the published archive, by way of a folder that goes."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with files.reading(path, "archive of CIFAR-10"):
-            try:
-                with tarfile.open(path) as archive:
-                    for name in (*_TRAIN_BATCHES, _TEST_BATCH, _META):
-                        member = archive.extractfile(f"{_FOLDER}/{name}")
-                        (folder / name).write_bytes(member.read())
-            except (tarfile.TarError, AttributeError) as error:
-                raise ValueError(error) from error
+        with (
+            files.reading(path, "archive of CIFAR-10"),
+            limits.unpacked(path) as file,
+            tarfile.open(fileobj=file, mode="r:") as archive,
+        ):
+            for name in (*_TRAIN_BATCHES, _TEST_BATCH, _META):
+                member = archive.extractfile(f"{_FOLDER}/{name}")
+                (folder / name).write_bytes(member.read())
         try:
             return _read_folder(folder)
         except InputError as error:
@@ -211,7 +205,9 @@ def _read_meta(path: Path) -> tuple[str, ...]:
                 f"no list label_names of {len(CIFAR10_CLASSES)} names; get CIFAR-10 "
                 "again, or move the file away"
             )
-        return tuple(map(_text, names))
+        names = tuple(map(_text, names))
+        files.check_texts("label_names", names)
+        return names
 
 
 def _read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -270,7 +266,9 @@ def _npz_class_names(arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
             f"class_names has shape {names.shape} and type {names.dtype}, expected a "
             "list of text"
         )
-    return tuple(_text(name) for name in names.tolist())
+    texts = tuple(_text(name) for name in names.tolist())
+    files.check_texts("class_names", texts)
+    return texts
 
 
 def check(dataset: ImageDataset) -> None:
@@ -279,6 +277,7 @@ def check(dataset: ImageDataset) -> None:
     Raises:
       InputError: naming what does not fit.
     """
+    arrays.check_are_arrays(**{key: getattr(dataset, key) for key in _KEYS})
     for split in ("train", "test"):
         images = getattr(dataset, f"{split}_images")
         _checked_images(f"{split}_images", images)

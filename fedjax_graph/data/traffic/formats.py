@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data import files, safe_pickle
+from fedjax_graph.data import files, limits, safe_pickle
 
 _PEMS_CHANNELS = ("flow", "occupancy", "speed")
 
@@ -122,6 +122,7 @@ def read_hdf(path: str | os.PathLike) -> Readings:
     """
     with files.reading(path, "pandas fixed-format .h5 file"), h5py.File(path) as file:
         table, sensor_ids, timestamps = hdf_table(file)
+        limits.check_shape("its table", (len(timestamps), len(sensor_ids)), 8)
         speed = np.full((len(timestamps), len(sensor_ids)), np.nan, np.float32)
         column = {sensor: index for index, sensor in enumerate(sensor_ids)}
         for key in (key for key in table if re.fullmatch(r"block\d+_values", str(key))):
@@ -168,16 +169,24 @@ def hdf_table(
     return table, sensor_ids, _hdf_timestamps(rows)
 
 
-def hdf_array(table: h5py.Group, key: str) -> h5py.Dataset:
+def hdf_array(table: h5py.Group, key: str, is_whole: bool = True) -> h5py.Dataset:
     """An array of a table, not read yet; its content has to lie in the file itself.
 
+    Args:
+      table: where it is.
+      key: its name.
+      is_whole: whether all of it is going to be read at a time.
+
     Raises:
-      InputError: there is none, or it is a link to another file or made from parts.
+      InputError: there is none, it is a link to another file or made from parts, or
+        more is to be read at a time than there may be.
     """
     is_own = isinstance(table.get(key, getlink=True), h5py.HardLink)
     array = table[key] if is_own else None
     if not isinstance(array, h5py.Dataset) or array.external or array.is_virtual:
         raise InputError(f"{key} is not an array that lies in this file")
+    for shape in (array.shape if is_whole else (), array.chunks or ()):
+        limits.check_shape(f"its array {key}", shape or (), array.dtype.itemsize)
     return array
 
 
@@ -217,8 +226,8 @@ def read_pems(
 def read_ids(path: str | os.PathLike, num_sensors: int) -> tuple[str, ...]:
     """Reads a list of sensor ids, one on a line: PEMS03.txt."""
     kind = "list of sensor ids"
-    with files.reading(path, kind), open(path, encoding="utf-8") as file:
-        sensor_ids = tuple(file.read().split())
+    with files.reading(path, kind), limits.open_text(path) as file:
+        sensor_ids = id_texts(file.read().split())
         if len(sensor_ids) != num_sensors or len(set(sensor_ids)) != num_sensors:
             raise InputError(
                 f"{len(set(sensor_ids))} different ids in {len(sensor_ids)}, expected "
@@ -246,8 +255,8 @@ def read_csv(path: str | os.PathLike) -> Readings:
     An empty field is a missing reading.
     """
     kind = ".csv file of readings"
-    with files.reading(path, kind), open(path, encoding="utf-8") as file:
-        sensor_ids = tuple(next(file, "").strip().replace('"', "").split(",")[1:])
+    with files.reading(path, kind), limits.open_text(path) as file:
+        sensor_ids = id_texts(next(file, "").strip().replace('"', "").split(",")[1:])
         if not sensor_ids:
             raise InputError("expected a header line of sensor ids")
         stamps = []
@@ -278,6 +287,8 @@ def read_graph_pickle(path: str | os.PathLike) -> Graph:
             raise InputError(
                 f"adjacency has shape {adjacency.shape} for {len(sensor_ids)} sensors"
             )
+        if adjacency.dtype.kind not in "fiub":
+            raise InputError(f"adjacency has type {adjacency.dtype}, expected numbers")
         indices = zip(id_texts(id_to_index), id_to_index.values(), strict=True)
         if dict(indices) != {sensor: i for i, sensor in enumerate(sensor_ids)}:
             raise InputError("id_to_index and sensor_ids do not agree")
@@ -291,7 +302,7 @@ def read_triples(path: str | os.PathLike) -> Triples:
     ([index,] id, latitude, longitude).
     """
     with files.reading(path, ".csv file with three columns or more"):
-        with open(path, encoding="utf-8") as file:
+        with limits.open_text(path, share=64) as file:
             rows = [line.split(",") for line in file.read().splitlines() if line]
         if rows and not _is_number(rows[0][-1]):
             rows = rows[1:]
@@ -437,4 +448,6 @@ def id_texts(ids: Sequence) -> tuple[str, ...]:
     plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     if not all(isinstance(i, int | str | bytes) for i in plain):
         raise InputError("sensor ids have to be integers or text")
-    return tuple(i.decode() if isinstance(i, bytes) else str(i) for i in plain)
+    texts = tuple(i.decode() if isinstance(i, bytes) else str(i) for i in plain)
+    files.check_texts("sensor ids", texts)
+    return texts

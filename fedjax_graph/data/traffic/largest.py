@@ -35,7 +35,7 @@ import h5py
 import numpy as np
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data import files
+from fedjax_graph.data import files, limits
 from fedjax_graph.data.traffic import formats
 
 STEP = np.timedelta64(15, "m").astype("timedelta64[ns]")
@@ -62,7 +62,8 @@ def read_sensors(path: str | os.PathLike, districts: Sequence[int]) -> Sensors:
     Raises:
       InputError: one line; the file is broken, or lacks a column or the districts.
     """
-    with files.reading(path, "table of sensors"), open(path, encoding="utf-8") as file:
+    kind = "table of sensors"
+    with files.reading(path, kind), limits.open_text(path, share=64) as file:
         table = csv.DictReader(file)
         for column in ("ID", "Lat", "Lng", "District", "ID2"):
             if column not in (table.fieldnames or ()):
@@ -73,7 +74,7 @@ def read_sensors(path: str | os.PathLike, districts: Sequence[int]) -> Sensors:
         if not rows:
             raise InputError(f"no sensor of district {', '.join(map(str, districts))}")
         return Sensors(
-            ids=tuple(row["ID"] for row in rows),
+            ids=formats.id_texts([row["ID"] for row in rows]),
             matrix_rows=np.array([row["ID2"] for row in rows]).astype(np.int64),
             latitude=np.array([row["Lat"] for row in rows]).astype(np.float64),
             longitude=np.array([row["Lng"] for row in rows]).astype(np.float64),
@@ -137,7 +138,7 @@ def read_flows(
     """
     with files.reading(path, "pandas fixed-format .h5 file"), h5py.File(path) as file:
         table, labels, timestamps = formats.hdf_table(file, ROWS_PER_STEP * most_steps)
-        values = formats.hdf_array(table, "block0_values")
+        values = formats.hdf_array(table, "block0_values", is_whole=False)
         items = formats.id_texts(formats.hdf_array(table, "block0_items")[()])
         shape = (len(timestamps), len(items))
         if values.shape != shape or values.dtype.kind != "f":

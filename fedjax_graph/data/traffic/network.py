@@ -44,6 +44,9 @@ def check(dataset: TrafficDataset) -> None:
         finite, or a weight of the graph is negative or not finite.
     """
     speed, adjacency = dataset.speed, dataset.adjacency
+    fields = ("speed", "timestamps", "sensor_ids", "adjacency")
+    optional = [x for x in ("latitude", "longitude") if getattr(dataset, x) is not None]
+    arrays.check_are_arrays(**{x: getattr(dataset, x) for x in (*fields, *optional)})
     arrays.check_shape("speed", speed, (None, None))
     num_sensors = speed.shape[1]
     expected = {

@@ -1,0 +1,64 @@
+"""Clients whose updates are not finite: found in a round, and left out if asked for.
+
+A round that is traced inside `watching` reports them to the host as it runs, which
+costs a call back from the device; elsewhere nothing is looked for and nothing changes.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_graph.core.clients import Cohort
+
+
+class Watch(NamedTuple):
+    """What is done about updates that are not finite."""
+
+    report: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
+    """(round, client ids [C], weights [C], is_finite [C]) of each cohort of a seed."""
+    skips: bool = False  # whether such a client has weight 0 in its round
+
+
+_current: contextvars.ContextVar[tuple[Watch, jax.Array] | None]
+_current = contextvars.ContextVar("_current", default=None)
+
+
+@contextlib.contextmanager
+def watching(watch: Watch | None, round_: jax.Array) -> Iterator[None]:
+    """Has cohorts that are traced inside the `with` block watched; None: nothing."""
+    token = _current.set(watch and (watch, round_))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def finite_cohort(
+    cohort: Cohort, client_ids: jax.Array, updated: Any, losses: jax.Array
+) -> Cohort:
+    """The cohort, without the clients that a watch leaves out.
+
+    Args:
+      cohort: C clients.
+      client_ids: [K].
+      updated: pytree of [C, ...], the clients' updates.
+      losses: [C].
+    """
+    current = _current.get()
+    if current is None:
+        return cohort
+    watch, round_ = current
+    is_finite = jnp.isfinite(losses)
+    for x in jax.tree.leaves(updated):
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            is_finite &= jnp.all(jnp.isfinite(x).reshape(len(x), -1), axis=1)
+    ids = client_ids[cohort.indices]
+    jax.debug.callback(watch.report, round_, ids, cohort.weights, is_finite)
+    if not watch.skips:
+        return cohort
+    return cohort._replace(weights=jnp.where(is_finite, cohort.weights, 0))

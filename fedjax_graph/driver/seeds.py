@@ -1,0 +1,158 @@
+"""The seeds of a run: their states, and some rounds of each in one program."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_graph.core import clients, faults, trees
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.trees import nothing
+
+
+class SeedState(NamedTuple):
+    """Holds all that a seed's next round reads; saved whole."""
+
+    state: State
+    best_state: State
+    best_loss: jax.Array  # [] float32, lowest value of the algorithm's `monitor`
+    best_round: jax.Array  # [] int32
+    round: jax.Array  # [] int32
+    key_data: jax.Array  # random key of the seed
+
+
+def map_seeds(
+    fn: Callable[..., Any],
+    own: Any,
+    splits: tuple[Data, ...],
+    is_drawn: Callable[[tuple[Any, ...]], bool] = nothing,
+    seeds_per_chunk: int | None = 1,
+) -> Any:
+    """Calls `fn(own, *splits)` for each seed, with what it has of its own.
+
+    Args:
+      fn: of one seed.
+      own: pytree of [seeds, ...].
+      splits: see `RunConfig.is_drawn`.
+      is_drawn: likewise.
+      seeds_per_chunk: see `clients.map_axis`.
+    """
+    common, drawn = trees.partition(splits, lambda path: is_drawn(path[1:]))
+
+    def one(own, drawn):
+        return fn(own, *trees.combine(common, drawn))
+
+    return clients.map_axis(one, seeds_per_chunk)(own, drawn)
+
+
+def of_seed(data: Data, index: int, is_drawn=nothing) -> Data:
+    """Takes a split as one seed sees it; see `RunConfig.is_drawn`."""
+    common, drawn = trees.partition(data, is_drawn)
+    return trees.combine(common, jax.tree.map(lambda x: x[index], drawn))
+
+
+def init_seeds(
+    algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=nothing
+) -> SeedState:
+    """Makes the state before the first round, with a leading axis of seeds."""
+
+    def one(seed, data):
+        key = jax.random.key(seed)
+        state = algorithm.init(jax.random.fold_in(key, 0), data)
+        return SeedState(
+            state=state,
+            best_state=state,
+            best_loss=jnp.float32(jnp.inf),
+            best_round=jnp.int32(0),
+            round=jnp.int32(0),
+            key_data=jax.random.key_data(key),
+        )
+
+    return map_seeds(one, jnp.asarray(seeds, jnp.uint32), (data,), is_drawn)
+
+
+def abstract_seeds(
+    algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=nothing
+) -> SeedState:
+    """Finds shapes and types of `init_seeds`; nothing is computed."""
+    init = functools.partial(init_seeds, algorithm, seeds, is_drawn=is_drawn)
+    return jax.eval_shape(init, data)
+
+
+def advance(
+    algorithm: FederatedAlgorithm,
+    num_rounds: int,
+    patience: int,
+    seed_state: SeedState,
+    train: Data,
+    validation: Data,
+    keep_last: bool = False,
+    watch: faults.Watch | None = None,
+) -> tuple[SeedState, Metrics]:
+    """Runs `num_rounds` rounds of one seed and an evaluation, unless it has stopped.
+
+    Args:
+      algorithm: the method.
+      num_rounds: of this call.
+      patience: rounds without a better validation figure.
+      seed_state: of one seed.
+      train, validation: data.
+      keep_last: see `RunConfig`.
+      watch: for clients whose updates are not finite.
+
+    Returns:
+      The next state and metrics: those of the rounds with a leading axis of rounds,
+      those of the evaluation under `validation`. All NaN where the seed has stopped.
+
+    Raises:
+      InputError: if the evaluation has no metric that the algorithm's `monitor` names.
+    """
+
+    def run(seed_state):
+        key = jax.random.wrap_key_data(seed_state.key_data)
+
+        def body(state, round_):
+            with faults.watching(watch, round_):
+                return algorithm.round(state, train, jax.random.fold_in(key, round_))
+
+        rounds = seed_state.round + 1 + jnp.arange(num_rounds)
+        state, metrics = jax.lax.scan(body, seed_state.state, rounds)
+        scores = algorithm.evaluate(state, validation)
+        monitored = _monitored(algorithm, scores)
+        better = (monitored < seed_state.best_loss) | keep_last
+        best_state, best_loss, best_round = jax.tree.map(
+            lambda new, old: jnp.where(better, new, old),
+            (state, monitored, rounds[-1]),
+            (seed_state.best_state, seed_state.best_loss, seed_state.best_round),
+        )
+        seed_state = SeedState(
+            state, best_state, best_loss, best_round, rounds[-1], seed_state.key_data
+        )
+        return seed_state, {**metrics, "validation": scores}
+
+    def skip(seed_state):
+        _, metrics = jax.eval_shape(run, seed_state)
+        nothing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
+        return seed_state, nothing
+
+    active = seed_state.round - seed_state.best_round < patience
+    return jax.lax.cond(active, run, skip, seed_state)
+
+
+def _monitored(algorithm: FederatedAlgorithm, scores: Metrics) -> jax.Array:
+    value = scores.get(algorithm.monitor)
+    if value is None or jnp.shape(value):
+        raise InputError(
+            f"evaluate: expected a metric {algorithm.monitor!r}, one number, by which "
+            f"the best round is chosen; it returns {', '.join(scores)}"
+        )
+    return value
+
+
+def is_stopped(seed_state: SeedState, patience: int) -> np.ndarray:
+    """Marks the seeds [seeds] that have run out of patience."""
+    return np.asarray(seed_state.round - seed_state.best_round) >= patience

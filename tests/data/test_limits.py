@@ -1,0 +1,221 @@
+"""Files that would take more memory or time than they are worth: refused unread."""
+
+import gzip
+import io
+import pickle
+import struct
+import tarfile
+import time
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+import scipy.sparse
+
+from fedjax_graph import data
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import limits, safe_pickle
+from fedjax_graph.data.graphs import formats as graph_formats
+from fedjax_graph.data.images import datasets as images
+from fedjax_graph.data.traffic import formats as traffic_formats
+
+MIB = 1 / 1024  # in GiB
+LARGE = 2**21
+SECONDS = 5  # of which most is waiting for a core
+
+
+def npz_of_zeros(path):
+    np.savez_compressed(path, train_images=np.zeros(LARGE, np.uint8))
+    return data.load
+
+
+def npz_that_lies(path):
+    header = io.BytesIO()
+    described = {"descr": "<f8", "fortran_order": False, "shape": (10**15,)}
+    np.lib.format.write_array_header_1_0(header, described)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("speed.npy", header.getvalue())
+    return data.load
+
+
+def tar_with(path, name, size, **settings):
+    folder = images._FOLDER
+    with tarfile.open(path, "w:gz", **settings) as archive:
+        member = tarfile.TarInfo(f"{folder}/{name}")
+        member.size = size
+        member.pax_headers = {"comment": "x" * size} if settings else {}
+        archive.addfile(member, io.BytesIO(bytes(size)))
+    return data.load
+
+
+def tar_ahead(path):
+    return tar_with(path, "another", LARGE)
+
+
+def tar_member(path):
+    return tar_with(path, "data_batch_1", LARGE)
+
+
+def tar_header(path):
+    return tar_with(path, "data_batch_1", LARGE, format=tarfile.PAX_FORMAT)
+
+
+def hdf_with(path, num_rows, chunks=None):
+    with h5py.File(path, "w") as file:
+        table = file.create_group("df")
+        table["axis0"] = np.arange(2)
+        table.create_dataset("axis1", (num_rows,), np.int64, chunks=chunks)
+    return traffic_formats.read_hdf
+
+
+def hdf_of_fill_values(path):
+    return hdf_with(path, 10**12, (100,))
+
+
+def hdf_of_large_chunks(path):
+    return hdf_with(path, 10**8, (10**8,))
+
+
+def hdf_of_a_wide_table(path):
+    with h5py.File(path, "w") as file:
+        table = file.create_group("df")
+        table["axis0"] = table["axis1"] = np.arange(1000)
+    return traffic_formats.read_hdf
+
+
+def pickled(path, content):
+    path.write_bytes(content)
+    return safe_pickle.load
+
+
+def nested(path, container=list):
+    shared = container()
+    for _ in range(18):
+        shared = container([shared, shared])
+    return pickled(path, pickle.dumps(shared, 4))
+
+
+def nested_tuples(path):
+    """As a key, whose hash would take 2^60 steps."""
+    twice = b"2\x86" * 60  # DUP, TUPLE2
+    return pickled(path, b"\x80\x04})" + twice + b"Ns.")
+
+
+def deep(path):
+    return pickled(path, b"\x80\x04" + b"]" * 900 + b"a" * 899 + b".")
+
+
+def in_itself(path):
+    shared = []
+    shared.append(shared)
+    return pickled(path, pickle.dumps(shared, 4))
+
+
+def operations(path):
+    return pickled(path, b"\x80\x04" + b"]0" * 10_000 + b"].")
+
+
+def copies(path):
+    """The same list of a thousand things, copied again and again."""
+    once = b"h\x01h\x02\x85R0"  # list(...)
+    listed = b"\x80\x04c__builtin__\nlist\nq\x01](" + b"N" * 1000 + b"eq\x02"
+    return pickled(path, listed + once * 160 + b".")
+
+
+def colliding_keys(path):
+    keys = {(2**61 - 1) * i: None for i in range(100)}
+    return pickled(path, pickle.dumps(keys, 4))
+
+
+def bytes_of_no_end(path):
+    return pickled(path, b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b".")
+
+
+def sparse_of_many_rows(path):
+    empty = np.zeros(0, int)
+    shape = (2**31 - 1, 3)
+    matrix = scipy.sparse.coo_array((np.zeros(0), (empty, empty)), shape=shape)
+    return pickled(path, pickle.dumps(matrix, 2))
+
+
+def table_of(path, text):
+    raw = path / "raw"
+    raw.mkdir(parents=True)
+    (raw / "edge.csv.gz").write_bytes(gzip.compress(text))
+    return graph_formats.read_products
+
+
+def table_of_rows(path):
+    return table_of(path, b"0,0\n" * LARGE)
+
+
+def table_of_columns(path):
+    return table_of(path, b"0," * LARGE)
+
+
+def table_of_a_number(path):
+    return table_of(path, b"0" * LARGE)
+
+
+def text_file(path):
+    path.write_bytes(b"0" * LARGE)
+    return traffic_formats.read_triples
+
+
+BOMBS = {
+    "npz": (npz_of_zeros, "its arrays: 0.00195 GiB, more than max_file_gib="),
+    "npz ": (npz_that_lies, "has 0 bytes, expected 8000000000000000"),
+    "a.tar.gz": (tar_ahead, "its content"),
+    "b.tar.gz": (tar_member, "its content"),
+    "c.tar.gz": (tar_header, "its content"),
+    "a.h5": (hdf_of_fill_values, "its array axis1"),
+    "b.h5": (hdf_of_large_chunks, "its array axis1"),
+    "c.h5": (hdf_of_a_wide_table, "its table"),
+    "a.pkl": (nested, "stand in others many times"),
+    "b.pkl": (nested_tuples, "a key of type tuple"),
+    "c.pkl": (deep, "deep, or in themselves"),
+    "d.pkl": (in_itself, "deep, or in themselves"),
+    "e.pkl": (operations, "its operations"),
+    "f.pkl": (copies, "what it makes"),
+    "g.pkl": (colliding_keys, "a key of type int"),
+    "h.pkl": (bytes_of_no_end, "with 1099511627776"),
+    "i.pkl": (sparse_of_many_rows, "of shape .* GiB"),
+    "a.csv": (table_of_rows, "its table"),
+    "b.csv": (table_of_columns, "its table"),
+    "c.csv": (table_of_a_number, "a line"),
+    "d.csv": (text_file, "its size"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, name):
+    make, words = BOMBS[name]
+    path = tmp_path / (f"{name.strip()}.npz" if "npz" in name else name)
+    load = make(path)
+    start = time.monotonic()
+    with limits.at_most(MIB), pytest.raises(InputError, match=words) as caught:
+        load(path)
+    assert time.monotonic() - start < SECONDS
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_a_larger_limit_lets_a_larger_file_through(tmp_path):
+    path = tmp_path / "own.npz"
+    np.savez_compressed(
+        path,
+        edges=[[0, 1]],
+        labels=[0, 1],
+        features=np.ones((2, 2**18), np.float32),
+    )
+    with limits.at_most(MIB), pytest.raises(InputError, match="max_file_gib="):
+        data.load(path)
+    with limits.at_most(4 * MIB):
+        assert data.load(path).features.shape == (2, 2**18)
+    assert limits.most_bytes() == 2 * 2**30
+
+
+@pytest.mark.parametrize("gib", [0, -1, float("nan")])
+def test_a_limit_is_a_positive_number(gib):
+    with pytest.raises(InputError, match="max_file_gib="), limits.at_most(gib):
+        pass

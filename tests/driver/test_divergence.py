@@ -1,0 +1,116 @@
+"""Clients whose updates are not finite: named, left out, or let through."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.algorithms.scaffold import scaffold
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import rounds
+from fedjax_graph.driver.writers import read_records
+from tests.algorithms.quadratic import QuadraticTask, make_data
+
+FAILING, NUM_ROUNDS = 2, 5  # the place of client 4; it fails from round 3 on
+WEIGHTS = (2, 1, 5, 3, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failing(QuadraticTask):
+    """The client with a mark in its data is not finite from round 3 on."""
+
+    what: str = "params"
+
+    def update(self, start, own, key, data, adjust, num_rounds):
+        result = super().update(start, own, key, data, adjust, num_rounds)
+        is_bad = (own[0][0, 0] == MARK) & (num_rounds >= 2)
+        bad = jnp.where(is_bad, jnp.nan, 0)
+        if self.what == "loss":
+            return result._replace(loss=result.loss + bad)
+        model = jax.tree.map(lambda x: x + bad, result.model)
+        return result._replace(model=model)
+
+
+MARK = 0.12345
+
+
+def make_splits(weights=WEIGHTS):
+    data = make_data(weights)
+    data = data._replace(features=data.features.at[FAILING, 0, 0].set(MARK))
+    return dict.fromkeys(("train", "validation", "test"), data)
+
+
+def run(on_nan, workdir=None, what="params", resume=False, **config):
+    if config.pop("method", "fed_avg") == "scaffold":
+        algorithm = scaffold(FedAvgConfig(Failing(what=what)))
+    else:
+        algorithm = fed_avg(FedAvgConfig(Failing(what=what)))
+    run_config = rounds.RunConfig(NUM_ROUNDS, on_nan=on_nan, keep_last=True, **config)
+    args = "fake", algorithm, make_splits(), run_config, workdir, {}
+    return rounds.run(*args, resume=resume)
+
+
+def test_a_run_stops_with_round_and_client_and_its_last_good_checkpoint(tmp_path):
+    with pytest.raises(InputError) as caught:
+        run("stop", tmp_path, "loss", eval_every=2)
+    message = str(caught.value)
+    words = "fake: the training loss of round 3 is not finite: it began in round 3 with"
+    assert message.startswith(f"{words} client 4; try a smaller learning rate")
+    assert message.endswith("on_nan=skip_client") and "\n" not in message
+    folder = tmp_path / "fake" / "checkpoints"
+    assert [path.name for path in folder.iterdir()] == ["2"]
+
+
+def test_a_model_that_is_not_finite_is_not_saved_and_the_run_goes_on(tmp_path):
+    with pytest.raises(InputError, match="the model after round 3 is not finite: it"):
+        run("stop", tmp_path)
+    folder = tmp_path / "fake" / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
+    resumed = run("skip_client", tmp_path, resume=True)
+    whole = run("skip_client")
+    jax.tree.map(npt.assert_array_equal, resumed.best_state, whole.best_state)
+
+
+@pytest.mark.parametrize(
+    "method", ["fed_avg", pytest.param("scaffold", marks=pytest.mark.slow)]
+)
+def test_a_client_left_out_has_weight_0_in_that_round(tmp_path, method):
+    skipped = run("skip_client", tmp_path, method=method)
+    lines = read_records(tmp_path / "metrics.jsonl")
+    expected = [None, None, [4], [4], [4]]
+    assert [line.get("skipped_clients") for line in lines] == expected
+    factory = fed_avg if method == "fed_avg" else scaffold
+    algorithm = factory(FedAvgConfig(QuadraticTask()))
+    data, key = make_splits()["train"], jax.random.key(0)
+    state = algorithm.init(jax.random.fold_in(key, 0), data)
+    round_of = jax.jit(algorithm.round)
+    for line in lines:
+        weights = jnp.array(WEIGHTS, jnp.float32)
+        if line["round"] > 2:
+            weights = weights.at[FAILING].set(0)
+        own = data._replace(client_weights=weights)
+        state, metrics = round_of(state, own, jax.random.fold_in(key, line["round"]))
+        npt.assert_allclose(line["train_loss"], metrics["train_loss"], rtol=1e-5)
+    jax.tree.map(
+        lambda x, y: npt.assert_allclose(x[0], y, rtol=1e-5), skipped.best_state, state
+    )
+
+
+def test_where_nobody_is_left_a_run_stops():
+    data = make_splits((0, 0, 5, 0, 0))
+    algorithm = fed_avg(FedAvgConfig(Failing()))
+    config = rounds.RunConfig(NUM_ROUNDS, on_nan="skip_client")
+    with pytest.raises(InputError, match="round 3 .* began in round 3 with client 4"):
+        rounds.run("fake", algorithm, data, config)
+
+
+def test_what_is_not_finite_may_be_ignored(tmp_path):
+    result = run("ignore", tmp_path)
+    assert result.num_rounds == NUM_ROUNDS
+    assert np.isnan(result.test["loss"]).all()
+    losses = [line["train_loss"] for line in read_records(tmp_path / "metrics.jsonl")]
+    assert [loss is None for loss in losses] == [False, False, False, True, True]

@@ -1,0 +1,1 @@
+"""Random damage to files of every form that a loader reads."""

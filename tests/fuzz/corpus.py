@@ -1,0 +1,191 @@
+"""A small valid file, or folder, of every form that a loader reads."""
+
+import collections
+import gzip
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse
+
+from fedjax_graph import data
+from fedjax_graph.data.graphs import formats as graph_formats
+from fedjax_graph.data.traffic import formats as traffic_formats
+from fedjax_graph.data.traffic import largest
+from tests.data.graphs.toy_graph import EDGES, FEATURES, LABELS
+from tests.data.images import toy_images
+from tests.data.traffic import traffic_files
+
+NUM_STEPS, NUM_SENSORS = traffic_files.SPEED.shape
+IDS = tuple(map(str, traffic_files.IDS))
+
+
+class Case(NamedTuple):
+    """A file to damage, and what reads it then."""
+
+    path: Path
+    load: Callable[[], Any]
+
+
+def make(folder: Path) -> dict[str, Case]:
+    """Writes the files; each case is read without an error as it is."""
+    folder.mkdir(exist_ok=True)
+    return _traffic(folder) | _largest(folder) | _graphs(folder) | _images(folder)
+
+
+def _reads(reader: Callable[..., Any], path: Path, *args: Any) -> Case:
+    return Case(path, lambda: reader(path, *args))
+
+
+def _loads(path: Path, kind: str) -> Case:
+    return Case(path, lambda: data.load(path, kind=kind))
+
+
+def _traffic(folder: Path) -> dict[str, Case]:
+    roads = folder / "roads.csv"
+    roads.write_text("from,to,cost\n717447,773869,1.5\n773869,400001,2\n")
+    ids = folder / "ids.txt"
+    ids.write_text("\n".join(IDS))
+    pems = folder / "pems.npz"
+    np.savez_compressed(pems, data=traffic_files.SPEED[..., None])
+    shape = (NUM_STEPS, NUM_SENSORS, 1)
+    distances = folder / "distances.npz"
+    traffic_files.write_npz(
+        distances,
+        remove=("adjacency", "timestamps_ns"),
+        distance_from=np.array(traffic_files.IDS[:3]),
+        distance_to=np.array(traffic_files.IDS[1:]),
+        distance_cost=np.array([1.0, 2, 3]),
+        start_ns=0,
+        freq_ns=300 * 10**9,
+        unit="mph",
+    )
+    own = traffic_files.write_npz(folder / "own.npz")
+    table = traffic_files.write_h5(folder / "table.h5")
+    csv = traffic_files.write_csv(folder / "table.csv")
+    graph = traffic_files.write_graph(folder / "graph.pkl")
+    return {
+        "traffic_npz": _loads(own, "traffic"),
+        "distances_npz": _loads(distances, "traffic"),
+        "hdf": _reads(traffic_formats.read_hdf, table),
+        "csv": _reads(traffic_formats.read_csv, csv),
+        "sensor_graph": _reads(traffic_formats.read_graph_pickle, graph),
+        "roads": _reads(traffic_formats.read_triples, roads),
+        "ids": _reads(traffic_formats.read_ids, ids, NUM_SENSORS),
+        "pems": _reads(traffic_formats.read_pems, pems, "2018-01-01", shape),
+    }
+
+
+def _largest(folder: Path) -> dict[str, Case]:
+    table = traffic_files.write_h5(folder / "flows.h5", key="t")
+    sensors = folder / "meta.csv"
+    rows = [f"{sensor},34.5,-118.5,11,{i}" for i, sensor in enumerate(IDS)]
+    sensors.write_text("\n".join(["ID,Lat,Lng,District,ID2", *rows, ""]))
+    matrix = folder / "adjacency.npy"
+    np.save(matrix, traffic_files.ADJACENCY)
+    return {
+        "largest_flows": _reads(largest.read_flows, table, IDS, NUM_STEPS),
+        "largest_sensors": _reads(largest.read_sensors, sensors, [11]),
+        "largest_adjacency": _reads(largest.read_adjacency, matrix, None, NUM_SENSORS),
+    }
+
+
+def _graphs(folder: Path) -> dict[str, Case]:
+    features = scipy.sparse.csr_array(FEATURES)
+    compact, benchmark = folder / "compact.npz", folder / "benchmark.npz"
+    np.savez_compressed(
+        compact,
+        edges=EDGES,
+        labels=LABELS,
+        features=FEATURES,
+        class_names=["a", "b", "c"],
+        train_idx=[0, 1],
+        val_idx=[2],
+        test_idx=[3, 4],
+    )
+    size = len(LABELS)
+    adjacency = scipy.sparse.csr_array(
+        (np.ones(len(EDGES)), np.array(EDGES).T), shape=(size, size)
+    )
+    parts = {
+        f"{name}_{part}": getattr(matrix, part)
+        for name, matrix in (("adj", adjacency), ("attr", features))
+        for part in ("data", "indices", "indptr", "shape")
+    }
+    np.savez(benchmark, labels=LABELS, **parts)
+    cases = {
+        "compact_graph": _loads(compact, "graphs"),
+        "benchmark_graph": _loads(benchmark, "graphs"),
+    }
+    planetoid = folder / "planetoid"
+    one_hot = np.eye(3, dtype=np.int32)[LABELS]
+    neighbours = collections.defaultdict(list)
+    for one, other in EDGES:
+        neighbours[one].append(other)
+        neighbours[other].append(one)
+    content = {
+        "allx": scipy.sparse.csr_matrix(FEATURES[:5]),
+        "ally": one_hot[:5],
+        "tx": scipy.sparse.csr_matrix(FEATURES[5:]),
+        "ty": one_hot[5:],
+        "y": one_hot[:2],
+        "graph": neighbours,
+    }
+    planetoid.mkdir(exist_ok=True)
+    (planetoid / "ind.toy.test.index").write_text("6\n5\n")
+    for part, value in content.items():
+        (planetoid / f"ind.toy.{part}").write_bytes(pickle.dumps(value, 2))
+    for part in ("allx", "ally", "graph", "test.index"):
+        cases[f"planetoid_{part}"] = Case(
+            planetoid / f"ind.toy.{part}",
+            lambda: data.load(planetoid, kind="graphs"),
+        )
+    products = folder / "products"
+    tables = {
+        "raw/edge": EDGES,
+        "raw/node-feat": FEATURES,
+        "raw/node-label": [[label] for label in LABELS],
+        "raw/num-node-list": [[size]],
+        "split/sales_ranking/train": [[0], [1]],
+        "split/sales_ranking/valid": [[2]],
+        "split/sales_ranking/test": [[3]],
+    }
+    for name, rows in tables.items():
+        path = products / f"{name}.csv.gz"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        text = "".join(",".join(map(str, row)) + "\n" for row in rows)
+        path.write_bytes(gzip.compress(text.encode()))
+    for name in ("edge", "node-feat", "num-node-list"):
+        cases[f"products_{name}"] = Case(
+            products / "raw" / f"{name}.csv.gz",
+            lambda: graph_formats.read_products(products),
+        )
+    return cases
+
+
+def _images(folder: Path) -> dict[str, Case]:
+    own = folder / "images.npz"
+    np.savez_compressed(own, **toy_images.arrays(), class_names=["a", "b"])
+    batches = folder / "cifar-10-batches-py"
+    batches.mkdir(exist_ok=True)
+    pixels = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
+    content = {
+        **dict.fromkeys([f"data_batch_{i}" for i in range(1, 6)]),
+        "test_batch": None,
+        "batches.meta": {b"label_names": [b"a"] * 10},
+    }
+    for name, value in content.items():
+        batch = value or {b"data": pixels, b"labels": [3, 7]}
+        (batches / name).write_bytes(pickle.dumps(batch, 2))
+    archive = folder / "cifar-10-python.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(batches, batches.name)
+    return {
+        "images_npz": _loads(own, "images"),
+        "cifar_batch": Case(batches / "data_batch_1", _loads(batches, "images").load),
+        "cifar_meta": Case(batches / "batches.meta", _loads(batches, "images").load),
+        "cifar_archive": _loads(archive, "images"),
+    }
