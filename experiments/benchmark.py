@@ -7,6 +7,7 @@ python -m experiments.benchmark --system=sfl
 python -m experiments.benchmark --system=graphfl --dataset=cora --data_dir=FOLDER
 python -m experiments.benchmark --system=fl_agcns --num_cpu_devices=1
 python -m experiments.benchmark --system=clients --num_cpu_devices=1
+python -m experiments.benchmark --system=start
 python -m experiments.benchmark --system=graphfl --shape=tiny  # only whether it runs
 
 Speeds vary with what else the machine does. Everything compared is measured in turn,
@@ -24,6 +25,7 @@ from experiments.benchmarks.fl_agcns import benchmark_fl_agcns
 from experiments.benchmarks.graphfl import benchmark_graphfl
 from experiments.benchmarks.settings import BenchmarkSettings
 from experiments.benchmarks.sfl import benchmark_sfl
+from experiments.benchmarks.start import benchmark_start
 from fedjax_graph.core import mesh
 from fedjax_graph.driver import results
 from fedjax_graph.driver.results import format_table
@@ -34,6 +36,7 @@ BENCHMARKS = {
     "graphfl": benchmark_graphfl,
     "fl_agcns": benchmark_fl_agcns,
     "clients": benchmark_clients,
+    "start": benchmark_start,
 }
 
 

@@ -10,7 +10,8 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import synthetic
 from fedjax_graph.data.graphs.node_dataset import NodeDataset, largest_component
 
-SYSTEMS = ("cnfgnn", "sfl", "graphfl", "fl_agcns", "clients")
+BINARIES = ("cnfgnn", "sfl", "graphfl", "fl_agcns")
+SYSTEMS = (*BINARIES, "clients", "start")
 SFL_PARTS = ("graph_convolution", "weighted_mean", "distances", "images")
 GRAPHFL_PARTS = ("round", "memory", "fed_avg", "first_layer")
 TRAFFIC = {"metr_la": (207, 1722), "pems_bay": (325, 2694), "tiny": (6, 12)}
@@ -87,7 +88,10 @@ class BenchmarkSettings(DataOptions, MachineOptions):
     search_population: int = option(60, "Codes in a population of FL-AGCNS.", lower=2)
     search_steps: int = option(5, "Steps of the SuperNet in a generation.", lower=1)
     search_codes: int = option(20, "Codes that such a step trains.", lower=1)
-
+    # From a command to its first round
+    starts: tuple[str, ...] = option(
+        BINARIES, "Binaries whose start is measured.", choices=BINARIES
+    )
     # Clients whose states the host keeps
     client_counts: tuple[int, ...] = option(
         (1000, 10_000, 100_000, 1_000_000),

@@ -31,10 +31,12 @@ COMMAND_LINES = {
         "--cohort_rounds=2",
     ),
     "fl_agcns": ("--search_population=4", "--search_steps=1", "--search_codes=2"),
+    "start": ("--starts=cnfgnn",),
 }
 FORMS = ("round", "first_order_round", "checkpointed_round", "chunk_1", "chunk_all")
 LOOPS = ("loop", "plain_loop")
 KEYS = {
+    "start": {"cnfgnn_cold_s", "cnfgnn_warm_s"},
     "cnfgnn": {
         *(f"client{form}_windows_per_s" for form in ("", "_vmap", "_loop")),
         *("client_compile_s", "server_step_s", "server_compile_s", "compile_s"),
@@ -91,7 +93,7 @@ def figures(tmp_path_factory):
 
 def cases(*systems):
     """All but one are slow: they compile for long."""
-    slow = ("graphfl", "fl_agcns", "sfl")
+    slow = ("graphfl", "fl_agcns", "sfl", "start")
     return pytest.mark.parametrize(
         "system",
         [

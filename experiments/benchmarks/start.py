@@ -1,0 +1,74 @@
+"""Seconds from a quickstart's command to the end of its first round.
+
+Each binary is started twice as a user starts it: with no compiled programs kept from
+before, and with those of the first start.
+"""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from experiments.benchmarks.settings import BenchmarkSettings
+from fedjax_graph.core.errors import InputError
+
+POLL_SECONDS = 0.02
+
+
+def benchmark_start(settings: BenchmarkSettings) -> dict[str, float]:
+    """Cold and warm start of the binaries that `starts` names.
+
+    Raises:
+      InputError: if one ends before its first round.
+    """
+    figures = {}
+    for name in settings.starts:
+        with tempfile.TemporaryDirectory() as folder:
+            for kind in ("cold", "warm"):
+                figures[f"{name}_{kind}_s"] = first_round(
+                    name, pathlib.Path(folder), kind, settings
+                )
+    return figures
+
+
+def first_round(
+    name: str, folder: pathlib.Path, kind: str, settings: BenchmarkSettings
+) -> float:
+    """Seconds until a run's first line of metrics is there.
+
+    Args:
+      name: of the binary.
+      folder: whose `programs` keeps what is compiled, beside the run's own.
+      kind: of the start, which names the run's folder.
+      settings: for the CPU's cores.
+
+    Raises:
+      InputError: if the process ends before.
+    """
+    line = [
+        *(sys.executable, "-m", f"experiments.{name}"),
+        f"--workdir={folder / kind}",
+        f"--compilation_cache={folder / 'programs'}",
+    ]
+    if settings.num_cpu_devices:
+        line.append(f"--num_cpu_devices={settings.num_cpu_devices}")
+    start = time.perf_counter()
+    with open(folder / f"{kind}.log", "w+") as log:
+        process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            while not _has_metrics(folder / kind):
+                if process.poll() is not None:
+                    log.seek(0)
+                    last = log.read().strip().rpartition("\n")[2]
+                    raise InputError(f"{name} ended before its first round: {last}")
+                time.sleep(POLL_SECONDS)
+            return time.perf_counter() - start
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _has_metrics(workdir: pathlib.Path) -> bool:
+    found = workdir.rglob("metrics.jsonl")
+    return any(path.read_bytes().endswith(b"\n") for path in found)
