@@ -3,7 +3,7 @@
 python -m experiments.fl_agcns
 python -m experiments.fl_agcns --dataset=cora --data_dir=FOLDER
 python -m experiments.fl_agcns --dataset=citeseer --methods=fl_agcns,fl_random,gcn,appnp
-python -m experiments.fl_agcns --dataset=cora --code=3,6,0,0,6,54,55,5
+python -m experiments.fl_agcns --dataset=cora --space=2022 --code=3,6,0,0,6,54,55,5
 python -m experiments.fl_agcns --dataset=cora --partition=random --encryption=ckks
 python -m experiments.fl_agcns --workdir=FOLDER --resume
 

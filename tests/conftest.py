@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.network import TrafficDataset
-from fedjax_graph.models import architecture, relaxation, supernet
+from fedjax_graph.models import architecture, packed, relaxation, supernet
 
 # Compiles in less than half of the time; unknown to jax 0.12, which would not start.
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -180,7 +180,7 @@ def few_convolutions():
     """
     jax.clear_caches()  # of what was traced with the others
     with pytest.MonkeyPatch.context() as patch:
-        for module in (architecture, relaxation, supernet):
+        for module in (architecture, packed, relaxation, supernet):
             patch.setattr(module, "OPS", ("GATConv", "GINConv", "APPNP"))
         yield
     jax.clear_caches()

@@ -54,6 +54,9 @@ def benchmark_fl_agcns(settings: BenchmarkSettings) -> dict[str, Any]:
         population_size=settings.search_population,
         num_steps=settings.search_steps,
         codes_per_step=settings.search_codes,
+        space="2022",
+        fusion="leaves",
+        fitness_from="shared",
         num_warm_up=0,
         clients_per_chunk=clients.auto_clients_per_chunk(),
         **({"num_layers": 2, "width": 4} if settings.is_tiny else {}),
@@ -65,7 +68,7 @@ def benchmark_fl_agcns(settings: BenchmarkSettings) -> dict[str, Any]:
     generation, compile_s = compiled(method.round, state, data, key)
 
     num_codes = config.population_size + config.population_size // 2
-    codes = random_codes(key, num_codes, config.num_layers)
+    codes = random_codes(key, num_codes, config.num_layers, space=config.space)
     own_codes = jnp.broadcast_to(codes, (num_clients, *codes.shape))
 
     def score(model, data, codes, own_codes):

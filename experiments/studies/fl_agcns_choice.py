@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.studies.fl_agcns_settings import EVOLUTIONARY, FLAGCNSSettings
+from experiments.studies.fl_agcns_methods import EVOLUTIONARY
+from experiments.studies.fl_agcns_settings import FLAGCNSSettings
 from experiments.studies.running import config_of
 from fedjax_graph.algorithms.fl_agcns import evolution
 from fedjax_graph.algorithms.fl_agcns.fl_random import make_trial
@@ -141,7 +142,7 @@ def judge(
     """
     config = config_of("fl_random", values)
     codes = np.concatenate([state.code[None], state.populations.controller])
-    codes = codes[~np.asarray(evolution.is_repeated(codes))]
+    codes = codes[~np.asarray(evolution.is_repeated(codes, config.space))]
     start = time.perf_counter()
 
     @jax.jit

@@ -10,9 +10,10 @@ import jax
 
 from experiments.studies import running
 from experiments.studies.fl_agcns_choice import search_name
+from experiments.studies.fl_agcns_methods import SEARCHES, titles
 from experiments.studies.fl_agcns_problem import Problem
 from experiments.studies.fl_agcns_runs import Outcome
-from experiments.studies.fl_agcns_settings import SEARCHES, FLAGCNSSettings, titles
+from experiments.studies.fl_agcns_settings import FLAGCNSSettings
 from experiments.studies.running import Entry
 from fedjax_graph.driver import diagrams, plots, results, writers
 from fedjax_graph.models import architecture
@@ -36,7 +37,9 @@ def entry_of(
     entry |= complexity(run, problem) | {"code": None, "search": None}
     if outcome.code:
         entry["code"] = list(outcome.code)
-        described = architecture.describe(outcome.code, study.fusion)
+        described = architecture.describe(
+            outcome.code, study.chosen_fusion(), study.space
+        )
         entry["architecture"] = described.splitlines()
     if outcome.search:
         found = results.method_entry(outcome.search.result, KEYS, outcome.search.config)
@@ -136,6 +139,8 @@ def draw(
     )
     for method, entry in entries.items():
         if entry["code"]:
-            labels, edges = architecture.diagram(entry["code"], study.fusion)
+            labels, edges = architecture.diagram(
+                entry["code"], study.chosen_fusion(), study.space
+            )
             path = workdir / f"architecture_{method}.png"
             diagrams.architecture(path, labels, edges, title_of[method])

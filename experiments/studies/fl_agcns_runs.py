@@ -7,9 +7,12 @@ import jax
 
 from experiments.studies import fl_agcns_choice, running
 from experiments.studies.fl_agcns_choice import search_name
+from experiments.studies.fl_agcns_methods import EVOLUTIONARY, NETWORKS
 from experiments.studies.fl_agcns_problem import Problem
-from experiments.studies.fl_agcns_settings import EVOLUTIONARY, FIXED, FLAGCNSSettings
+from experiments.studies.fl_agcns_settings import FLAGCNSSettings
+from fedjax_graph.algorithms.fl_agcns.fl_agcns import WARM_UP
 from fedjax_graph.algorithms.fl_agcns.fl_rl import FLRLConfig
+from fedjax_graph.algorithms.fl_agcns.trainings import make_schedule
 from fedjax_graph.models import architecture
 from fedjax_graph.models.supernet import WIDTH
 from fedjax_graph.tasks.subgraphs import SubgraphTask
@@ -28,7 +31,7 @@ def run_method(
     study: FLAGCNSSettings, method: str, problem: Problem, workdir: pathlib.Path
 ) -> Outcome:
     """Searches if the method does, and trains the network."""
-    if method in FIXED:
+    if method in NETWORKS:
         return Outcome(train(study, method, problem, workdir), None, ())
     if method == "code":
         code = tuple(architecture.parse(study.code or "").tolist())
@@ -76,7 +79,8 @@ def search_values(
     """Settings under the names of a search's config fields."""
     values = problem.sizes | {
         "num_layers": study.num_layers,
-        "fusion": study.fusion,
+        "space": study.space,
+        "fusion": study.chosen_fusion(),
         "stages": study.given_stages(),
         "fitness": study.fitness,
         "dropout": study.dropout,
@@ -85,7 +89,11 @@ def search_values(
         "clients_per_chunk": running.clients_per_chunk(
             study, workdir, search_name(method)
         ),
+        "fitness_from": study.fitness_from,
         "population_size": study.population_size,
+        "num_generations": study.generations(),
+        "first_epochs": study.first_epochs,
+        "rungs": study.rungs,
         "num_steps": study.supernet_steps,
         "codes_per_step": study.codes_per_step,
         "num_warm_up": study.num_warm_up,
@@ -102,16 +110,22 @@ def search_rounds(study: FLAGCNSSettings, method: str, config: Any) -> int:
         return study.num_relaxed_rounds
     if method in ("fl_random", "fl_rl"):
         return study.num_trials // config.codes_per_round
-    return study.num_generations
+    if study.fitness_from == "scratch":
+        return make_schedule(config).num_rounds
+    return study.generations()
 
 
 def note_of_no_evolution(study: FLAGCNSSettings, methods: list[str]) -> None:
     """Prints a note where a search ends before populations change."""
     evolves = any(method in EVOLUTIONARY for method in methods)
-    if evolves and study.num_warm_up >= study.num_generations:
+    num_warm_up = study.num_warm_up
+    if num_warm_up is None:
+        num_warm_up = WARM_UP[study.space]
+    is_shared = study.fitness_from == "shared"
+    if is_shared and evolves and num_warm_up >= study.generations():
         print(
-            f"note: nothing evolves in {study.num_generations} generations: the first "
-            f"--num_warm_up={study.num_warm_up} only train weights"
+            f"note: nothing evolves in {study.generations()} generations: the first "
+            f"--num_warm_up={num_warm_up} only train weights"
         )
 
 
@@ -127,7 +141,8 @@ def train(
         **problem.sizes,
         model="code" if code else method,
         code=code,
-        fusion=study.fusion,
+        space=study.space,
+        fusion=study.chosen_fusion(),
         width=WIDTH,
         dropout=study.dropout,
         fitness=study.fitness,

@@ -3,48 +3,30 @@
 import dataclasses
 from typing import ClassVar, Self
 
-from experiments.studies.base import Study, titles_of
+from experiments.studies.base import Study
+from experiments.studies.fl_agcns_methods import FIXED, METHODS, SEARCHES
 from experiments.studies.options import option
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.fl_agcns.fl_rl import FLRLConfig
-from fedjax_graph.algorithms.fl_agcns.search import SearchConfig
+from fedjax_graph.algorithms.fl_agcns.trainings import EvolutionConfig
 from fedjax_graph.core import encryption
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models import architecture
 
-EVOLUTIONARY = ("fl_agcns", "controller_eo", "client_eo")
-SEARCHES = (*EVOLUTIONARY, "fl_random", "fl_rl", "fl_gradient")
-FIXED = {
-    "gat": "GAT",
-    "sage": "SAGE",
-    "gcn": "GCN",
-    "sgc": "SGC",
-    "appnp": "APPNP",
-    "agnn": "AGNN",
-    "arma": "ARMA",
-    "gated_graph": "GatedGraph",
-}
-METHODS = (*SEARCHES, *FIXED, "code")
 SHORT_RUN = {  # without a dataset
-    "num_generations": 20,
-    "population_size": 20,
-    "num_warm_up": 4,
-    "supernet_steps": 2,
+    "num_generations": 2,
+    "population_size": 18,
     "codes_per_step": 8,
     "num_trials": 5,
     "num_relaxed_rounds": 2,
-    "num_finalists": 8,
+    "rungs": (6, 3, 2),
+    "num_epochs": 30,
     "num_retrain": 3,
 }
 SHORT_RUN_METHODS = ("fl_agcns", "gcn", "appnp")
-EXAMPLE_CODE = "3,6,0,0,6,54,55,5"
-
-
-def titles() -> dict[str, str]:
-    """Titles of the study's methods: a fixed network's is that of its model."""
-    named = titles_of(METHODS, FIXED | {"code": "given code"})
-    return {method: named[method] for method in METHODS}
+SHARED_GENERATIONS = 250  # the paper's
+EXAMPLE_CODE = "3,4,16,0,0,0,0,5"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,10 +49,16 @@ class FLAGCNSSettings(Study):
     partition: str = option(
         "metis", "How a graph is cut into subgraphs.", choices=["random", "metis"]
     )
-    fusion: str = option(
-        "leaves",
+    space: str = option(
+        "paper",
+        "Architectures: the paper's, which end at the first 0, or those of its code of "
+        "June 2022.",
+        choices=["paper", "2022"],
+    )
+    fusion: str | None = option(
+        None,
         "Whose outputs an architecture averages: of layers that no other reads, or "
-        "all.",
+        "all; by default those of the space, all or in 2022 leaves.",
         choices=["leaves", "all"],
     )
     stages: str = option(
@@ -84,9 +72,34 @@ class FLAGCNSSettings(Study):
         "chosen.",
         choices=["loss", "accuracy"],
     )
-    num_generations: int = option(250, "Rounds of an evolutionary search.", lower=1)
+    fitness_from: str = option(
+        "scratch",
+        "What an evolutionary search judges architectures by: trainings of each from "
+        "scratch, or weights that all share.",
+        choices=["scratch", "shared"],
+    )
+    num_generations: int | None = option(
+        None,
+        "Generations of an evolutionary search; by default 6 from scratch, after the "
+        "first population and before the best are trained longer, else 250.",
+        lower=1,
+    )
+    first_epochs: int = option(
+        15, "From scratch: rounds of an architecture's first training.", lower=1
+    )
+    rungs: tuple[int, ...] = option(
+        EvolutionConfig.rungs,
+        "From scratch: how many of the best are trained for --num_epochs, how many of "
+        "those from three initial weights, and how many from five.",
+        lower=1,
+    )
     population_size: int = option(60, "Architectures in a population.", lower=2)
-    num_warm_up: int = option(50, "First generations, without evolution.", lower=0)
+    num_warm_up: int | None = option(
+        None,
+        "With shared weights: first generations, without evolution; by default none, "
+        "in the space 2022 50.",
+        lower=0,
+    )
     supernet_steps: int = option(5, "Steps of the shared weights in a round.", lower=1)
     codes_per_step: int = option(20, "Architectures that such a step trains.", lower=1)
     num_trials: int = option(
@@ -102,8 +115,8 @@ class FLAGCNSSettings(Study):
     num_retrain: int = option(10, "Trainings of each network, from --seed on.", lower=1)
     num_finalists: int = option(
         1,
-        "Of the last population, those that an evolutionary search trains once from "
-        "scratch, to take the best by validation; 1, as in the paper: the best by "
+        "With shared weights: of the last population, those that a search trains once "
+        "from scratch, to take the best by validation; 1, as in the paper: the best by "
         "shared weights.",
         lower=1,
     )
@@ -115,6 +128,12 @@ class FLAGCNSSettings(Study):
         upper=0.99,
     )
     learning_rate: float = option(0.02, "Of Adam at the server.", lower=0.0)
+    weight_decay: float = option(
+        EvolutionConfig.server_optimizer.weight_decay,
+        "Of the server's optimizer, in searches and in trainings; Kipf and Welling's "
+        "is 5e-4.",
+        lower=0.0,
+    )
     code: str | None = option(
         None, f"An architecture to train, as {EXAMPLE_CODE}; method `code`."
     )
@@ -173,11 +192,17 @@ class FLAGCNSSettings(Study):
             )
         if self.participation < 1:
             raise InputError("--participation: every client takes part in FL-AGCNS")
-        if self.codes_per_step > self.population_size:
+        is_shared = self.fitness_from == "shared"
+        if is_shared and self.codes_per_step > self.population_size:
             raise InputError(
                 f"--codes_per_step={self.codes_per_step}: expected at most "
                 f"--population_size={self.population_size}, from which they are drawn"
             )
+        if self.fitness_from == "scratch":
+            for name in filter(self.is_given, ("num_warm_up", "num_finalists")):
+                raise InputError(f"--{name}: of a search with --fitness_from=shared")
+        if len(self.rungs) != len(EvolutionConfig.rungs):
+            raise InputError(f"--rungs={self.rungs}: expected three counts, as 18,6,4")
         methods = self.chosen_methods()
         if self.code:
             architecture.parse(self.code)
@@ -223,6 +248,18 @@ class FLAGCNSSettings(Study):
             methods.append("code")
         return methods
 
+    def chosen_fusion(self) -> architecture.Fusion:
+        """Whose outputs an architecture averages."""
+        return self.fusion or architecture.FUSIONS[self.space]
+
+    def generations(self) -> int:
+        """The number of generations of an evolutionary search."""
+        if self.num_generations is not None:
+            return self.num_generations
+        if self.fitness_from == "shared":
+            return SHARED_GENERATIONS
+        return EvolutionConfig.num_generations
+
     def given_stages(self) -> architecture.Stages:
         """The stages that all codes have.
 
@@ -238,7 +275,10 @@ class FLAGCNSSettings(Study):
 
     def adam(self) -> OptimizerConfig:
         """The server's optimizer, of the shared weights and of each training."""
-        default = SearchConfig.server_optimizer
         return self.server_steps(
-            dataclasses.replace(default, learning_rate=self.learning_rate)
+            dataclasses.replace(
+                EvolutionConfig.server_optimizer,
+                learning_rate=self.learning_rate,
+                weight_decay=self.weight_decay,
+            )
         )

@@ -5,12 +5,20 @@ Network Search", arXiv 2104.04141, Section 3.1. A code is [IS, c_1, ..., c_L, OS
 int array [L + 2]:
 
 - IS and OS, 1 to 5: the activation of the fully connected input and output stage.
-- c_i, 0 to 12 i: 0 leaves layer i out; else c_i - 1 = 12 x predecessor + op, where the
-  predecessor is a layer before i or 0, the input stage.
+- c_i, 0 to 12 i: c_i - 1 = 12 x predecessor + op, where the predecessor is a layer
+  before i or 0, the input stage.
 
-A layer whose predecessor is absent reads the input stage. The outputs of the layers
-that no other reads (`leaves`) or of all layers (`all`, the paper's words) are averaged
-before the output stage; without layers it reads the input stage.
+What 0 means is the space's:
+
+- `paper`: layer i and all after it are absent, so codes of equal genes before their
+  first 0 are one network. So have the paper's Table 1 and the public code of January
+  2021.
+- `2022`: layer i alone is left out, as in the public code of June 2022; a layer whose
+  predecessor is absent reads the input stage.
+
+The outputs of all layers (`all`, the paper's) or of those that no other reads
+(`leaves`, of 2022) are averaged before the output stage; without layers it reads the
+input stage.
 
 `decode`, `canonical` and `random_codes` can be traced: a code is data, not program. The
 others run on the host.
@@ -39,6 +47,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "Identity": lambda x: x,
 }
 Fusion = Literal["leaves", "all"]
+Space = Literal["paper", "2022"]
+FUSIONS: dict[Space, Fusion] = {"paper": "all", "2022": "leaves"}  # what each has
 Stages = tuple[int, int]  # activations IS and OS that are given; 0: any
 ANY_STAGES = (0, 0)
 INPUT = 0  # the index of the input stage in a diagram; layer i has index i
@@ -119,11 +129,19 @@ def space_size(num_layers: int = NUM_LAYERS) -> int:
     return len(ACTIVATIONS) ** 2 * math.prod(largest + 1 for largest in layers)
 
 
-def decode(code: jax.Array, namespace: Any = jnp) -> Architecture:
-    """Reads a code [L + 2] with the functions of `jax.numpy`, or of NumPy."""
+def decode(
+    code: jax.Array, space: Space = "paper", namespace: Any = jnp
+) -> Architecture:
+    """Reads a code [L + 2] with the functions of `jax.numpy`, or of NumPy.
+
+    Raises:
+      InputError: if there is no such space.
+    """
     xp = namespace
     genes = code[1:-1]
     is_present = genes > 0
+    if check_space(space) == "paper":
+        is_present = xp.cumprod(is_present) > 0
     predecessor, op = xp.divmod(xp.maximum(genes - 1, 0), len(OPS))
     can_be_read = xp.concatenate([xp.array([False]), is_present])
     source = xp.where(can_be_read[predecessor], predecessor, INPUT)
@@ -135,16 +153,30 @@ def decode(code: jax.Array, namespace: Any = jnp) -> Architecture:
     return Architecture(code[0] - 1, is_present, op, source, is_leaf, code[-1] - 1)
 
 
-def canonical(code: jax.Array) -> jax.Array:
-    """Makes every predecessor of a code present: equal networks get equal codes."""
-    network = decode(code)
+def check_space(space: Space) -> Space:
+    """Returns a space if there is one of this name.
+
+    Raises:
+      InputError: otherwise.
+    """
+    if space not in FUSIONS:
+        raise InputError(f"unknown space {space!r}; known: {', '.join(FUSIONS)}")
+    return space
+
+
+def canonical(code: jax.Array, space: Space = "paper") -> jax.Array:
+    """Writes a code as its network: equal networks get equal codes.
+
+    Absent layers are 0, and every predecessor is present.
+    """
+    network = decode(code, space)
     genes = len(OPS) * network.source + network.op + 1
     return jnp.asarray(code).at[1:-1].set(jnp.where(network.is_present, genes, 0))
 
 
-def decode_static(code: Sequence[int]) -> Architecture:
+def decode_static(code: Sequence[int], space: Space = "paper") -> Architecture:
     """Decodes into NumPy arrays, also where a program is being traced."""
-    return jax.tree.map(np.asarray, decode(np.asarray(code, np.int32), np))
+    return jax.tree.map(np.asarray, decode(np.asarray(code, np.int32), space, np))
 
 
 def random_codes(
@@ -152,20 +184,25 @@ def random_codes(
     num: int,
     num_layers: int = NUM_LAYERS,
     *,
+    space: Space = "paper",
     absence: float | None = 0.2,
     num_certain: int = 2,
     stages: Stages = ANY_STAGES,
 ) -> jax.Array:
     """Draws valid codes, every gene that is not 0 uniformly from its range.
 
+    In the paper's space, depths are uniform in 1 to L: gene i, if the first is 1, is 0
+    with probability 1 / (L - i + 2), the first never.
+
     Args:
       key: of the draw.
       num: number of codes.
       num_layers: L.
-      absence: probability that a layer is absent; None: what makes all codes equally
-        likely if no layer is certain.
-      num_certain: how many first layers are never absent; the default is what the
-        released code starts from.
+      space: of the codes.
+      absence: in the space 2022, probability that a layer is absent; None: what makes
+        all codes equally likely if no layer is certain.
+      num_certain: in the space 2022, how many first layers are never absent; the
+        default is what that code starts from.
       stages: those that all codes have.
 
     Returns:
@@ -184,7 +221,12 @@ def random_codes(
     largest = largest_genes(num_layers)
     shape = (num, num_layers + 2)
     values = jax.random.randint(value_key, shape, 1, largest + 1)
-    rates = 1 / (largest + 1) if absence is None else np.full(num_layers + 2, absence)
+    if check_space(space) == "paper":
+        rates, num_certain = 1 / (num_layers + 2 - np.arange(num_layers + 2)), 1
+    elif absence is None:
+        rates = 1 / (largest + 1)
+    else:
+        rates = np.full(num_layers + 2, absence)
     rates[: num_certain + 1] = rates[-1] = 0
     codes = jnp.where(jax.random.bernoulli(absence_key, rates, shape), 0, values)
     given = np.zeros(num_layers + 2, np.int32)
@@ -280,13 +322,15 @@ def check(code: Sequence[int], num_layers: int | None = None) -> np.ndarray:
     return genes.astype(np.int32)
 
 
-def diagram(code: Sequence[int], fusion: Fusion = "leaves") -> Diagram:
+def diagram(
+    code: Sequence[int], fusion: Fusion = "all", space: Space = "paper"
+) -> Diagram:
     """Draws up what a picture of a code shows.
 
     Raises:
-      InputError: if the code is not valid, or there is no such fusion.
+      InputError: if the code is not valid, or there is no such fusion or space.
     """
-    network = decode_static(check(code))
+    network = decode_static(check(code), space)
     activations = list(ACTIVATIONS)
     output = len(code) - 1
     layers = [int(i) + 1 for i in np.flatnonzero(network.is_present)]
@@ -298,13 +342,15 @@ def diagram(code: Sequence[int], fusion: Fusion = "leaves") -> Diagram:
     return Diagram(labels, edges + [(i, output) for i in fused or [INPUT]])
 
 
-def describe(code: Sequence[int], fusion: Fusion = "leaves") -> str:
+def describe(
+    code: Sequence[int], fusion: Fusion = "all", space: Space = "paper"
+) -> str:
     """Describes a code in words, one line for each stage and layer.
 
     Raises:
-      InputError: if the code is not valid, or there is no such fusion.
+      InputError: if the code is not valid, or there is no such fusion or space.
     """
-    labels, edges = diagram(code, fusion)
+    labels, edges = diagram(code, fusion, space)
     output = len(code) - 1
 
     def name(index):

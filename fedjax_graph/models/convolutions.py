@@ -17,17 +17,23 @@ Products with a kernel are taken on nodes, not on edges.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jraph
+import numpy as np
 
-from fedjax_graph.core import arrays, graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.gru import GRUCell, gru_step
 from fedjax_graph.models.linear import Linear, fan_in_uniform
+from fedjax_graph.models.message_passing import (
+    Structure,
+    make_structure,
+    repeat,
+    spread_and_project,
+    spread_and_project_all,
+)
 from fedjax_graph.models.normalization import BatchNorm, unit_rows
 
 LEAKY_SLOPE = 0.2
@@ -37,98 +43,9 @@ VARIANCE_FLOOR = 1e-15  # of GMMConv's kernels
 
 glorot = nn.initializers.glorot_uniform()
 stacked_glorot = nn.initializers.glorot_uniform(in_axis=0, out_axis=2, batch_axis=1)
+glorot_of_heads = nn.initializers.glorot_uniform(in_axis=1, out_axis=(0, 2))
+glorot_of_scores = nn.initializers.glorot_uniform(1, 0, batch_axis=2)
 zeros = nn.initializers.zeros
-
-
-class Structure(NamedTuple):
-    """Holds all of a padded graph but its features."""
-
-    senders: jax.Array  # [E]
-    receivers: jax.Array  # [E]
-    weights: jax.Array  # [E]
-    degrees: jax.Array  # [N], summed weights of the received edges
-    mask: jax.Array | None  # [N], whose nodes give the batch statistics
-
-    def sum(self, messages: jax.Array) -> jax.Array:
-        """Sums weighted messages over N(i): [E, F] -> [N, F]."""
-        return self.plain_sum(self.weights[:, None] * messages)
-
-    def plain_sum(self, messages: jax.Array) -> jax.Array:
-        """Sums messages that have their weights already over N(i): [E, F] -> [N, F]."""
-        return jraph.segment_sum(messages, self.receivers, len(self.degrees))
-
-    def mean(self, messages: jax.Array) -> jax.Array:
-        """Averages messages over N(i), 0 where it is empty: [E, F] -> [N, F]."""
-        counts = jnp.where(self.degrees > 0, self.degrees, 1)
-        return self.sum(messages) / counts[:, None]
-
-    def normalised_sum(self, x: jax.Array, self_weight: float = 1) -> jax.Array:
-        """Computes S x, or S_0 x where self edges have weight 0: [N, F] -> [N, F]."""
-        totals = self.degrees + self_weight
-        scale = jax.lax.rsqrt(jnp.where(totals > 0, totals, jnp.inf))
-        x = scale[:, None] * x
-        return scale[:, None] * (self.sum(x[self.senders]) + self_weight * x)
-
-    def attend(
-        self, logits: jax.Array, self_logits: jax.Array | float, values: jax.Array
-    ) -> jax.Array:
-        """Sums neighbours' values, weighted by a softmax over N+(i).
-
-        Args:
-          logits: [E, 1], or [E, F] for a softmax in every channel.
-          self_logits: [N, 1] or [N, F]; minus infinity for a softmax over N(i).
-          values: [N, F].
-
-        Returns:
-          [N, F], 0 where the neighbourhood is empty.
-        """
-        logits = jnp.where(self.weights[:, None] > 0, logits, -jnp.inf)
-        peaks = jraph.segment_max(logits, self.receivers, len(self.degrees))
-        peaks = jax.lax.stop_gradient(jnp.maximum(peaks, self_logits))
-        peaks = jnp.where(jnp.isfinite(peaks), peaks, 0)
-        shares = self.weights[:, None] * jnp.exp(logits - peaks[self.receivers])
-        self_shares = jnp.exp(self_logits - peaks)
-        totals = self.plain_sum(shares) + self_shares
-        summed = self.plain_sum(shares * values[self.senders]) + self_shares * values
-        return summed / jnp.where(totals > 0, totals, 1)
-
-
-def make_structure(graph: jraph.GraphsTuple, mask: jax.Array | None) -> Structure:
-    """Reads weights and degrees off a graph.
-
-    Raises:
-      InputError: if the mask is not of the nodes, or the edges are none; see
-        `graphs.check_edges`.
-    """
-    weights, size = graph.edges, graph.receivers.shape
-    num_nodes = len(graph.nodes)
-    graphs.check_edges(num_nodes, graph.senders, graph.receivers, weights, "edges")
-    if mask is not None:
-        arrays.check_shape("mask", mask, (num_nodes,))
-    if weights is None:
-        weights = jnp.ones(size, graph.nodes.dtype)
-    degrees = jraph.segment_sum(weights, graph.receivers, len(graph.nodes))
-    return Structure(graph.senders, graph.receivers, weights, degrees, mask)
-
-
-def spread_and_project(
-    spread: Callable[[jax.Array], jax.Array], x: jax.Array, kernel: jax.Array
-) -> jax.Array:
-    """Computes `spread(x) W`; the linear map over nodes acts on the narrower side."""
-    if kernel.shape[1] < x.shape[1]:
-        return spread(x @ kernel)
-    return spread(x) @ kernel
-
-
-def spread_and_project_all(
-    spread: Callable[[int, jax.Array], jax.Array], x: jax.Array, kernel: jax.Array
-) -> jax.Array:
-    """Sums `spread(m, x) W_m` over m, W_m one of the M slices of [F, M, features]."""
-    parts = (
-        spread_and_project(partial(spread, m), x, kernel[:, m])
-        for m in range(kernel.shape[1])
-    )
-    return cast(jax.Array, sum(parts))
 
 
 class Convolution(nn.Module):
@@ -190,22 +107,67 @@ class Convolution(nn.Module):
 class GATConv(Convolution):
     """Computes z = x W, then the sum over N+(i) of a_ij z_j + b.
 
-    Veličković et al., "Graph Attention Networks", ICLR 2018, Eqs. 3 and 4, one head:
-    a_ij = softmax over j of LeakyReLU(s . z_j + r . z_i).
+    Veličković et al., "Graph Attention Networks", ICLR 2018, Eqs. 3 and 4: a_ij =
+    softmax over j of LeakyReLU(s . z_j + r . z_i). Heads are averaged (Eq. 6), or
+    concatenated (Eq. 5) and then share the features.
     """
+
+    num_heads: int = 1
+    concatenates: bool = False
 
     @nn.compact
     def convolve(self, x, structure) -> jax.Array:
-        z = x @ self.kernel(x)
-        scores = z @ self.param("attention", glorot, (self.features, 2))
-        sent, received = scores[:, :1], scores[:, 1:]
-        logits = sent[structure.senders] + received[structure.receivers]
-        attended = structure.attend(
-            nn.leaky_relu(logits, LEAKY_SLOPE),
-            nn.leaky_relu(sent + received, LEAKY_SLOPE),
-            z,
-        )
-        return attended + self.bias()
+        if self.num_heads == 1:
+            z = x @ self.kernel(x)
+            scores = z @ self.param("attention", glorot, (self.features, 2))
+            logits = gat_logits(structure, scores[:, :1], scores[:, 1:])
+            return structure.attend(*logits, z) + self.bias()
+        size = self._head_size()
+        shape = (self.num_heads, x.shape[-1], size)
+        kernel = self.param("kernel", glorot_of_heads, shape)
+        shape = (self.num_heads, size, 2)
+        attention = self.param("attention", glorot_of_scores, shape)
+        flat = kernel.transpose(1, 0, 2).reshape(x.shape[-1], -1)
+        z = (x @ flat).reshape(len(x), self.num_heads, size)
+        sent, received = (jnp.sum(z * attention[..., i], axis=2) for i in (0, 1))
+        logits = gat_logits(structure, sent, received)
+        shares, own, totals = structure.attention(*logits)
+        shares = (shares / totals[structure.receivers])[:, :, None]
+        messages, kept = shares * z[structure.senders], (own / totals)[:, :, None] * z
+        if self.concatenates:
+            flat_size = (-1, self.features)
+            messages, kept = messages.reshape(flat_size), kept.reshape(flat_size)
+        else:  # heads are added up before nodes are
+            messages, kept = jnp.mean(messages, axis=1), jnp.mean(kept, axis=1)
+        return structure.plain_sum(messages) + kept + self.bias()
+
+    def _head_size(self) -> int:
+        """Features of one of several heads."""
+        if not self.concatenates:
+            return self.features
+        if self.features % self.num_heads:
+            raise InputError(
+                f"GATConv: {self.features} features of {self.num_heads} heads side by "
+                "side: expected a multiple"
+            )
+        return self.features // self.num_heads
+
+
+def gat_logits(
+    structure: Structure, sent: jax.Array, received: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Computes a GAT's logits of edges [E, H] and of nodes themselves [N, H].
+
+    Args:
+      structure: of the graph.
+      sent: s . z_j of all nodes and heads [N, H].
+      received: r . z_i, [N, H].
+    """
+    logits = sent[structure.senders] + received[structure.receivers]
+    return (
+        nn.leaky_relu(logits, LEAKY_SLOPE),
+        nn.leaky_relu(sent + received, LEAKY_SLOPE),
+    )
 
 
 class GINConv(Convolution):
@@ -270,9 +232,7 @@ class SGConv(Convolution):
     @nn.compact
     def convolve(self, x, structure) -> jax.Array:
         def spread(h):
-            for _ in range(self.num_hops):
-                h = structure.normalised_sum(h)
-            return h
+            return repeat(structure.normalised_sum, h, self.num_hops)
 
         init = fan_in_uniform(x.shape[-1])
         kernel = self.kernel(x, init)
@@ -291,10 +251,11 @@ class APPNP(Convolution):
 
     def convolve(self, x, structure) -> jax.Array:
         self.require_own_size(x)
-        z = x
-        for _ in range(self.num_hops):
-            z = (1 - self.teleport) * structure.normalised_sum(z) + self.teleport * x
-        return z
+
+        def hop(z):
+            return (1 - self.teleport) * structure.normalised_sum(z) + self.teleport * x
+
+        return repeat(hop, x, self.num_hops)
 
 
 class AGNNConv(Convolution):
@@ -443,11 +404,16 @@ class GatedGraphConv(Convolution):
         for i in range(1, self.num_kernels):
             kernels.append(self.kernel(state, init, f"kernel_{i + 1}"))
         weights = GRUCell(self.features, self.features, name="gru").weights
-        for step in range(self.num_steps):
-            kernel = kernels[step % self.num_kernels]
+
+        def step(state, kernel):
             received = structure.sum(state[structure.senders]) @ kernel
             projected = received @ weights.input_kernel + weights.input_bias
-            state = gru_step(weights, state, projected)
+            return gru_step(weights, state, projected), None
+
+        if self.num_steps == 1:
+            return step(state, kernels[0])[0]
+        turns = np.arange(self.num_steps) % self.num_kernels
+        state, _ = jax.lax.scan(step, state, jnp.stack(kernels)[turns])
         return state
 
 
@@ -458,3 +424,11 @@ CONVOLUTIONS: dict[str, type[Convolution]] = {
         *(AGNNConv, ARMAConv, FeaStConv, GENConv, GMMConv, GatedGraphConv),
     )
 }
+
+OF_THE_PAPER: dict[str, Callable[..., Convolution]] = CONVOLUTIONS | {
+    "GATConv": partial(GATConv, num_heads=6),
+    "SGConv": partial(SGConv, num_hops=2),
+    "APPNP": partial(APPNP, num_hops=10),
+    "GatedGraphConv": partial(GatedGraphConv, num_steps=3, num_kernels=3),
+}
+"""The convolutions between which the paper's space chooses: (features, name) ->."""

@@ -1,14 +1,15 @@
 """The eight fixed graph networks with which FL-AGCNS is compared.
 
 Wang et al., arXiv 2104.04141, Tables 3 and 4, which name the networks and count their
-parameters. Depths and widths here are what gives these counts, but for
+parameters. Layers, widths and activations are those of the public code of January 2021,
+whose counts are the paper's, but for
 
 - gcn: the two layers of Kipf & Welling, 0.092 million parameters on Cora; the paper's
-  0.102 would be those with a linear map from features to classes added to them.
-- gated_graph: 0.129 on Cora, the paper has 0.130; on the other data sets three steps,
-  each with a kernel of its own and all with one GRU, give the paper's figures.
+  0.102 counts a layer from features to classes that the code makes and never uses.
+- gated_graph: 0.129 on Cora, the paper has 0.130.
 
-One stack of 32 and two stacks of 16 have the same counts for arma; it is the former.
+That code also takes a softmax before the cross-entropy of gcn, agnn and gated_graph,
+and drops out nothing. The names in `VARIANTS` are other layouts of as many parameters.
 """
 
 from collections.abc import Callable
@@ -30,8 +31,8 @@ from fedjax_graph.models.convolutions import (
     GCNConv,
     SAGEConv,
     SGConv,
-    make_structure,
 )
+from fedjax_graph.models.message_passing import make_structure
 
 Layer = Callable[..., Convolution]  # (features, name) -> module
 linear = partial(SGConv, num_hops=0)  # x W + b, reads no edges
@@ -41,26 +42,36 @@ class Layout(NamedTuple):
     """Lists the layers of a network in the order in which they act."""
 
     outer: Layer  # from features to hidden units, and from those to classes
+    head: Layer | None = None  # from hidden units to classes; None: `outer`
     hidden_size: int | None = 64  # None: `outer` goes from features to classes
     activation: Callable[[jax.Array], jax.Array] = nn.relu  # of hidden units
     inner: tuple[Layer, ...] = ()  # on hidden units
     last: tuple[Layer, ...] = ()  # on logits
 
 
-FIXED_GNNS: dict[str, Layout] = {
-    "gat": Layout(GATConv, activation=nn.elu),
-    "sage": Layout(SAGEConv),
+PAPER_GNNS: dict[str, Layout] = {
+    "gat": Layout(
+        partial(GATConv, num_heads=8, concatenates=True), GATConv, activation=nn.elu
+    ),
+    "sage": Layout(SAGEConv, activation=nn.sigmoid),
     "gcn": Layout(GCNConv),
     "sgc": Layout(partial(SGConv, num_hops=2), hidden_size=None),
     "appnp": Layout(linear, last=(partial(APPNP, num_hops=10, teleport=0.1),)),
-    "agnn": Layout(linear, hidden_size=16, inner=(AGNNConv, AGNNConv)),
-    "arma": Layout(
-        partial(ARMAConv, num_stacks=1, activation=lambda x: x), hidden_size=32
-    ),
+    "agnn": Layout(linear, hidden_size=16, inner=(AGNNConv,) * 3),
+    "arma": Layout(ARMAConv, hidden_size=16, activation=lambda x: x),
     "gated_graph": Layout(
         linear, inner=(partial(GatedGraphConv, num_steps=3, num_kernels=3),)
     ),
 }
+VARIANTS: dict[str, Layout] = {
+    "gat_one_head": Layout(GATConv, activation=nn.elu),
+    "sage_relu": Layout(SAGEConv),
+    "agnn_two_layers": Layout(linear, hidden_size=16, inner=(AGNNConv,) * 2),
+    "arma_one_stack": Layout(
+        partial(ARMAConv, num_stacks=1, activation=lambda x: x), hidden_size=32
+    ),
+}
+FIXED_GNNS = PAPER_GNNS | VARIANTS
 
 
 class FixedGNN(nn.Module):
@@ -87,7 +98,7 @@ class FixedGNN(nn.Module):
         Args:
           graph: nodes [N, F], edge weights [E] or None; see `models.convolutions`, also
             on padding.
-          mask: [N], 0 for padding; changes nothing, as none of the eight has batch
+          mask: [N], 0 for padding; changes nothing, as none of them has batch
             statistics.
           is_training: whether to drop units, by the random stream `dropout`.
 
@@ -122,7 +133,8 @@ class FixedGNN(nn.Module):
             first = layout.outer(hidden_size, name="hidden")
             x = layout.activation(first.convolve(x, structure))
             x = drop(run(layout.inner, "inner", x))
-        x = layout.outer(self.num_classes, name="head").convolve(x, structure)
+        head = layout.head or layout.outer
+        x = head(self.num_classes, name="head").convolve(x, structure)
         return run(layout.last, "last", x)
 
 

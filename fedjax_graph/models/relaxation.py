@@ -24,9 +24,11 @@ from fedjax_graph.models.architecture import (
     OPS,
     Architecture,
     Fusion,
+    Space,
 )
-from fedjax_graph.models.convolutions import make_structure
-from fedjax_graph.models.supernet import SuperNet, fully_connected, plain_layer
+from fedjax_graph.models.message_passing import make_structure
+from fedjax_graph.models.ops import plain_layer
+from fedjax_graph.models.supernet import SuperNet, fully_connected
 
 PRESENCE_FLOOR = 1e-12  # of a layer's probability where it divides
 
@@ -69,9 +71,9 @@ def relaxed(
             f"probabilities of shape {probabilities['layers'].shape}: expected "
             f"{expected}, options of {net.num_layers} layers"
         )
-    params, shares = model["params"], layer_shares(probabilities["layers"])
+    params, shares = model["params"], layer_shares(probabilities["layers"], net.space)
     structure = make_structure(graph, mask)
-    ops = [mixed_layer(op, net.width) for op in OPS]
+    ops = [mixed_layer(op, net.width, net.space) for op in OPS]
 
     def slot(outputs, step):
         index, source, shares, weights, stats = step
@@ -87,7 +89,7 @@ def relaxed(
     layers, sources = np.tril_indices(net.num_layers)
     steps = (layers + 1, sources, shares, params["layers"], model["batch_stats"])
     outputs, stats = jax.lax.scan(slot, mesh.varying(outputs), steps)
-    weights = fusion_shares(probabilities["layers"], net.fusion)
+    weights = fusion_shares(probabilities["layers"], net.fusion, net.space)
     _, output_key = net.dropout_keys(key)
     x = net.drop(jnp.tensordot(weights, outputs, axes=1), output_key)
     product = fully_connected(take(params["output"], 0), x)
@@ -100,11 +102,12 @@ def by_source(probabilities: jax.Array) -> jax.Array:
     return probabilities[:, 1:].reshape(num_layers, num_layers, len(OPS))
 
 
-def layer_shares(probabilities: jax.Array) -> jax.Array:
+def layer_shares(probabilities: jax.Array, space: Space) -> jax.Array:
     """Computes how probable a layer's options are, given that it is present.
 
     Args:
       probabilities: [L, 1 + 12 L], of genes that are drawn independently.
+      space: what a gene of 0 means; in the paper's, layers before are present.
 
     Returns:
       [L (L + 1) / 2, 12], by layer and what it really reads, and op: the sum for a
@@ -113,13 +116,15 @@ def layer_shares(probabilities: jax.Array) -> jax.Array:
     genes, is_absent = by_source(probabilities), probabilities[:, 0]
     is_present = jnp.sum(genes, axis=(1, 2))
     can_be_read = jnp.append(1, is_present[:-1])
-    read_instead = jnp.einsum("lso,s->lo", genes[:, 1:], is_absent[:-1])
-    shares = (can_be_read[:, None] * genes).at[:, INPUT].add(read_instead)
+    shares = genes
+    if space == "2022":
+        read_instead = jnp.einsum("lso,s->lo", genes[:, 1:], is_absent[:-1])
+        shares = (can_be_read[:, None] * genes).at[:, INPUT].add(read_instead)
     shares /= jnp.maximum(is_present, PRESENCE_FLOOR)[:, None, None]
     return shares[np.tril_indices(len(probabilities))]
 
 
-def fusion_shares(probabilities: jax.Array, fusion: Fusion) -> jax.Array:
+def fusion_shares(probabilities: jax.Array, fusion: Fusion, space: Space) -> jax.Array:
     """Computes how probable it is that an output is fused, [L + 1], of sum 1.
 
     The sum is at least 1, as every code fuses something.
@@ -127,14 +132,40 @@ def fusion_shares(probabilities: jax.Array, fusion: Fusion) -> jax.Array:
     Args:
       probabilities: [L, 1 + 12 L], of genes that are drawn independently.
       fusion: see `Architecture.is_fused`.
+      space: what a gene of 0 means.
     """
     is_read = jnp.sum(by_source(probabilities), axis=2)  # [L, L], by its reader
-    is_present = jnp.sum(is_read, axis=1)
-    is_leaf = is_present * jnp.append(jnp.prod(1 - is_read[:, 1:], axis=0), 1)
+    if space == "paper":
+        is_present = jnp.cumprod(1 - probabilities[:, 0])
+        is_leaf = leaf_chances(is_read, is_present)
+        is_empty = probabilities[0, 0]
+    else:
+        is_present = jnp.sum(is_read, axis=1)
+        is_leaf = is_present * jnp.append(jnp.prod(1 - is_read[:, 1:], axis=0), 1)
+        is_empty = jnp.prod(probabilities[:, 0])
     layers = Architecture(None, is_present, None, None, is_leaf, None)
-    is_empty = jnp.prod(probabilities[:, 0])
     chances = jnp.append(is_empty, layers.is_fused(fusion))
     return chances / jnp.sum(chances)
+
+
+def leaf_chances(is_read: jax.Array, is_present: jax.Array) -> jax.Array:
+    """Computes how probable it is, in the paper's space, that nobody reads a layer.
+
+    The sum over ends e from layer i on of P(e is the last layer) x the product over the
+    layers j between i and e, e included, of P(j does not read i | j is present).
+
+    Args:
+      is_read: [L, L], probability that a layer's gene is not 0 and names a source.
+      is_present: [L].
+    """
+    goes_on = jnp.sum(is_read, axis=1)  # the gene is not 0
+    is_last = is_present * (1 - jnp.append(goes_on[1:], 0))
+    spared = 1 - is_read / jnp.maximum(goes_on, PRESENCE_FLOOR)[:, None]
+    chances = []
+    for i in range(len(is_read)):
+        spares = jnp.append(1, jnp.cumprod(spared[i + 1 :, (i + 1) % len(is_read)]))
+        chances.append(jnp.sum(is_last[i:] * spares))
+    return jnp.stack(chances)
 
 
 def mix_stage(probabilities: jax.Array, product: jax.Array) -> jax.Array:
@@ -144,14 +175,16 @@ def mix_stage(probabilities: jax.Array, product: jax.Array) -> jax.Array:
     return cast(jax.Array, sum(mixed))
 
 
-def mixed_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
+def mixed_layer(
+    op: str, width: int, space: Space
+) -> Callable[..., tuple[jax.Array, Any]]:
     """Factory of a `plain_layer` with a share in a sum.
 
     Returns:
       (share [], what `plain_layer` takes) -> (share x [N, width], statistics, new if
       the share is positive). A gradient computes it again.
     """
-    layer = plain_layer(op, width)
+    layer = plain_layer(op, width, space)
 
     def run(share, weights, stats, x, structure):
         x, new = layer(weights, stats, x, structure)

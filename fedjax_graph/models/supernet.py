@@ -4,8 +4,8 @@ FL-AGCNS, arXiv 2104.04141, Section 3.2; codes are those of `architecture`. Ever
 has weights of its own for each pair of what it reads and op; a code selects a path
 through them: `SuperNet.path` is the mask of Eqs. 1 and 2, which keeps of all weights
 those of a code, and `SuperNet.touched` where the gradient of Eq. 2 may be other than 0.
-A layer whose predecessor is absent takes the weights for the input stage, so codes of
-the same network share all weights.
+Codes of the same network share all weights: in the space 2022 a layer whose predecessor
+is absent takes the weights for the input stage.
 
 The paper leaves open whether the five activations of a stage share its linear map. Here
 they do: maps of their own, each of which a fifth of the codes trains, took half as many
@@ -33,19 +33,17 @@ from fedjax_graph.models.architecture import (
     OPS,
     Architecture,
     Fusion,
+    Space,
     check,
     decode,
     decode_static,
 )
-from fedjax_graph.models.convolutions import CONVOLUTIONS, Structure, make_structure
+from fedjax_graph.models.convolutions import Convolution
 from fedjax_graph.models.linear import Linear, matmul
+from fedjax_graph.models.message_passing import make_structure
+from fedjax_graph.models.ops import absent_layer, activate, convolution, present_layer
 
 WIDTH = 64
-
-
-def activate(op: str, x: jax.Array) -> jax.Array:
-    """Applies what follows a convolution: ELU to GAT's, ReLU to all others."""
-    return nn.elu(x) if op == "GATConv" else nn.relu(x)
 
 
 def empty_graph(num_features: int) -> jraph.GraphsTuple:
@@ -68,8 +66,9 @@ class Network(nn.Module):
     code: tuple[int, ...]
     num_classes: int
     width: int = WIDTH
-    fusion: Fusion = "leaves"
+    fusion: Fusion = "all"
     dropout: float = 0.0  # of both stages' inputs
+    space: Space = "paper"
 
     @nn.compact
     def __call__(
@@ -80,7 +79,7 @@ class Network(nn.Module):
     ) -> jax.Array:
         """Classifies nodes; arguments and result as for `SuperNet.apply`."""
         drop = nn.Dropout(self.dropout, deterministic=not is_training)
-        architecture = decode_static(self.code)
+        architecture = decode_static(self.code, self.space)
         activations = list(ACTIVATIONS.values())
         structure = make_structure(graph, mask)
         linear = Linear(graph.nodes.shape[-1], self.width, name="input")
@@ -90,9 +89,9 @@ class Network(nn.Module):
                 outputs.append(None)
                 continue
             op = OPS[architecture.op[i]]
-            layer = CONVOLUTIONS[op](self.width, name=f"layer_{i + 1}")
+            layer = convolution(op, self.space)(self.width, name=f"layer_{i + 1}")
             x = layer.convolve(outputs[architecture.source[i]], structure)
-            outputs.append(activate(op, x))
+            outputs.append(activate(op, x, self.space))
         is_fused = architecture.is_fused(self.fusion)
         fused = [x for x, kept in zip(outputs[1:], is_fused, strict=True) if kept]
         x = sum(fused) / len(fused) if fused else outputs[0]
@@ -116,8 +115,9 @@ class SuperNet(Checked):
     num_classes: int = dataclasses.field(metadata=limits(lower=1))
     num_layers: int = limited(NUM_LAYERS, lower=1)
     width: int = limited(WIDTH, lower=1)
-    fusion: Fusion = "leaves"
+    fusion: Fusion = "all"
     dropout: float = limited(0.0, lower=0, below=1)  # of both stages' inputs
+    space: Space = "paper"
 
     def init(self, key: jax.Array) -> Model:
         """Draws fresh weights, each set as for a network of its own."""
@@ -129,7 +129,7 @@ class SuperNet(Checked):
         ]
         graph = empty_graph(self.width)
         layers = {
-            op: draw_stacked(CONVOLUTIONS[op](self.width), self._num_slots, key, graph)
+            op: draw_stacked(self.module(op), self._num_slots, key, graph)
             for op, key in zip(OPS, jax.random.split(layers_key, len(OPS)), strict=True)
         }
 
@@ -142,6 +142,10 @@ class SuperNet(Checked):
             "output": stages[1]["params"],
         }
         return {"params": params, "batch_stats": collect("batch_stats")}
+
+    def module(self, op: str) -> Convolution:
+        """Builds a layer of one op."""
+        return convolution(op, self.space)(self.width)
 
     def apply(
         self,
@@ -224,17 +228,21 @@ class SuperNet(Checked):
         mask: jax.Array | None = None,
         product: jax.Array | None = None,
         key: jax.Array | None = None,
+        layers: Sequence[Callable[..., tuple[jax.Array, Any]]] | None = None,
     ) -> tuple[jax.Array, Any]:
         """Classifies nodes as `apply` does, from the `path` of the code alone.
 
         Args:
           path, graph, code, mask, product, key: see there.
+          layers: what each op does with its row of a path that holds its layers
+            otherwise, see `present_layer`.
 
         Returns:
           Outputs [N, classes], and the path's running statistics.
         """
-        architecture, params = decode(code), path["params"]
-        branches = [absent_layer, *(present_layer(op, self.width) for op in OPS)]
+        architecture, params = decode(code, self.space), path["params"]
+        layers = layers or [present_layer(op, self.width, self.space) for op in OPS]
+        branches = [absent_layer, *layers]
         structure = make_structure(graph, mask)
 
         def layer(outputs, step):
@@ -295,7 +303,7 @@ class SuperNet(Checked):
         """
 
         def mark(code):
-            architecture = decode(code)
+            architecture = decode(code, self.space)
             slots = self._slots(architecture)
 
             def mark_op(op):
@@ -326,7 +334,12 @@ class SuperNet(Checked):
         """
         genes = check(code, self.num_layers).tolist()
         return Network(
-            tuple(genes), self.num_classes, self.width, self.fusion, self.dropout
+            tuple(genes),
+            self.num_classes,
+            self.width,
+            self.fusion,
+            self.dropout,
+            self.space,
         )
 
     def extract(self, model: Model, code: Sequence[int]) -> Model:
@@ -336,7 +349,8 @@ class SuperNet(Checked):
           InputError: if the code is not valid.
         """
         genes = check(code, self.num_layers)
-        architecture, path = decode_static(genes), self.path(model, jnp.asarray(genes))
+        architecture = decode_static(genes, self.space)
+        path = self.path(model, jnp.asarray(genes))
 
         def own(stacked):
             ops = [OPS[op] for op in architecture.op]
@@ -373,7 +387,7 @@ class SuperNet(Checked):
 
     def _indices(self, model: Model, code: jax.Array) -> Model:
         """Finds where each leaf of a model, or of a part, has a code's path."""
-        slots = self._slots(decode(code))
+        slots = self._slots(decode(code, self.space))
 
         def index(path, leaf):
             del leaf
@@ -404,44 +418,3 @@ def fully_connected(params: Params, x: jax.Array) -> jax.Array:
 def activate_stage(choice: jax.Array, x: jax.Array) -> jax.Array:
     """Applies one of the activations of the input and output stage."""
     return jax.lax.switch(choice, list(ACTIVATIONS.values()), x)
-
-
-def absent_layer(
-    weights: Params, stats: Any, x: jax.Array, structure: Structure
-) -> tuple[jax.Array, Any]:
-    """Returns zeros, which nobody reads, for a layer that is left out."""
-    del weights, structure
-    return jnp.zeros_like(x), stats
-
-
-def present_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
-    """Factory of a `plain_layer` that stands in a switch.
-
-    A gradient computes it again, as a switch keeps what each of its branches would:
-    236 MB instead of 40 for three clients of a third of Cora.
-    """
-    return jax.checkpoint(plain_layer(op, width), prevent_cse=False)
-
-
-def plain_layer(op: str, width: int) -> Callable[..., tuple[jax.Array, Any]]:
-    """Factory of one layer of one op.
-
-    Returns:
-      (weights by op, statistics by op, x [N, width], structure) -> ([N, width],
-      statistics).
-    """
-    module = CONVOLUTIONS[op](width)
-
-    def run(weights, stats, x, structure):
-        variables = {
-            "params": weights.get(op, {}),
-            "batch_stats": stats.get(op, {}),
-        }
-        x, new = module.apply(
-            variables, x, structure, method="convolve", mutable=["batch_stats"]
-        )
-        if op in stats:
-            stats = stats | {op: new["batch_stats"]}
-        return activate(op, x), stats
-
-    return run

@@ -23,7 +23,7 @@ from fedjax_graph.core.meta_learning import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
-from fedjax_graph.models.architecture import NUM_LAYERS, Fusion
+from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
 from fedjax_graph.models.fixed_gnns import FixedGNN, find_layout
 from fedjax_graph.models.supernet import WIDTH, SuperNet, empty_graph
 
@@ -41,7 +41,8 @@ class SubgraphTask(Checked):
     kind: Literal["subgraphs"] = "subgraphs"
     model: str = "gcn"  # see `models.fixed_gnns`; or "code", the network of one
     code: tuple[int, ...] = ()
-    fusion: Fusion = "leaves"  # of a code
+    space: Space = "paper"  # of a code
+    fusion: Fusion = "all"  # of a code
     width: int = limited(WIDTH, lower=1)  # of a code
     dropout: float = limited(0.0, lower=0, below=1)
     local_steps: int = limited(1, lower=1)  # of methods that take steps at the client
@@ -64,6 +65,7 @@ class SubgraphTask(Checked):
             self.width,
             self.fusion,
             self.dropout,
+            self.space,
         )
         return net.network(self.code)
 

@@ -116,6 +116,7 @@ EVOLUTION = SEARCH | {
     "population_size": 6,
     "codes_per_step": 2,
     "num_steps": 2,
+    "fitness_from": "shared",
     "num_warm_up": 1,  # so the second of two rounds evolves
 }
 SEARCHES = {

@@ -47,7 +47,7 @@ def ladder(num_rows):
     "labels, edges",
     [
         *(
-            diagram(parse(code), fusion)
+            diagram(parse(code), fusion, "2022")
             for code in CODES
             for fusion in ("leaves", "all")
         ),

@@ -33,6 +33,9 @@ BAD = {  # flags: words of the line
     ("--participation=0.5",): ["--participation", "every client"],
     ("--patience=5",): ["--patience", "--num_epochs"],
     ("--methods=fl_rl", "--num_trials=7"): ["--num_trials=7", "multiple of 5"],
+    ("--fitness_from=scratch",): ["--num_warm_up: ", "--fitness_from=shared"],
+    ("--space=2021",): ["--space", "paper", "2022"],
+    ("--weight_decay=-1",): ["--weight_decay", "0"],
     ("--codes_per_step=5",): ["--codes_per_step=5", "--population_size=4"],
     ("--population_size=1",): ["--population_size"],
     ("--learning_rate=nan",): ["--learning_rate", "number"],
@@ -150,7 +153,7 @@ def test_without_a_dataset_it_is_synthetic_and_short(training, trainings):
     found = training.results("synthetic")
     flags = found["settings"]["flags"]
     assert found["dataset"] == "synthetic"
-    assert (flags["num_generations"], flags["num_retrain"]) == (20, 3)
+    assert (flags["num_generations"], flags["num_retrain"]) == (2, 3)
     assert found["settings"]["subgraphs"]["num_clients"] == 3
 
 

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from experiments.studies import fl_agcns_choice
-from experiments.studies.fl_agcns_settings import titles
+from experiments.studies.fl_agcns_methods import titles
+from fedjax_graph.algorithms.fl_agcns.fl_agcns import FLAGCNSConfig
+from fedjax_graph.algorithms.fl_agcns.trainings import make_schedule, most_code_epochs
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver.checkpoint import Checkpoints
-from fedjax_graph.models import architecture, relaxation, supernet
+from fedjax_graph.models import architecture, packed, relaxation, supernet
 from tests.experiments import binary
 from tests.experiments.fl_agcns_machine import (
     NUM_CLASSES,
@@ -41,9 +44,8 @@ ROUNDS_OF_OTHERS = (NUM_GENERATIONS, NUM_GENERATIONS, 2, 1, 1)
 CKKS = "--encryption=ckks"
 OPS = ("GINConv", "APPNP")  # with batch statistics, and without weights
 FEW_CONVOLUTIONS = f"""
-from fedjax_graph.models import architecture
-from fedjax_graph.models import relaxation, supernet
-architecture.OPS = relaxation.OPS = supernet.OPS = {OPS}
+from fedjax_graph.models import architecture, packed, relaxation, supernet
+architecture.OPS = packed.OPS = relaxation.OPS = supernet.OPS = {OPS}
 """
 
 
@@ -58,7 +60,7 @@ def searching(tmp_path_factory):
 @pytest.fixture
 def few_convolutions(monkeypatch):
     """The search space of that machine."""
-    for module in (architecture, relaxation, supernet):
+    for module in (architecture, packed, relaxation, supernet):
         monkeypatch.setattr(module, "OPS", OPS)
 
 
@@ -90,6 +92,14 @@ def more_searches(searching, searches):
             "finalists", "--num_finalists=3", "--dropout=0.3", methods=METHODS[:1]
         ),
     }
+    scratch = searching.command_line(
+        "scratch",
+        "--fitness_from=scratch",
+        "--space=paper",
+        "--first_epochs=2",
+        methods=METHODS[:1],
+    )
+    lines["scratch"] = [x for x in scratch if not x.startswith("--num_warm_up")]
     if importlib.util.find_spec("tenseal"):
         lines["ckks"] = searching.command_line("ckks", CKKS, methods=METHODS[:2])
     return printed(searching, lines)
@@ -132,8 +142,11 @@ def test_a_search_ends_with_a_code_and_its_network(
     code, found = entry["code"], entry["search"]
     assert all(type(gene) is int for gene in code)
     assert architecture.check(code, NUM_LAYERS).tolist() == code
-    assert entry["architecture"] == architecture.describe(code).splitlines()
-    net = supernet.SuperNet(NUM_FEATURES, NUM_CLASSES, NUM_LAYERS)
+    assert (
+        entry["architecture"]
+        == architecture.describe(code, "leaves", "2022").splitlines()
+    )
+    net = supernet.SuperNet(NUM_FEATURES, NUM_CLASSES, NUM_LAYERS, space="2022")
     assert entry["params_millions"] == pytest.approx(net.num_parameters(code) / 1e6)
     gcn = (NUM_FEATURES + 1) * 64 + (64 + 1) * NUM_CLASSES
     assert searching.entry("whole", "gcn")["params_millions"] == pytest.approx(
@@ -227,13 +240,27 @@ def test_every_search_finds_a_code(searching, more_searches, few_convolutions):
 
 
 @pytest.mark.slow
+def test_a_search_from_scratch(searching, more_searches, few_convolutions):
+    entry = searching.entry("scratch", "fl_agcns")
+    config = FLAGCNSConfig(
+        **{**entry["search"]["config"], "server_optimizer": OptimizerConfig()}
+    )
+    assert entry["search"]["num_rounds"] == make_schedule(config).num_rounds
+    network = architecture.canonical(np.array(entry["code"]))
+    assert entry["code"] == network.tolist()
+    records = searching.metrics("scratch")
+    epochs = [r["code_epochs"] for r in records if r["method"] == "fl_agcns_search"]
+    assert 0 < sum(epochs) <= most_code_epochs(config)
+
+
+@pytest.mark.slow
 def test_finalists_are_judged_from_scratch(searching, more_searches, few_convolutions):
     entry = searching.entry("finalists", "fl_agcns")
     finalists = entry["search"]["finalists"]
     codes, scores = finalists["codes"], np.array(finalists["scores"])
     assert 1 < len(codes) <= 3 and len(scores) == len(codes)
     networks = {
-        tuple(architecture.canonical(np.array(code)).tolist()) for code in codes
+        tuple(architecture.canonical(np.array(code), "2022").tolist()) for code in codes
     }
     assert len(networks) == len(codes)
     assert entry["code"] == codes[scores.argmax()]

@@ -13,7 +13,9 @@ from fedjax_graph.models.supernet import SuperNet
 NUM_NODES, NUM_EDGES, PADDED_NODES, PADDED_EDGES = 7, 18, 10, 24
 NUM_FEATURES, NUM_CLASSES = 5, 3
 SLOTS = [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]  # (layer, what it reads)
-NET = SuperNet(NUM_FEATURES, NUM_CLASSES, num_layers=3, width=4)
+OF_2022 = {"space": "2022", "fusion": "leaves"}
+NET = SuperNet(NUM_FEATURES, NUM_CLASSES, num_layers=3, width=4, **OF_2022)
+PAPER_NET = dataclasses.replace(NET, space="paper", fusion="all")
 NET_FUSING_ALL = dataclasses.replace(NET, fusion="all")
 NET_WITH_DROPOUT = dataclasses.replace(NET, dropout=0.25)
 CODES = [  # every op, activation and predecessor, present and absent

@@ -1,6 +1,7 @@
 """Architecture codes against a decoder in plain Python, counting and hand-made ones."""
 
 import collections
+import functools
 import itertools
 import json
 
@@ -15,11 +16,12 @@ import pytest
 from fedjax_graph.core import mesh, trees
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import architecture
-from fedjax_graph.models.architecture import OPS, parse, random_codes
+from fedjax_graph.models.architecture import OPS, parse
 
 PUBLISHED = [1, 6, 0, 0, 6, 54, 55, 5]  # for Cora; layers 2 and 3 are absent
-decode_all = jax.jit(jax.vmap(architecture.decode))
-canonical_all = jax.jit(jax.vmap(architecture.canonical))
+decode_all = jax.jit(jax.vmap(lambda code: architecture.decode(code, "2022")))
+canonical_all = jax.jit(jax.vmap(lambda code: architecture.canonical(code, "2022")))
+random_codes = functools.partial(architecture.random_codes, space="2022")
 
 
 def plain_decode(code):
@@ -66,7 +68,7 @@ valid_codes = st.integers(1, 7).flatmap(
 
 
 def test_decoding_by_hand():
-    network = architecture.decode_static(PUBLISHED)
+    network = architecture.decode_static(PUBLISHED, "2022")
     assert (network.input_stage, network.output_stage) == (0, 4)
     npt.assert_array_equal(network.is_present, [1, 0, 0, 1, 1, 1])
     assert [OPS[op] for op in network.op[[0, 3, 4, 5]]] == [
@@ -241,7 +243,7 @@ def test_a_code_is_a_row_of_integers():
 
 
 def test_a_code_in_words():
-    assert architecture.describe(PUBLISHED).splitlines() == [
+    assert architecture.describe(PUBLISHED, "leaves", "2022").splitlines() == [
         "input stage: Sigmoid of a fully connected layer",
         "layer 1: APPNP of the input stage, fused",
         "layer 2: absent",
@@ -252,7 +254,7 @@ def test_a_code_in_words():
         "output stage: Identity of a fully connected layer of the mean of layer 1, "
         "layer 5, layer 6",
     ]
-    assert architecture.describe([3, 0, 4]).splitlines() == [
+    assert architecture.describe([3, 0, 4], "leaves", "2022").splitlines() == [
         "input stage: ReLU of a fully connected layer",
         "layer 1: absent",
         "output stage: Softmax of a fully connected layer of the input stage",
@@ -260,7 +262,7 @@ def test_a_code_in_words():
 
 
 def test_a_code_as_a_diagram():
-    labels, edges = architecture.diagram(PUBLISHED)
+    labels, edges = architecture.diagram(PUBLISHED, "leaves", "2022")
     assert labels == {
         0: "input stage: Sigmoid",
         1: "layer 1: APPNP",
@@ -271,7 +273,7 @@ def test_a_code_as_a_diagram():
     }
     layers = [(0, 1), (0, 4), (4, 5), (4, 6)]
     assert edges == [*layers, (1, 7), (5, 7), (6, 7)]
-    _, edges = architecture.diagram(PUBLISHED, "all")
+    _, edges = architecture.diagram(PUBLISHED, "all", "2022")
     assert edges == [*layers, (1, 7), (4, 7), (5, 7), (6, 7)]
     assert architecture.diagram([1, 0, 0, 2]).edges == [(0, 3)]
 
@@ -307,3 +309,43 @@ def test_a_code_is_decoded_where_devices_share_the_work():
     with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:2])):
         jax.eval_shape(mesh.concat_parts(share), jnp.ones(2))
     jax.tree.map(npt.assert_array_equal, found[0], expected)
+
+
+# --- The paper's space ---------------------------------------------------------------
+
+
+def test_a_code_of_the_paper_ends_at_its_first_0():
+    """Codes are one network if and only if they are equal before their first 0."""
+    codes = all_codes(2)
+    named = jax.jit(jax.vmap(architecture.canonical))(codes)
+    for code, name in zip(codes.tolist(), np.asarray(named).tolist(), strict=True):
+        layers = code[1:-1]
+        depth = layers.index(0) if 0 in layers else len(layers)
+        assert name == [code[0], *layers[:depth], *[0] * (2 - depth), code[-1]]
+        network = architecture.decode_static(code)
+        assert network.is_present.tolist() == [i < depth for i in range(2)]
+    _, counts = np.unique(named, axis=0, return_counts=True)
+    assert counts.tolist().count(25) == 5 and counts.sum() == len(codes)
+
+
+def test_every_layer_of_the_paper_reads_what_its_gene_says():
+    code = [3, 6, 18, 7, 0, 54, 0, 5]  # APPNP; of it APPNP; AGNN of the input stage
+    network = architecture.decode_static(code)
+    npt.assert_array_equal(network.source, [0, 1, 0, 0, 0, 0])
+    assert [OPS[op] for op in network.op[:3]] == ["APPNP", "APPNP", "AGNNConv"]
+    assert architecture.diagram(code).edges == [(0, 1), (1, 2), (0, 3)] + [
+        (i, 7) for i in (1, 2, 3)
+    ]
+
+
+def test_first_depths_of_the_paper_are_uniform():
+    codes = np.asarray(architecture.random_codes(jax.random.key(3), 6000))
+    assert_valid(codes[:100])
+    is_present = np.cumprod(codes[:, 1:-1] > 0, axis=1)
+    shares = np.bincount(is_present.sum(axis=1), minlength=7) / 6000
+    npt.assert_allclose(shares, [0, *[1 / 6] * 6], atol=0.025)  # 5 deviations
+
+
+def test_an_unknown_space():
+    with pytest.raises(InputError, match="unknown space '2021'; known: paper, 2022"):
+        architecture.decode_static([1, 5, 2], "2021")

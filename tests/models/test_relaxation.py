@@ -20,6 +20,7 @@ from tests.models.supernet_cases import (
     NUM_CLASSES,
     NUM_FEATURES,
     NUM_NODES,
+    OF_2022,
     PADDED_NODES,
     SLOTS,
     at,
@@ -90,20 +91,21 @@ def test_dropout_of_certain_genes_is_that_of_a_code(
     assert np.abs(plain - outputs).max() > 0.01
 
 
-@pytest.fixture(scope="module")
-def chances():
-    """Probabilities of all 12,025 codes of three layers, and what they say."""
+@pytest.fixture(scope="module", params=["paper", "2022"])
+def chances(request):
+    """A space, probabilities of all 12,025 codes of three layers, and what they say."""
     layers = drawn_probabilities(0)["layers"]
     genes = np.indices((13, 25, 37)).reshape(3, -1)
     rates = np.prod([own[gene] for own, gene in zip(layers, genes, strict=True)], 0)
     stages = np.ones_like(genes[:1])
     codes = np.concatenate([stages, genes, stages]).T
-    return layers, rates, jax.device_get(jax.jit(jax.vmap(decode))(codes))
+    networks = jax.jit(jax.vmap(lambda code: decode(code, request.param)))(codes)
+    return request.param, layers, rates, jax.device_get(networks)
 
 
 def test_shares_of_ops_are_those_of_all_codes(chances):
-    layers, rates, networks = chances
-    shares = relaxation.layer_shares(layers)
+    space, layers, rates, networks = chances
+    shares = relaxation.layer_shares(layers, space)
     assert shares.shape == (6, 12)
     for (layer, source), own in zip(SLOTS, shares, strict=True):
         is_present = networks.is_present[:, layer]
@@ -117,17 +119,17 @@ def test_shares_of_ops_are_those_of_all_codes(chances):
 
 @pytest.mark.parametrize("fusion", ["leaves", "all"])
 def test_shares_in_the_fusion_are_those_of_all_codes(chances, fusion):
-    layers, rates, networks = chances
+    space, layers, rates, networks = chances
     is_fused = networks.is_leaf if fusion == "leaves" else networks.is_present
     is_empty = ~networks.is_present.any(axis=1)
     expected = rates @ np.concatenate([is_empty[:, None], is_fused], axis=1)
-    shares = relaxation.fusion_shares(layers, fusion)
+    shares = relaxation.fusion_shares(layers, fusion, space)
     npt.assert_allclose(shares, expected / expected.sum(), rtol=1e-4)
 
 
 def test_a_mixture_of_two_ops_and_of_stages(relaxed, net_convolve, draw_params):
     """A single layer: 0.3 SAGE, 0.7 GAT; the input stage in part Tanh, in part ReLU."""
-    net = SuperNet(NUM_FEATURES, NUM_CLASSES, num_layers=1, width=4)
+    net = SuperNet(NUM_FEATURES, NUM_CLASSES, num_layers=1, width=4, **OF_2022)
     model, (graph, mask) = draw_params(net.init, 1), make_graph(2)
     probabilities = {
         "input": jnp.array([0, 0.6, 0.4, 0, 0]),

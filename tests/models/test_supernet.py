@@ -19,7 +19,9 @@ from tests.models.supernet_cases import (
     NUM_CLASSES,
     NUM_FEATURES,
     NUM_NODES,
+    OF_2022,
     PADDED_NODES,
+    PAPER_NET,
     SLOTS,
     at,
     make_graph,
@@ -108,6 +110,39 @@ def test_fusion_of_all_layers(net_model, quick_jit, net_convolve):
     network, own = net.network(code), net.extract(net_model, code)
     alone = quick_jit(functools.partial(network.apply, mutable=["batch_stats"]))
     npt.assert_allclose(alone(own, graph, mask)[0], outputs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("code", [(1, 1, 18, 29, 5), (2, 2, 0, 30, 4), (3, 0, 5, 1, 5)])
+def test_the_papers_space_by_hand(code, draw_params, quick_jit):
+    """Layers end at the first 0, all are averaged, and nothing follows an op."""
+    net, (graph, mask) = PAPER_NET, make_graph(2)
+    model = draw_params(net.init)
+    outputs, _ = quick_jit(net.apply)(model, graph, jnp.array(code), mask)
+    layers, means = [stage(model, "input", code[0], np.asarray(graph.nodes))], []
+    for layer, gene in enumerate(code[1:-1]):
+        if not gene:
+            break
+        source, op = divmod(gene - 1, 12)
+        slot, op = SLOTS.index((layer, source)), OPS[op]
+        own = {
+            kind: at(slot, stacked[op])
+            for kind, stacked in (
+                ("params", model["params"]["layers"]),
+                ("batch_stats", model["batch_stats"]),
+            )
+            if op in stacked
+        }
+        run = functools.partial(net.module(op).apply, mutable=["batch_stats"])
+        x, _ = quick_jit(run)(own, graph._replace(nodes=layers[source]), mask)
+        layers.append(np.asarray(x))
+        means.append(layers[-1])
+    mean = np.mean(means or layers, axis=0)
+    npt.assert_allclose(
+        outputs, stage(model, "output", code[-1], mean), rtol=1e-4, atol=1e-5
+    )
+    network, own = net.network(code), net.extract(model, code)
+    alone = functools.partial(network.apply, mutable=["batch_stats"])
+    npt.assert_allclose(alone(own, graph, mask)[0], outputs, rtol=1e-4, atol=1e-5)
 
 
 def test_an_unknown_fusion():
@@ -243,7 +278,7 @@ def test_number_of_parameters():
 def test_number_of_parameters_of_a_published_code():
     """Two linear maps and one AGNNConv; the APPNP have none."""
     code = [1, 6, 0, 0, 6, 54, 55, 5]
-    assert SuperNet(1433, 7).num_parameters(code) == 1434 * 64 + 65 * 7 + 1
+    assert SuperNet(1433, 7, **OF_2022).num_parameters(code) == 1434 * 64 + 65 * 7 + 1
 
 
 def test_fresh_weights(quick_jit):

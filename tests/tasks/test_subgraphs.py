@@ -18,6 +18,7 @@ from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES, alone
 
 RATE, WIDTH = 0.8, 4
+OF_2022 = {"space": "2022", "fusion": "leaves"}
 CODE = (3, 2, 16, 5)  # GINConv, which has running statistics, and GCNConv of it
 KEY = jax.random.key(3)
 fitnesses = pytest.mark.parametrize("fitness", ["loss", "accuracy"])
@@ -270,12 +271,13 @@ def test_outputs_are_probabilities(model, splits):
 
 @pytest.fixture(scope="module")
 def network():
-    return SuperNet(NUM_FEATURES, NUM_CLASSES, len(CODE) - 2, WIDTH).network(CODE)
+    net = SuperNet(NUM_FEATURES, NUM_CLASSES, len(CODE) - 2, WIDTH, **OF_2022)
+    return net.network(CODE)
 
 
 @pytest.fixture(scope="module")
 def code_model(draw_params):
-    drawn = draw_params(make_task(model="code", code=CODE, width=WIDTH).init)
+    drawn = draw_params(make_task(model="code", code=CODE, width=WIDTH, **OF_2022).init)
     stats = drawn["batch_stats"]["layer_1"]["norm"]
     stats["var"] = np.abs(stats["var"]) + 0.1
     return jax.tree.map(jnp.asarray, drawn)
@@ -285,11 +287,11 @@ def test_the_network_of_a_code(
     network, code_model, splits, loss_and_gradient, quick_jit
 ):
     apply = quick_jit(functools.partial(network.apply, mutable=["batch_stats"]))
-    task = make_task(model="code", code=CODE, width=WIDTH)
+    task = make_task(model="code", code=CODE, width=WIDTH, **OF_2022)
     train = splits["train"]
     outputs = task.predict(one(code_model), train)
     (losses, stats), _ = loss_and_gradient(
-        code_model, train, model="code", code=CODE, width=WIDTH
+        code_model, train, model="code", code=CODE, width=WIDTH, **OF_2022
     )
     for client in (0, 2):
         own = alone(train, client)
@@ -308,12 +310,10 @@ def test_the_network_of_a_code(
 def test_a_code_is_fused_and_drops_units_as_told(network, code_model, splits):
     graph = tasks.as_graph(alone(splits["train"], 0))
     settings = {"model": "code", "code": CODE, "width": WIDTH}
-    config = SubgraphTask(
-        NUM_FEATURES, NUM_CLASSES, fusion="all", dropout=0.3, **settings
-    )
+    config = SubgraphTask(NUM_FEATURES, NUM_CLASSES, dropout=0.3, **settings)
     assert config.module().dropout == 0.3
     outputs = config.module().apply(code_model, graph)
-    net = SuperNet(NUM_FEATURES, NUM_CLASSES, 2, WIDTH, fusion="all")
+    net = SuperNet(NUM_FEATURES, NUM_CLASSES, 2, WIDTH)
     npt.assert_allclose(outputs, net.network(CODE).apply(code_model, graph), atol=1e-6)
     assert np.abs(outputs - network.apply(code_model, graph)).max() > 1e-3
 

@@ -1,24 +1,47 @@
 """Evolution of populations of architecture codes, as pure array operations.
 
 Wang et al., "FL-AGCNS: Federated Learning Framework for Automatic Graph Convolutional
-Network Search", arXiv 2104.04141, Section 3.3; what the paper leaves open is the
-released code's: half of a population has one child each, by crossover or else by
-mutation, and the best of parents and children survive. Ours are the single cut of the
-crossover (Holland, "Adaptation in Natural and Artificial Systems", 1975), how a mutated
-gene is drawn, and that a network counts once however often it occurs.
+Network Search", arXiv 2104.04141, Section 3.3; what the paper leaves open is the public
+code's, of the year of the space: half of a population has one child each, by crossover
+or else by mutation, and the best of parents and children survive. In the paper's space
+a child has each gene of either parent with equal chances, and a mutated gene is drawn
+as in the first population. In that of 2022 ours are the single cut of the crossover
+(Holland, "Adaptation in Natural and Artificial Systems", 1975) and how a mutated gene
+is drawn. A network counts once however often it occurs.
 
 A population is an array of codes [P, L + 2], see `architecture`; larger fitness [P] is
 better. Everything can be traced, and mapped over clients.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core import arrays
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.models.architecture import ANY_STAGES, Stages, canonical, random_codes
+from fedjax_graph.models.architecture import (
+    ANY_STAGES,
+    Space,
+    Stages,
+    canonical,
+    check_space,
+    random_codes,
+)
 
-MUTATION_RATE = 0.125
+
+class Rates(NamedTuple):
+    """Holds how often a child comes about by what."""
+
+    crossover: float  # of the controller's children; the others mutate
+    client_crossover: float  # of a client's
+    mutation: float  # of each gene
+
+
+RATES: dict[Space, Rates] = {
+    "paper": Rates(0.5, 0.5, 0.1),
+    "2022": Rates(0.2, 0.5, 0.125),
+}
 
 
 def select(key: jax.Array, population: jax.Array, num: int) -> jax.Array:
@@ -32,17 +55,22 @@ def select(key: jax.Array, population: jax.Array, num: int) -> jax.Array:
     return jax.random.permutation(key, population)[:num]
 
 
-def crossover(key: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Makes children [P, L + 2]: the first's genes up to a drawn cut, then the other's.
+def crossover(
+    key: jax.Array, first: jax.Array, second: jax.Array, space: Space = "paper"
+) -> jax.Array:
+    """Makes children [P, L + 2] of pairs of parents [P, L + 2].
 
-    Each parent [P, L + 2] gives at least one gene. A gene stays in its place, so a
-    child of valid codes is valid.
+    A child has each gene of either parent with equal chances. In the space 2022 it has
+    the first's genes up to a drawn cut, then the other's, and at least one of each. A
+    gene stays in its place, so a child of valid codes is valid.
 
     Raises:
-      InputError: if there are not as many parents of both.
+      InputError: if there are not as many parents of both, or there is no such space.
     """
     arrays.check_same_shape(first=first, second=second)
     num, num_genes = first.shape
+    if check_space(space) == "paper":
+        return jnp.where(jax.random.bernoulli(key, 0.5, first.shape), first, second)
     cuts = jax.random.randint(key, (num, 1), 1, num_genes)
     return jnp.where(jnp.arange(num_genes) < cuts, first, second)
 
@@ -50,17 +78,20 @@ def crossover(key: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
 def mutate(
     key: jax.Array,
     codes: jax.Array,
-    rate: float = MUTATION_RATE,
+    rate: float,
     stages: Stages = ANY_STAGES,
+    space: Space = "paper",
 ) -> jax.Array:
     """Draws each gene of codes [P, L + 2] anew with probability `rate`.
 
-    A mutated layer, also one of the first two, is absent with probability 0.2, as
-    later layers are at the start. Given stages stay as they are.
+    In the space 2022 a mutated layer, also one of the first two, is absent with
+    probability 0.2, as later layers are at the start. Given stages stay as they are.
     """
     gene_key, value_key = jax.random.split(key)
     num, num_genes = codes.shape
-    values = random_codes(value_key, num, num_genes - 2, num_certain=0, stages=stages)
+    values = random_codes(
+        value_key, num, num_genes - 2, space=space, num_certain=0, stages=stages
+    )
     return jnp.where(jax.random.bernoulli(gene_key, rate, codes.shape), values, codes)
 
 
@@ -68,18 +99,20 @@ def offspring(
     key: jax.Array,
     population: jax.Array,
     crossover_rate: float,
-    mutation_rate: float = MUTATION_RATE,
+    mutation_rate: float,
     stages: Stages = ANY_STAGES,
+    space: Space = "paper",
 ) -> jax.Array:
     """Makes one child of each of a uniformly random half of a population.
 
     Args:
       key: of all draws.
       population: [P, L + 2].
-      crossover_rate: probability of a crossover with another of the half (the released
-        code's: 0.2 for the controller, 0.5 for clients); the others mutate.
+      crossover_rate: probability of a crossover with another of the half; the others
+        mutate.
       mutation_rate: of each gene.
       stages: those that all codes of the population have.
+      space: of the codes.
 
     Returns:
       [P // 2, L + 2].
@@ -87,21 +120,26 @@ def offspring(
     select_key, choice_key, crossover_key, mutate_key = jax.random.split(key, 4)
     parents = select(select_key, population, len(population) // 2)
     partners = jnp.roll(parents, 1, axis=0)  # their order is drawn
-    crossed = crossover(crossover_key, parents, partners)
-    mutated = mutate(mutate_key, parents, mutation_rate, stages)
+    crossed = crossover(crossover_key, parents, partners, space)
+    mutated = mutate(mutate_key, parents, mutation_rate, stages, space)
     is_crossed = jax.random.bernoulli(choice_key, crossover_rate, (len(parents), 1))
     return jnp.where(is_crossed, crossed, mutated)
 
 
-def is_repeated(codes: jax.Array) -> jax.Array:
+def is_repeated(codes: jax.Array, space: Space = "paper") -> jax.Array:
     """Marks the codes [P, L + 2] that are the same network as one before them."""
-    networks = jax.vmap(canonical)(codes)
+    networks = canonical_all(codes, space)
     is_equal = jnp.all(networks[:, None] == networks, axis=-1)
     return jnp.any(jnp.tril(is_equal, -1), axis=1)
 
 
+def canonical_all(codes: jax.Array, space: Space) -> jax.Array:
+    """Writes codes [P, L + 2] as their networks."""
+    return jax.vmap(lambda code: canonical(code, space))(codes)
+
+
 def survivors(
-    codes: jax.Array, fitness: jax.Array, num: int
+    codes: jax.Array, fitness: jax.Array, num: int, space: Space = "paper"
 ) -> tuple[jax.Array, jax.Array]:
     """Picks the fittest networks, best first.
 
@@ -112,6 +150,7 @@ def survivors(
       codes: [P, L + 2], such as parents and then children.
       fitness: [P].
       num: how many survive.
+      space: of the codes.
 
     Returns:
       Codes [num, L + 2] and their fitness [num].
@@ -129,7 +168,7 @@ def survivors(
 
     fitness = jnp.where(jnp.isnan(fitness), -jnp.inf, fitness)
     codes, fitness = best_first(codes, fitness)
-    fitness = jnp.where(is_repeated(codes), -jnp.inf, fitness)
+    fitness = jnp.where(is_repeated(codes, space), -jnp.inf, fitness)
     codes, fitness = best_first(codes, fitness)
     return codes[:num], fitness[:num]
 

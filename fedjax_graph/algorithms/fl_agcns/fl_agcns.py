@@ -12,10 +12,13 @@ P_i. A round is a generation:
 
 The code with the best federated score of P and its children is what the search ends
 with; the paper scores P once more, with the last codes that clients sent. Its training
-anew is `fed_sgd`. What the paper leaves open is the released code's: 20 codes a step,
-no evolution in the first 50 generations, the rates of `evolution`, d = 0.5 x
-0.99^generation. The ledger counts the whole SuperNet's gradient, though only touched
-weights have one.
+anew is `fed_sgd`. What the paper leaves open is the public code's: 20 codes a step, the
+rates of `evolution`, d = 0.5 x 0.99^generation, and in the space 2022 no evolution in
+the first 50 generations. The ledger counts the whole SuperNet's gradient, though only
+touched weights have one.
+
+That is fitness from `shared` weights. By default it is that of trainings from
+`scratch`, see `from_scratch`.
 
 `controller_eo` (d = 0) and `client_eo` (d = 1) are the ablations of Table 5.
 """
@@ -23,44 +26,46 @@ weights have one.
 import dataclasses
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.algorithms.fl_agcns import evolution
+from fedjax_graph.algorithms.fl_agcns import evolution, from_scratch
 from fedjax_graph.algorithms.fl_agcns.search import (
     WORST,
     Scorer,
-    SearchConfig,
     Weights,
     init_weights,
     make_scorer,
     searched,
     train_step,
 )
+from fedjax_graph.algorithms.fl_agcns.trainings import EvolutionConfig
 from fedjax_graph.core import clients, communication, encryption, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.checks import limited
-from fedjax_graph.models.architecture import random_codes
+from fedjax_graph.models.architecture import Space, random_codes
+
+FitnessFrom = Literal["scratch", "shared"]
+WARM_UP: dict[Space, int] = {"paper": 0, "2022": 50}
 
 
 @dataclasses.dataclass(frozen=True)
-class FLAGCNSConfig(SearchConfig):
-    """Hyper-parameters of the evolution, by default the paper's and its code's."""
+class FLAGCNSConfig(EvolutionConfig):
+    """Hyper-parameters of the search, by default the paper's and its code's."""
 
-    population_size: int = limited(60, lower=2)
-    num_steps: int = limited(5, lower=1)  # of the weights in a generation
+    fitness_from: FitnessFrom = "scratch"
+    # with shared weights: steps of theirs in a generation
+    num_steps: int = limited(5, lower=1)
     codes_per_step: int = limited(20, lower=1)
-    # generations in which the population stays as it is
-    num_warm_up: int = limited(50, lower=0)
-    crossover_rate: float = limited(0.2, lower=0, upper=1)
-    client_crossover_rate: float = limited(0.5, lower=0, upper=1)
-    mutation_rate: float = limited(0.125, lower=0, upper=1)
-    client_share: float = limited(
-        0.5, lower=0, upper=1
-    )  # d before the first generation
-    client_share_decay: float = limited(0.99, lower=0, upper=1)
+    # first generations, in which the population stays as it is; None: see WARM_UP
+    num_warm_up: int | None = limited(None, lower=0)
+
+    @property
+    def warm_up(self) -> int:
+        """The number of first generations in which nothing evolves."""
+        return WARM_UP[self.space] if self.num_warm_up is None else self.num_warm_up
 
 
 class Populations(NamedTuple):
@@ -107,6 +112,8 @@ def evolutionary(
     config: FLAGCNSConfig, with_controller: bool = True, with_clients: bool = True
 ) -> FederatedAlgorithm:
     """Factory of the search with evolution at the controller, at clients, or both."""
+    if config.fitness_from == "scratch":
+        return from_scratch.evolutionary(config, with_controller, with_clients)
     train = weights_trainer(config)
 
     def init(key, data):
@@ -115,6 +122,7 @@ def evolutionary(
             population_key,
             config.population_size,
             config.num_layers,
+            space=config.space,
             stages=config.stages,
         )
         everybody = jnp.broadcast_to(codes, (len(data.client_ids), *codes.shape))
@@ -144,7 +152,7 @@ def evolutionary(
             codes = before.controller
             if with_controller:
                 codes = with_children(
-                    config, controller_key, codes, config.crossover_rate
+                    config, controller_key, codes, config.rates.crossover
                 )
             ranked = rank(config, scorer, codes)
             if not with_clients:
@@ -154,7 +162,7 @@ def evolutionary(
             return Populations(merged, own), ranked
 
         populations, ranked = jax.lax.cond(
-            generation < config.num_warm_up, stay, evolve, state.populations
+            generation < config.warm_up, stay, evolve, state.populations
         )
         state = EvolutionState(weights, ranked.codes[0], generation + 1, populations)
         is_scored = jnp.any(data.is_scored > 0, axis=1)
@@ -202,7 +210,7 @@ def with_children(
 ) -> jax.Array:
     """Adds children to a population [P, L + 2]: [P + P // 2, L + 2]."""
     children = evolution.offspring(
-        key, codes, crossover_rate, config.mutation_rate, config.stages
+        key, codes, crossover_rate, config.rates.mutation, config.stages, config.space
     )
     return jnp.concatenate([codes, children])
 
@@ -211,7 +219,7 @@ def rank(config: FLAGCNSConfig, scorer: Scorer, codes: jax.Array) -> Ranked:
     """Picks the best of codes [C, L + 2] by the federated score (Eq. 1)."""
     fitness, by_client, cost = scorer.federated(codes)
     best = by_client[:, jnp.argmax(fitness)]
-    kept = evolution.survivors(codes, fitness, config.population_size)
+    kept = evolution.survivors(codes, fitness, config.population_size, config.space)
     return Ranked(*kept, best, cost)
 
 
@@ -221,13 +229,15 @@ def evolve_clients(
     """Evolves each client's population [K, P, L + 2] by a generation, best first."""
 
     def breed(key, codes):
-        return with_children(config, key, codes, config.client_crossover_rate)
+        return with_children(config, key, codes, config.rates.client_crossover)
 
     keys = clients.client_keys(key, data.client_ids)
     codes = jax.vmap(breed)(keys, populations)
 
     def survive(codes, fitness):
-        return evolution.survivors(codes, fitness, config.population_size)[0]
+        return evolution.survivors(
+            codes, fitness, config.population_size, config.space
+        )[0]
 
     return jax.vmap(survive)(codes, scorer.own(codes))
 

@@ -35,6 +35,7 @@ from fedjax_graph.models.architecture import (
     ANY_STAGES,
     NUM_LAYERS,
     Fusion,
+    Space,
     Stages,
     check_stages,
 )
@@ -51,8 +52,9 @@ class SearchConfig(Checked):
     num_classes: int = dataclasses.field(metadata=limits(lower=1))
     num_layers: int = limited(NUM_LAYERS, lower=1)
     width: int = limited(WIDTH, lower=1)
-    fusion: Fusion = "leaves"
-    stages: Stages = ANY_STAGES  # given to all codes; the released code has input 3
+    space: Space = "paper"
+    fusion: Fusion = "all"
+    stages: Stages = ANY_STAGES  # given to all codes; the code of 2022 has input 3
     fitness: Fitness = "loss"
     # in training, of the shared weights too
     dropout: float = limited(0.0, lower=0, below=1)
@@ -76,6 +78,7 @@ class SearchConfig(Checked):
             self.width,
             self.fusion,
             self.dropout,
+            self.space,
         )
 
 
@@ -286,9 +289,7 @@ def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Score
 
         def one(code):
             outputs, _ = net.apply(model, graph, code, product=product)
-            share_right, entropy = subgraphs.scores(outputs, client_data)
-            value = -entropy if config.fitness == "loss" else 100 * share_right
-            return jnp.where(jnp.isfinite(entropy), value, WORST)
+            return score_outputs(config, outputs, client_data)
 
         return jax.lax.map(one, codes)
 
@@ -301,14 +302,8 @@ def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Score
         values = clients.map_clients(score_shared, config.clients_per_chunk)(
             data, products, shared=(model, codes)
         )
-        values = communication.up(values)
-        counts = jnp.sum(data.is_scored, axis=1)
-        everybody = Cohort(jnp.arange(len(counts)), counts)
-        is_worst = (values == WORST).astype(jnp.float32)
-        average = encryption.mean(config.encryption)
-        merged, metrics = average((values, is_worst), everybody)
-        mean, share_worst = (x[0] for x in merged)
-        return jnp.where(share_worst > ROUNDING, WORST, mean), values, metrics
+        scores, metrics = federated_scores(config, values, data)
+        return scores, values, metrics
 
     def own(codes):
         # One client after another: a switch on codes of several at once would run all
@@ -318,17 +313,58 @@ def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Score
     return Scorer(federated, own)
 
 
+def score_outputs(
+    config: SearchConfig, outputs: jax.Array, client_data: SubgraphData
+) -> jax.Array:
+    """Scores ONE client's outputs [N, classes]: [], see `Scorer`."""
+    share_right, entropy = subgraphs.scores(outputs, client_data)
+    value = -entropy if config.fitness == "loss" else 100 * share_right
+    return jnp.where(jnp.isfinite(entropy), value, WORST)
+
+
+def federated_scores(
+    config: SearchConfig, values: jax.Array, data: SubgraphData
+) -> tuple[jax.Array, Metrics]:
+    """Sums up what the clients send, Eq. 1.
+
+    Args:
+      config: of the search.
+      values: each client's scores [K, C].
+      data: of the clients, with the nodes that were scored.
+
+    Returns:
+      [C], and metrics of the encryption.
+    """
+    values = communication.up(values)
+    counts = jnp.sum(data.is_scored, axis=1)
+    everybody = Cohort(jnp.arange(len(counts)), counts)
+    is_worst = (values == WORST).astype(jnp.float32)
+    average = encryption.mean(config.encryption)
+    merged, metrics = average((values, is_worst), everybody)
+    mean, share_worst = (x[0] for x in merged)
+    return jnp.where(share_worst > ROUNDING, WORST, mean), metrics
+
+
 WORST = -1e4  # below any loss of a usable network, and small enough to be encrypted
 ROUNDING = 1e-6  # of a mean that is 0, as encryption leaves it
 
 
-def searched(config: SearchConfig, init, round_) -> FederatedAlgorithm:
-    """Factory of a method of a search: its state's best code is what is scored."""
-    net = config.supernet
+def searched(
+    config: SearchConfig, init, round_, apply: Callable[..., Any] | None = None
+) -> FederatedAlgorithm:
+    """Factory of a method of a search: its state's best code is what is scored.
+
+    Args:
+      config: of the search.
+      init, round_: of the method.
+      apply: (the state's model, graph, code) -> outputs and statistics; by default of
+        a SuperNet.
+    """
+    apply = apply or config.supernet.apply
 
     def map_outputs(state: SearchState, data: SubgraphData, reduce):
         def one(client_data, model, code):
-            outputs, _ = net.apply(model, subgraphs.as_graph(client_data), code)
+            outputs, _ = apply(model, subgraphs.as_graph(client_data), code)
             return reduce(outputs, client_data)
 
         mapped = clients.map_clients(one, clients.auto_clients_per_chunk())

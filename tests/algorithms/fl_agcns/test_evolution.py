@@ -11,25 +11,26 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.algorithms.fl_agcns import evolution
-from fedjax_graph.models.architecture import (
-    canonical,
-    check,
-    largest_genes,
-    random_codes,
-)
+from fedjax_graph.models import architecture
+from fedjax_graph.models.architecture import canonical, check, largest_genes
 
 SIZE, NUM_LAYERS, NUM_CLIENTS = 10, 3, 3
 seeds = st.integers(0, 10**6)
 properties = functools.partial(hypothesis.settings, deadline=None, derandomize=True)
 
+random_codes = functools.partial(architecture.random_codes, space="2022")
 draw = jax.jit(lambda seed: random_codes(jax.random.key(seed), SIZE, NUM_LAYERS))
-offspring = jax.jit(evolution.offspring)
-survivors = jax.jit(evolution.survivors, static_argnums=2)
+any_offspring = functools.partial(evolution.offspring, space="2022")
+offspring = jax.jit(any_offspring)
+survivors = jax.jit(
+    functools.partial(evolution.survivors, space="2022"), static_argnums=2
+)
 merge = jax.jit(evolution.merge)
 quotas = jax.jit(evolution.quotas)
-crossover = jax.jit(evolution.crossover)
-mutate = jax.jit(evolution.mutate)
-canonical_all = jax.jit(jax.vmap(canonical))
+crossover = jax.jit(functools.partial(evolution.crossover, space="2022"))
+mutate = jax.jit(functools.partial(evolution.mutate, space="2022"))
+canonical_all = jax.jit(jax.vmap(lambda code: canonical(code, "2022")))
+RATE = evolution.RATES["2022"].mutation
 
 
 def rows(codes):
@@ -48,7 +49,7 @@ def networks(codes):
 def test_children_keep_given_stages(seed):
     key, stages = jax.random.key(seed), (3, 5)
     codes = random_codes(key, SIZE, NUM_LAYERS, stages=stages)
-    children = np.asarray(evolution.offspring(key, codes, 0.2, 0.9, stages))
+    children = np.asarray(any_offspring(key, codes, 0.2, 0.9, stages))
     assert np.all(children[:, [0, -1]] == stages)
     assert np.any(children[:, 1:-1] != np.asarray(codes)[: len(children), 1:-1])
 
@@ -89,7 +90,7 @@ def test_every_cut_is_as_likely():
 
 def test_rate_of_mutation():
     codes = jnp.full((20000, NUM_LAYERS + 2), -1)
-    mutated = np.asarray(mutate(jax.random.key(2), codes))
+    mutated = np.asarray(mutate(jax.random.key(2), codes, RATE))
     npt.assert_allclose(np.mean(mutated >= 0, axis=0), 0.125, atol=0.012)
     present, absent = mutated > 0, mutated == 0
     share = absent.sum(axis=0) / (present | absent).sum(axis=0)
@@ -108,16 +109,16 @@ def test_extreme_rates_of_mutation(rate, changes):
 @hypothesis.given(seed=seeds, rate=st.sampled_from([0.0, 0.2, 0.5, 1.0]))
 def test_children_are_valid_codes(seed, rate):
     codes, key = draw(seed), jax.random.key(seed)
-    children = offspring(key, codes, rate)
+    children = offspring(key, codes, rate, RATE)
     assert children.shape == (SIZE // 2, NUM_LAYERS + 2)
     for child in rows(children):
         check(child, NUM_LAYERS)
-    npt.assert_array_equal(children, offspring(key, codes, rate))
+    npt.assert_array_equal(children, offspring(key, codes, rate, RATE))
 
 
 def test_children_of_crossovers_have_their_parents_genes():
     codes = draw(0)
-    children = offspring(jax.random.key(4), codes, 1.0)
+    children = offspring(jax.random.key(4), codes, 1.0, RATE)
     for index in range(NUM_LAYERS + 2):
         assert set(children[:, index].tolist()) <= set(codes[:, index].tolist())
     unchanged = offspring(jax.random.key(4), codes, 0.0, 0.0)
@@ -204,9 +205,9 @@ def test_the_best_never_gets_worse():
     @functools.partial(jax.vmap, in_axes=(0, 0))
     def run(key, codes):
         def generation(codes, key):
-            children = evolution.offspring(key, codes, 0.5)
+            children = any_offspring(key, codes, 0.5, RATE)
             both = jnp.concatenate([codes, children])
-            codes, scores = evolution.survivors(both, fitness(both), SIZE)
+            codes, scores = survivors(both, fitness(both), SIZE)
             return codes, scores
 
         return jax.lax.scan(generation, codes, jax.random.split(key, 60))
@@ -283,3 +284,28 @@ def test_padded_clients_send_nothing():
     alone = merge(codes[0], codes[1:2], jnp.ones(1), 0.5)
     padded = merge(codes[0], codes[1:], jnp.array([1.0, 0.0]), 0.5)
     npt.assert_array_equal(padded, alone)
+
+
+# --- The paper's space ---------------------------------------------------------------
+
+
+def test_a_child_of_the_paper_has_each_gene_of_either_parent():
+    first = jnp.zeros((4000, 5), jnp.int32)
+    children = np.asarray(evolution.crossover(jax.random.key(1), first, first + 1))
+    patterns, counts = np.unique(children, axis=0, return_counts=True)
+    assert len(patterns) == 2**5
+    npt.assert_allclose(counts / 4000, 1 / 32, atol=0.015)
+
+
+def test_mutated_genes_of_the_paper_are_drawn_as_at_first():
+    codes = jnp.ones((4000, 5), jnp.int32)
+    mutated = np.asarray(evolution.mutate(jax.random.key(2), codes, 1.0))
+    absent = np.mean(mutated == 0, axis=0)
+    npt.assert_allclose(absent, [0, 0, 1 / 3, 1 / 2, 0], atol=0.04)
+
+
+def test_a_network_of_the_paper_survives_once():
+    codes = jnp.array([[1, 5, 0, 3, 2], [1, 5, 0, 0, 2], [1, 5, 1, 0, 2]])
+    survived, fitness = evolution.survivors(codes, jnp.array([1.0, 2.0, 0.0]), 2)
+    assert rows(survived) == [(1, 5, 0, 0, 2), (1, 5, 1, 0, 2)]
+    npt.assert_array_equal(fitness, [2, 0])

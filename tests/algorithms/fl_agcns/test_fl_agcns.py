@@ -27,7 +27,8 @@ from fedjax_graph.core import clients, communication
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import rounds
 from fedjax_graph.driver.rounds import RunConfig
-from fedjax_graph.models.architecture import canonical, check, random_codes
+from fedjax_graph.models import architecture
+from fedjax_graph.models.architecture import canonical, check
 from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES
 
@@ -43,6 +44,9 @@ CONFIG = FLAGCNSConfig(
     num_steps=3,
     num_warm_up=2,
     client_share_decay=0.8,
+    space="2022",
+    fusion="leaves",
+    fitness_from="shared",
 )
 METHODS = {
     name: getattr(module, name) for name in ("fl_agcns", "controller_eo", "client_eo")
@@ -61,9 +65,14 @@ def train(splits):
 
 
 select = jax.jit(evolution.select, static_argnums=2)
-offspring = jax.jit(evolution.offspring)
+offspring = jax.jit(functools.partial(evolution.offspring, space="2022"))
+random_codes = functools.partial(architecture.random_codes, space="2022")
 client_keys = jax.jit(clients.client_keys)
-networks_of = jax.jit(jax.vmap(canonical))
+networks_of = jax.jit(jax.vmap(lambda code: canonical(code, "2022")))
+
+
+def canonical_2022(code):
+    return canonical(code, "2022")
 
 
 def rows(codes):
@@ -100,7 +109,7 @@ def whole_scores(config, model, data):
     del config
 
     def score(client_id, codes):
-        networks = jax.vmap(canonical)(codes)
+        networks = jax.vmap(canonical_2022)(codes)
         each = networks @ indices(codes.shape[1]) ** 2
         return (each * (3 + client_id) + 5 * model).astype(jnp.float32) % 101
 
@@ -166,14 +175,14 @@ def slow_generation(name, config, step, score, state, data, key):
     evolves = state.num_rounds >= config.num_warm_up
 
     def breed(key, codes, rate):
-        children = offspring(key, codes, rate, config.mutation_rate)
+        children = offspring(key, codes, rate, config.rates.mutation)
         return np.concatenate([codes, children])
 
     everybody = population
     if evolves and name != "client_eo":
-        everybody = breed(controller_key, population, config.crossover_rate)
+        everybody = breed(controller_key, population, config.rates.crossover)
     own = [
-        breed(key, codes, config.client_crossover_rate)
+        breed(key, codes, config.rates.client_crossover)
         for key, codes in zip(
             client_keys(clients_key, data.client_ids),
             state.populations.clients,

@@ -20,7 +20,8 @@ from fedjax_graph.tasks import subgraphs
 from tests import client_graphs
 
 SIZES = (client_graphs.NUM_FEATURES, client_graphs.NUM_CLASSES)
-CONFIG = FLGradientConfig(*SIZES, num_layers=2, width=4)
+OF_2022 = {"space": "2022", "fusion": "leaves"}
+CONFIG = FLGradientConfig(*SIZES, num_layers=2, width=4, **OF_2022)
 KEY = jax.random.key(0)  # of dropout, which there is not
 ALL_CLOSE = functools.partial(npt.assert_allclose, rtol=1e-4, atol=1e-6)
 
@@ -169,6 +170,7 @@ def test_alphas_find_the_op_that_labels_come_from(data, quick_jit):
         *SIZES,
         num_layers=1,
         width=4,
+        **OF_2022,
         architecture_optimizer=OptimizerConfig(
             "adam", 0.1, momentum=0.5, second_momentum=0.999, weight_decay=1e-3
         ),

@@ -37,6 +37,8 @@ CONFIG = TrialConfig(
     NUM_CLASSES,
     num_layers=2,
     width=4,
+    space="2022",
+    fusion="leaves",
     server_optimizer=OptimizerConfig("adam", 0.02, weight_decay=0.01),
     num_epochs=4,
     codes_per_round=3,
@@ -171,7 +173,7 @@ def test_the_best_of_all_trials_is_kept(numbers, train, quick_jit):
         key = jax.random.key(number)
         state, metrics = round_(state, train, key)
         code_key, trial_key = jax.random.split(key)
-        codes = np.asarray(random_codes(code_key, 3, CONFIG.num_layers))
+        codes = np.asarray(random_codes(code_key, 3, CONFIG.num_layers, space="2022"))
         scores, by_client = [], []
         for code, own_key in zip(codes, jax.random.split(trial_key, 3), strict=True):
             by_client.append(np.asarray(scores_of(code)))

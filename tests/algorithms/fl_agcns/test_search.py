@@ -36,6 +36,8 @@ CONFIG = SearchConfig(
     NUM_CLASSES,
     num_layers=2,
     width=4,
+    space="2022",
+    fusion="leaves",
     server_optimizer=OptimizerConfig("adam", 0.02, weight_decay=0.01),
 )
 NET, OPTIMIZER = CONFIG.supernet, CONFIG.server_optimizer

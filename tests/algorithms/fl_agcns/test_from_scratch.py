@@ -1,0 +1,249 @@
+"""Searches from scratch: their rounds with scores by hand, and trainings alone.
+
+In most tests a training's scores are numbers that its code and key say; what remains is
+evolution and halving.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import optax
+import pytest
+
+from fedjax_graph.algorithms.fl_agcns import fl_agcns as module
+from fedjax_graph.algorithms.fl_agcns import trainings
+from fedjax_graph.algorithms.fl_agcns.fl_agcns import FLAGCNSConfig
+from fedjax_graph.core import communication
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.driver import rounds
+from fedjax_graph.driver.rounds import RunConfig
+from fedjax_graph.models.architecture import canonical, check, decode_static
+from fedjax_graph.models.packed import PackedNet
+from fedjax_graph.tasks import subgraphs
+from tests import client_graphs
+from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES
+
+pytestmark = pytest.mark.usefixtures("quick_compiles", "few_convolutions")
+
+CONFIG = FLAGCNSConfig(
+    NUM_FEATURES,
+    NUM_CLASSES,
+    num_layers=3,
+    width=4,
+    population_size=12,
+    num_generations=3,
+    first_epochs=3,
+    num_epochs=5,
+    rungs=(5, 3, 2),
+    server_optimizer=OptimizerConfig("adam", 0.02, weight_decay=0.01),
+)
+PLAN = trainings.make_schedule(CONFIG)
+ABLATIONS = ("controller_eo", "client_eo")
+METHODS = {name: getattr(module, name) for name in ("fl_agcns", *ABLATIONS)}
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return client_graphs.make_splits()
+
+
+@pytest.fixture(scope="module")
+def train(splits):
+    return splits["train"]
+
+
+def value_of(code, client_id):
+    """What a client thinks of a code, 0 to 100."""
+    return (code @ jnp.arange(1, len(code) + 1) ** 2 * (3 + client_id)) % 101
+
+
+def scores_by_hand(config):
+    """An epoch that adds to no weights, and scores by code, client and key."""
+    del config
+
+    def epoch(training, data, code, key):
+        own = jax.vmap(value_of, (None, 0))(code, data.client_ids).astype(jnp.float32)
+        own += jax.random.uniform(key)
+        counts = jnp.sum(data.is_scored, axis=1)
+        federated = counts @ own / jnp.sum(counts)
+        training = training._replace(
+            score=jnp.maximum(training.score, federated),
+            client_scores=jnp.maximum(training.client_scores, own),
+        )
+        return training, (jnp.float32(1), {})
+
+    return epoch
+
+
+def run_by_hand(name, data, monkeypatch):
+    """States and metrics of all rounds of a search."""
+    monkeypatch.setattr(trainings, "make_epoch", scores_by_hand)
+    algorithm = METHODS[name](CONFIG)
+    state, metrics, states = algorithm.init(jax.random.key(0), data), [], []
+    step = jax.jit(algorithm.round)
+    for index in range(PLAN.num_rounds + 1):
+        state, measured = step(state, data, jax.random.key(index))
+        states.append(state)
+        metrics.append(jax.device_get(measured))
+    return jax.device_get(states), metrics
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fl_agcns", *(pytest.param(x, marks=pytest.mark.slow) for x in ABLATIONS)],
+)
+def test_all_rounds_of_a_search(name, train, monkeypatch):
+    states, metrics = run_by_hand(name, train, monkeypatch)
+    cache, scores = states[-1].cache, states[-1].cache.scores
+    is_code = cache.codes[:, 0] > 0
+    codes = cache.codes[is_code]
+    assert len(np.unique(codes, axis=0)) == len(codes)  # no network twice
+    for code in codes:
+        check(code)
+        npt.assert_array_equal(canonical(code), code)
+    counts = np.asarray(train.is_scored).sum(axis=1)
+    own = jax.vmap(jax.vmap(value_of, (None, 0)), (0, None))(codes, train.client_ids)
+    for found, wanted in (
+        (cache.client_scores[is_code], own),
+        (scores[is_code, 0], own @ counts / counts.sum()),
+    ):
+        assert np.all((found >= wanted - 1e-4) & (found <= wanted + 1.001))
+    npt.assert_array_equal(scores[~is_code], -np.inf)
+
+    # Rungs: the best by the rung before, and nobody else, are trained again.
+    expected = np.zeros(scores.shape, bool)
+    expected[:, 0] = is_code
+    for judged, size, columns in (
+        (scores[:, 0], 5, [1]),
+        (scores[:, 1], 3, [2, 3]),
+        (scores[:, 1:4].mean(axis=1), 2, [4, 5]),
+    ):
+        for column in columns:
+            expected[np.argsort(-judged)[:size], column] = True
+    npt.assert_array_equal(scores > -np.inf, expected)
+    final = scores[:, 1:].mean(axis=1)
+    npt.assert_array_equal(states[-1].code, cache.codes[np.argmax(final)])
+    npt.assert_allclose(metrics[-1]["best_score"], final.max(), rtol=1e-5)
+    epochs = expected[:, 0].sum() * 3 + expected[:, 1:].sum() * 5
+    assert sum(m["code_epochs"] for m in metrics) == epochs
+    assert epochs <= trainings.most_code_epochs(CONFIG)
+    assert metrics[-1]["code_epochs"] == 0  # beyond the last round
+
+
+def test_a_generation_is_bred_from_the_best(train, monkeypatch):
+    """Evolution raises what it breeds: the best code found is never lost."""
+    states, metrics = run_by_hand("fl_agcns", train, monkeypatch)
+    evolving = [m["best_score"] for m in metrics[: PLAN.num_evolving]]
+    assert np.all(np.diff(evolving) >= 0)
+    for state in states[: PLAN.num_evolving]:
+        assert state.best.score == state.cache.scores[:, 0].max()
+
+
+@pytest.mark.slow
+def test_a_resumed_search_ends_as_if_never_stopped(tmp_path, splits, monkeypatch):
+    monkeypatch.setattr(trainings, "make_epoch", scores_by_hand)
+    config = dataclasses.replace(CONFIG, num_layers=2, population_size=6)
+    algorithm = module.fl_agcns(config)
+
+    def run(workdir, num_rounds, resume=False):
+        settings = RunConfig(num_rounds, keep_last=True, seeds=(3,))
+        return rounds.run(
+            "fl_agcns", algorithm, splits, settings, workdir, {}, resume=resume
+        )
+
+    whole = run(None, 7)
+    run(tmp_path, 4)
+    cut = run(tmp_path, 7, resume=True)
+    jax.tree.map(npt.assert_array_equal, cut.best_state, whole.best_state)
+
+
+def test_what_crosses_is_counted(train):
+    """A model down and a gradient up each epoch, and two numbers of each client."""
+    algorithm = module.controller_eo(CONFIG)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), train)
+    found = communication.bytes_per_round(
+        algorithm.round, state, train, jax.random.key(0)
+    )
+    size = 4 * sum(x.size for x in jax.tree.leaves(state.weights.model))
+    epochs, num_codes = PLAN.num_steps * PLAN.chunk, CONFIG.num_children
+    sent = found.up - epochs * NUM_CLIENTS * (size + 4)
+    assert 0 <= sent <= num_codes * 5 * 4  # what no client has to breed
+    codes = NUM_CLIENTS * num_codes * 5 * 4
+    assert found.down == epochs * NUM_CLIENTS * size + codes
+
+
+# --- Trainings -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fitness", ["loss", pytest.param("accuracy", marks=pytest.mark.slow)]
+)
+def test_epochs_are_federated_steps_of_the_network_alone(fitness, train, quick_jit):
+    config = dataclasses.replace(CONFIG, num_layers=1, fitness=fitness)
+    code, net = jnp.array([3, 2, 5]), PackedNet(config.supernet)
+    assert bool(decode_static(code).is_present.all())
+    begun = quick_jit(net.init)(jax.random.key(0), code)
+    optimizer = config.server_optimizer.build()
+    training = trainings.Training(
+        begun,
+        optimizer.init(begun["params"]),
+        begun,
+        jnp.float32(-jnp.inf),
+        jnp.full(NUM_CLIENTS, -jnp.inf),
+    )
+    epoch = quick_jit(trainings.make_epoch(config))
+
+    def loss(params, stats, own):
+        model, graph = {"params": params, "batch_stats": stats}, subgraphs.as_graph(own)
+        outputs, stats = net.apply(model, graph, code, own.is_real)
+        return subgraphs.cross_entropy(outputs, own.labels, own.is_trained), stats
+
+    @quick_jit
+    def score(model, own):
+        outputs, _ = net.apply(model, subgraphs.as_graph(own), code)
+        right, entropy = subgraphs.scores(outputs, own)
+        return 100 * right if fitness == "accuracy" else -entropy
+
+    gradient = quick_jit(jax.value_and_grad(loss, has_aux=True))
+    each = [jax.tree.map(lambda x, i=i: x[i], train) for i in range(NUM_CLIENTS)]
+    shares = np.asarray(train.client_weights) / np.sum(train.client_weights)
+    counts = np.asarray(train.is_scored).sum(axis=1)
+    mean = functools.partial(np.tensordot, axes=1)
+    model, opt_state, values = begun, optimizer.init(begun["params"]), []
+    for number in range(2):
+        training, (value, _) = epoch(training, train, code, jax.random.key(number))
+        found = [gradient(model["params"], model["batch_stats"], own) for own in each]
+        npt.assert_allclose(
+            value, mean(shares, np.array([x[0][0] for x in found])), rtol=1e-4
+        )
+        grads, stats = (
+            jax.tree.map(lambda *x: jnp.asarray(mean(shares, np.stack(x))), *parts)
+            for parts in ([x[1] for x in found], [x[0][1] for x in found])
+        )
+        updates, opt_state = optimizer.update(grads, opt_state, model["params"])
+        params = optax.apply_updates(model["params"], updates)
+        model = {"params": params, "batch_stats": stats}
+        values.append([float(score(model, own)) for own in each])
+    close = functools.partial(npt.assert_allclose, rtol=1e-3, atol=1e-5)
+    jax.tree.map(close, training.model, model)
+    close(training.client_scores, np.max(values, axis=0))
+    close(training.score, np.max(values @ counts / counts.sum()))
+
+
+# --- Bad input -----------------------------------------------------------------------
+
+
+def test_a_search_is_no_dearer_than_the_papers():
+    config = dataclasses.replace(CONFIG, first_epochs=100, num_generations=100)
+    with pytest.raises(InputError, match="num_generations=100: .* at most 25000"):
+        module.fl_agcns(config)
+
+
+def test_rungs_that_grow():
+    with pytest.raises(InputError, match=r"rungs=\(2, 3, 1\): expected three counts"):
+        dataclasses.replace(CONFIG, rungs=(2, 3, 1))

@@ -1,0 +1,101 @@
+"""Packed networks against those of codes alone, with the same weights."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.models import architecture, packed, supernet
+from fedjax_graph.models.packed import PackedNet
+from tests.models.supernet_cases import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    make_graph,
+    total_loss,
+)
+
+OPS = ("GATConv", "GINConv", "APPNP")  # of several heads, with statistics, no weights
+CODES = [(3, 1, 5, 5), (2, 3, 0, 4)]  # GIN of GAT; APPNP alone
+
+
+@pytest.fixture(scope="module")
+def net(few_convolutions):
+    return supernet.SuperNet(NUM_FEATURES, NUM_CLASSES, num_layers=2, width=4)
+
+
+@pytest.fixture(scope="module")
+def programs(net, quick_jit):
+    own = PackedNet(net)
+
+    def outputs(model, graph, code, mask):
+        return own.apply(model, graph, code, mask)
+
+    def loss(params, stats, graph, code, mask):
+        model = {"params": params, "batch_stats": stats}
+        return total_loss(own.apply(model, graph, code, mask)[0], mask)
+
+    return quick_jit(own.init), quick_jit(outputs), quick_jit(jax.grad(loss))
+
+
+def unpacked(net, model, code):
+    """The variables of `net.network(code)`, cut out of the rows by hand."""
+    network = architecture.decode_static(code, net.space)
+    variables = {"params": dict(model["params"]), "batch_stats": {}}
+    del variables["params"]["layers"]
+    for i in np.flatnonzero(network.is_present):
+        op = OPS[network.op[i]]
+        drawn = net.module(op).init(jax.random.key(0), supernet.empty_graph(net.width))
+        rows = {
+            "params": model["params"]["layers"],
+            "batch_stats": model["batch_stats"],
+        }
+        for kind in drawn:
+            leaves, structure = jax.tree.flatten(drawn[kind])
+            ends = np.cumsum([x.size for x in leaves])
+            parts = np.split(np.asarray(rows[kind][i])[: ends[-1]], ends[:-1])
+            own = [x.reshape(y.shape) for x, y in zip(parts, leaves, strict=True)]
+            variables[kind][f"layer_{i + 1}"] = jax.tree.unflatten(structure, own)
+    return variables
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_packed_network_is_that_of_the_code(code, net, programs, quick_jit):
+    init, apply, grad = programs
+    graph, mask = make_graph(0)
+    model = init(jax.random.key(1), jnp.array(code))
+    outputs, stats = apply(model, graph, jnp.array(code), mask)
+    network = net.network(code)
+    run = quick_jit(functools.partial(network.apply, mutable=["batch_stats"]))
+    variables = unpacked(net, model, code)
+    expected, changed = run(variables, graph, mask)
+    npt.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+    after = unpacked(net, model | {"batch_stats": stats}, code)["batch_stats"]
+    jax.tree.map(
+        functools.partial(npt.assert_allclose, rtol=1e-5, atol=1e-6),
+        after,
+        changed.get("batch_stats", {}),
+    )
+
+    def loss(params):
+        own = variables | {"params": params}
+        outputs, _ = network.apply(own, graph, mask, mutable=["batch_stats"])
+        return total_loss(outputs, mask)
+
+    grads = grad(model["params"], model["batch_stats"], graph, jnp.array(code), mask)
+    jax.tree.map(
+        functools.partial(npt.assert_allclose, rtol=1e-3, atol=1e-4),
+        unpacked(net, model | {"params": grads}, code)["params"],
+        quick_jit(jax.grad(loss))(variables["params"]),
+    )
+
+
+def test_dropout_keeps_what_it_says_and_the_mean():
+    drawn = packed.drop(jnp.ones((300, 101)), jax.random.key(0), 0.25)
+    values, counts = np.unique(drawn, return_counts=True)
+    npt.assert_allclose(values, [0, 4 / 3], rtol=1e-6)
+    npt.assert_allclose(counts / drawn.size, [0.25, 0.75], atol=0.013)
+    again = packed.drop(jnp.ones((300, 101)), jax.random.key(0), 0.25)
+    npt.assert_array_equal(drawn, again)
