@@ -19,7 +19,7 @@ from experiments.benchmarks.measure import (
 )
 from experiments.benchmarks.settings import TRAFFIC, BenchmarkSettings
 from fedjax_graph.algorithms.cnfgnn import cnfgnn
-from fedjax_graph.core import aggregation, clients, communication, graphs, mesh
+from fedjax_graph.core import aggregation, clients, graphs, mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
@@ -141,7 +141,7 @@ def server_measure(data, config) -> tuple[Measure, dict[str, float]]:
         state.server_params,
         state.server_opt_state,
         state.client_params,
-        cnfgnn.Hidden(h_c, communication.pack(h_c, config.exchange_bits)),
+        cnfgnn.Hidden.of(h_c, config.exchange_bits).as_rows(),
         data,
         jax.random.key(3),
         jnp.int32(0),
