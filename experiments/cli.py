@@ -117,7 +117,8 @@ def _hush_event_loops() -> None:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an error is that of a host or a device without memory left."""
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+    words = ("RESOURCE_EXHAUSTED", "Out of memory")  # the latter behind INTERNAL
+    return isinstance(error, MemoryError) or any(x in str(error) for x in words)
 
 
 def _how_to_resume() -> str:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_graph.core import mesh
 from fedjax_graph.core.clients import Cohort
 
 
@@ -57,8 +58,8 @@ def finite_cohort(
     for x in jax.tree.leaves(updated):
         if jnp.issubdtype(x.dtype, jnp.inexact):
             is_finite &= jnp.all(jnp.isfinite(x).reshape(len(x), -1), axis=1)
-    ids = client_ids[cohort.indices]
-    jax.debug.callback(watch.report, round_, ids, cohort.weights, is_finite)
+    found = (client_ids[cohort.indices], cohort.weights, is_finite)
+    jax.debug.callback(watch.report, round_, *mesh.replicated(found))
     if not watch.skips:
         return cohort
     return cohort._replace(weights=jnp.where(is_finite, cohort.weights, 0))

@@ -27,7 +27,7 @@ def at_most(gib: float) -> Iterator[None]:
     Raises:
       InputError: if that is no positive number.
     """
-    if not gib > 0:
+    if not 0 < gib < math.inf:
         raise InputError(f"max_file_gib={gib}: expected a number above 0")
     token = _most_gib.set(gib)
     try:

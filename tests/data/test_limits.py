@@ -215,7 +215,7 @@ def test_a_larger_limit_lets_a_larger_file_through(tmp_path):
     assert limits.most_bytes() == 2 * 2**30
 
 
-@pytest.mark.parametrize("gib", [0, -1, float("nan")])
+@pytest.mark.parametrize("gib", [0, -1, float("nan"), float("inf")])
 def test_a_limit_is_a_positive_number(gib):
     with pytest.raises(InputError, match="max_file_gib="), limits.at_most(gib):
         pass

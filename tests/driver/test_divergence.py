@@ -9,8 +9,8 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.algorithms.scaffold import scaffold
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.mesh import make_mesh
 from fedjax_graph.driver import rounds
 from fedjax_graph.driver.writers import read_records
 from tests.algorithms.quadratic import QuadraticTask, make_data
@@ -45,10 +45,7 @@ def make_splits(weights=WEIGHTS):
 
 
 def run(on_nan, workdir=None, what="params", resume=False, **config):
-    if config.pop("method", "fed_avg") == "scaffold":
-        algorithm = scaffold(FedAvgConfig(Failing(what=what)))
-    else:
-        algorithm = fed_avg(FedAvgConfig(Failing(what=what)))
+    algorithm = fed_avg(FedAvgConfig(Failing(what=what)))
     run_config = rounds.RunConfig(NUM_ROUNDS, on_nan=on_nan, keep_last=True, **config)
     args = "fake", algorithm, make_splits(), run_config, workdir, {}
     return rounds.run(*args, resume=resume)
@@ -75,16 +72,12 @@ def test_a_model_that_is_not_finite_is_not_saved_and_the_run_goes_on(tmp_path):
     jax.tree.map(npt.assert_array_equal, resumed.best_state, whole.best_state)
 
 
-@pytest.mark.parametrize(
-    "method", ["fed_avg", pytest.param("scaffold", marks=pytest.mark.slow)]
-)
-def test_a_client_left_out_has_weight_0_in_that_round(tmp_path, method):
-    skipped = run("skip_client", tmp_path, method=method)
+def test_a_client_left_out_has_weight_0_in_that_round(tmp_path):
+    skipped = run("skip_client", tmp_path)
     lines = read_records(tmp_path / "metrics.jsonl")
     expected = [None, None, [4], [4], [4]]
     assert [line.get("skipped_clients") for line in lines] == expected
-    factory = fed_avg if method == "fed_avg" else scaffold
-    algorithm = factory(FedAvgConfig(QuadraticTask()))
+    algorithm = fed_avg(FedAvgConfig(QuadraticTask()))
     data, key = make_splits()["train"], jax.random.key(0)
     state = algorithm.init(jax.random.fold_in(key, 0), data)
     round_of = jax.jit(algorithm.round)
@@ -114,3 +107,18 @@ def test_what_is_not_finite_may_be_ignored(tmp_path):
     assert np.isnan(result.test["loss"]).all()
     losses = [line["train_loss"] for line in read_records(tmp_path / "metrics.jsonl")]
     assert [loss is None for loss in losses] == [False, False, False, True, True]
+
+
+@pytest.mark.slow
+def test_a_client_is_left_out_on_a_mesh_as_well(tmp_path, capfd):
+    alone = run("skip_client", tmp_path / "alone")
+    with jax.set_mesh(make_mesh(devices=jax.devices()[:2])):
+        shared = run("skip_client", tmp_path / "shared")
+    for name in ("alone", "shared"):
+        lines = read_records(tmp_path / name / "metrics.jsonl")
+        assert [x.get("skipped_clients") for x in lines] == [None, None, *[[4]] * 3]
+    jax.tree.map(
+        lambda x, y: npt.assert_allclose(x, y, rtol=1e-5),
+        *(jax.device_get(result.best_state) for result in (alone, shared)),
+    )
+    assert "SPMD" not in capfd.readouterr().err

@@ -24,7 +24,12 @@ def run(body):
 
 
 @pytest.mark.parametrize(
-    "body", ["jnp.zeros((10**7, 10**7)).block_until_ready()", "raise MemoryError"]
+    "body",
+    [
+        "jnp.zeros((10**7, 10**7)).block_until_ready()",
+        "raise MemoryError",
+        "raise RuntimeError('INTERNAL: Error dispatching: Out of memory allocating 1')",
+    ],
 )
 def test_running_out_of_memory_is_one_line_that_says_what_to_do(body):
     process = run(body)
