@@ -30,7 +30,7 @@ TITLES = {
     "sfl_lg": "SFL + LG-FedAvg",
     "local": "local",
 }
-METHODS = ("fed_avg", "scaffold", "sfl", "sfl_star", "local")
+METHODS = ("fed_avg", "fed_prox", "scaffold", "sfl", "sfl_star", "local")
 REMEMBERING = ("scaffold", "sfl_star")  # clients' or the server's memory
 IMAGE_METHODS = ("fed_avg", "sfl_per")
 ACCURACIES = ("mean_accuracy", "best_5_percent", "worst_5_percent")
