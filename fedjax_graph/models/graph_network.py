@@ -15,7 +15,7 @@ none of them: a later layer and the gradient compute them again.
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -72,7 +72,12 @@ class GraphNetworkLayer(nn.Module):
         self.global_ = MLP((out, out, u), self.mlp_sizes, name="global")
 
     def __call__(
-        self, graph: Graph, num_edges: int, nodes, edges, globals_
+        self,
+        graph: Graph,
+        num_edges: int,
+        nodes: jax.Array,
+        edges: tuple[jax.Array, ...],
+        globals_: jax.Array,
     ) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array]:
         """Updates the features of a graph.
 
@@ -123,7 +128,9 @@ class GraphNetworkLayer(nn.Module):
         )
         nodes = _behind(updated.nodes, nodes)
         globals_ = _behind(updated.globals, globals_)
-        return nodes, edges if self.is_last else (updated.edges, *edges), globals_
+        if not self.is_last:
+            edges = (cast(jax.Array, updated.edges), *edges)
+        return nodes, edges, globals_
 
     def project(self, nodes, globals_) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The edge MLP's first sums, as far as they come from an edge's ends.
