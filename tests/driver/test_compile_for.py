@@ -17,9 +17,11 @@ from tests.algorithms.problems import Nodes, Seq2SeqTraffic, Subgraphs, Traffic
 
 SMALL = {  # command lines whose rounds compile in seconds
     "cnfgnn": (
-        "--num_sensors=6",
+        "--num_sensors=8",
         "--num_days=2",
-        "--hidden_size=8",
+        "--hidden_size=64",  # of smaller minibatches XLA makes one sum
+        "--gn_mlp_sizes=8,8",
+        "--gn_layers=1",
         "--methods=cnfgnn",
     ),
     "sfl": (
