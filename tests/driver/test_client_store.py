@@ -18,7 +18,7 @@ from tests.algorithms import quadratic
 KEY, KEYS = jax.random.key(0), quadratic.KEYS
 PARTICIPATION = 0.6  # three of five clients
 IN_SHORT = ("ditto", "fed_avg")
-METHODS = (*IN_SHORT, "fed_adam", "fed_att", "fed_per", "fed_prox", "fed_sgd")
+METHODS = (*IN_SHORT, "fed_adam", "fed_att", "fed_per", "fed_prox")
 METHODS += ("lg_fed_avg", "local")
 
 
