@@ -242,9 +242,11 @@ def test_every_search_finds_a_code(searching, more_searches, few_convolutions):
 @pytest.mark.slow
 def test_a_search_from_scratch(searching, more_searches, few_convolutions):
     entry = searching.entry("scratch", "fl_agcns")
-    config = FLAGCNSConfig(
-        **{**entry["search"]["config"], "server_optimizer": OptimizerConfig()}
-    )
+    values = {
+        name: tuple(x) if isinstance(x, list) else x
+        for name, x in entry["search"]["config"].items()
+    }
+    config = FLAGCNSConfig(**{**values, "server_optimizer": OptimizerConfig()})
     assert entry["search"]["num_rounds"] == make_schedule(config).num_rounds
     network = architecture.canonical(np.array(entry["code"]))
     assert entry["code"] == network.tolist()
