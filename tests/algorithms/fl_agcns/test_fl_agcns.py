@@ -25,8 +25,6 @@ from fedjax_graph.algorithms.fl_agcns.search import (
 )
 from fedjax_graph.core import clients, communication
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.driver import rounds
-from fedjax_graph.driver.rounds import RunConfig
 from fedjax_graph.models import architecture
 from fedjax_graph.models.architecture import canonical, check
 from tests import client_graphs
@@ -52,16 +50,6 @@ METHODS = {
     name: getattr(module, name) for name in ("fl_agcns", "controller_eo", "client_eo")
 }
 methods = pytest.mark.parametrize("name", METHODS)
-
-
-@pytest.fixture(scope="module")
-def splits():
-    return client_graphs.make_splits()
-
-
-@pytest.fixture(scope="module")
-def train(splits):
-    return splits["train"]
 
 
 select = jax.jit(evolution.select, static_argnums=2)
@@ -477,7 +465,7 @@ def test_clients_send_as_many_codes_as_a_population_has(
 # --- Runs ----------------------------------------------------------------------------
 
 
-def test_a_resumed_search_ends_as_if_never_stopped(tmp_path, splits, monkeypatch):
+def test_a_resumed_search_ends_as_if_never_stopped(cut_and_whole, monkeypatch):
     """Cut between the warm-up and the first evolution, and once more.
 
     With the SuperNet's weights and optimizers, which are moved by numbers.
@@ -500,17 +488,7 @@ def test_a_resumed_search_ends_as_if_never_stopped(tmp_path, splits, monkeypatch
     monkeypatch.setattr(module, "make_scorer", scorer)
     config = dataclasses.replace(CONFIG, num_layers=2, population_size=4)
     algorithm = module.fl_agcns(config)
-
-    def run(workdir, num_rounds, resume=False):
-        settings = RunConfig(num_rounds, keep_last=True, seeds=(3,))
-        return rounds.run(
-            "fl_agcns", algorithm, splits, settings, workdir, {}, resume=resume
-        )
-
-    whole = run(None, 5)
-    run(tmp_path, 2)
-    run(tmp_path, 4, resume=True)
-    cut = run(tmp_path, 5, resume=True)
+    cut, whole = cut_and_whole(algorithm, 2, 4, 5)
     jax.tree.map(npt.assert_array_equal, cut.best_state, whole.best_state)
     assert isinstance(whole.best_state, module.EvolutionState)
     assert list(whole.best_state.num_rounds) == [5]

@@ -21,7 +21,6 @@ from fedjax_graph.algorithms.fl_agcns.search import WORST, Weights
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import check, random_codes
 from fedjax_graph.tasks.subgraphs import as_graph
-from tests import client_graphs
 from tests.client_graphs import (
     NUM_CLASSES,
     NUM_CLIENTS,
@@ -44,11 +43,6 @@ CONFIG = TrialConfig(
     codes_per_round=3,
 )
 CODES = [(3, 2, 4, 5), (2, 0, 3, 4)]  # GIN and GAT of it; APPNP
-
-
-@pytest.fixture(scope="module")
-def train():
-    return client_graphs.make_splits()["train"]
 
 
 # --- Trials --------------------------------------------------------------------------

@@ -20,12 +20,9 @@ from fedjax_graph.algorithms.fl_agcns.fl_agcns import FLAGCNSConfig
 from fedjax_graph.core import communication
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.driver import rounds
-from fedjax_graph.driver.rounds import RunConfig
 from fedjax_graph.models.architecture import canonical, check, decode_static
 from fedjax_graph.models.packed import PackedNet
 from fedjax_graph.tasks import subgraphs
-from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES
 
 pytestmark = pytest.mark.usefixtures("quick_compiles", "few_convolutions")
@@ -45,16 +42,6 @@ CONFIG = FLAGCNSConfig(
 PLAN = trainings.make_schedule(CONFIG)
 ABLATIONS = ("controller_eo", "client_eo")
 METHODS = {name: getattr(module, name) for name in ("fl_agcns", *ABLATIONS)}
-
-
-@pytest.fixture(scope="module")
-def splits():
-    return client_graphs.make_splits()
-
-
-@pytest.fixture(scope="module")
-def train(splits):
-    return splits["train"]
 
 
 def value_of(code, client_id):
@@ -145,20 +132,11 @@ def test_a_generation_is_bred_from_the_best(train, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_resumed_search_ends_as_if_never_stopped(tmp_path, splits, monkeypatch):
+def test_a_resumed_search_ends_as_if_never_stopped(cut_and_whole, monkeypatch):
     monkeypatch.setattr(trainings, "make_epoch", scores_by_hand)
     config = dataclasses.replace(CONFIG, num_layers=2, population_size=6)
     algorithm = module.fl_agcns(config)
-
-    def run(workdir, num_rounds, resume=False):
-        settings = RunConfig(num_rounds, keep_last=True, seeds=(3,))
-        return rounds.run(
-            "fl_agcns", algorithm, splits, settings, workdir, {}, resume=resume
-        )
-
-    whole = run(None, 7)
-    run(tmp_path, 4)
-    cut = run(tmp_path, 7, resume=True)
+    cut, whole = cut_and_whole(algorithm, 4, 7)
     jax.tree.map(npt.assert_array_equal, cut.best_state, whole.best_state)
 
 

@@ -48,16 +48,6 @@ ERROR = 2e-8  # of an encrypted sum, see `encryption.CKKS`
 
 
 @pytest.fixture(scope="module")
-def splits():
-    return client_graphs.make_splits()
-
-
-@pytest.fixture(scope="module")
-def train(splits):
-    return splits["train"]
-
-
-@pytest.fixture(scope="module")
 def model(draw_params, few_convolutions):
     drawn = draw_params(NET.init)
     for stats in drawn["batch_stats"].values():
