@@ -1,6 +1,7 @@
 """A tiny sensor network for all tests, and what keeps its programs quick to compile."""
 
 import functools
+import gc
 import os
 import pathlib
 import tempfile
@@ -15,6 +16,7 @@ from fedjax_graph.models import architecture, packed, relaxation, supernet
 
 # Compiles in less than half of the time; unknown to jax 0.12, which would not start.
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+COLLECT_AFTER = 100_000  # new objects; tracing makes many, and few of them are rubbish
 MOST_MAPPINGS = 30_000  # of memory; Linux allows a process some 65,000
 LONGEST = (  # files, which start first, so that no worker is left with one at the end
     "test_conformance",
@@ -45,6 +47,9 @@ def pytest_configure(config):
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes started
+    os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # a program's lines of source
+    gc.set_threshold(COLLECT_AFTER, 50, 100)
+    jax.config.update("jax_traceback_in_locations_limit", 0)
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_num_cpu_devices", 8)  # for meshes; without one, the first
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -186,7 +186,8 @@ class System:
         ) or name == "at_without_fedavg"  # the aggregator is all that it has of its own
         self.num_traces = 0
         self.algorithm = self.build()
-        self.state = self.algorithm.init(jax.random.key(0), self.train)
+        self.init = jit(self.algorithm.init)
+        self.state = self.init(KEYS[0], self.train)
         self.step = jit(self.step_of())
         self.traced = self.step.trace(self.state, self.train, KEYS[0])
         chunks = {"clients_per_chunk": 2} if self.has("clients_per_chunk") else {}
@@ -252,17 +253,19 @@ def padded_outcomes(system, outcome):
     """
     if system.name in ABLATIONS:
         pytest.skip("the method that this is an ablation of is tested")
-    states = [with_padded_rows(system.problem, x) for x in (system.state, outcome[0])]
+    first = with_padded_rows(system.problem, system.state)
+    second = with_padded_rows(system.problem, outcome[0])
+    states = jax.tree.map(lambda *x: jax.device_put(np.stack(x)), first, second)
     keys = [jnp.stack(pair) for pair in zip(KEYS, KEYS[::-1], strict=True)]
     both = {
-        fill: run(
-            system.mapped, jax.tree.map(lambda *x: jnp.stack(x), *states), data, keys
-        )
-        for fill, data in ((fill, system.problem.pad(fill)) for fill in FILLS)
+        fill: run(system.mapped, states, system.problem.pad(fill), keys)
+        for fill in FILLS
     }
     assert system.mapped._cache_size() == 1
     return {
-        fill: [jax.tree.map(lambda x, i=i: x[i], results) for i in range(2)]
+        fill: [
+            jax.tree.map(lambda x, i=i: x[i], jax.device_get(results)) for i in range(2)
+        ]
         for fill, results in both.items()
     }
 
@@ -307,8 +310,8 @@ def test_other_keys_and_rounds_compile_nothing(system, outcome):
     state = outcome[0]  # two rounds later
     other = run(step, state, system.train, (jax.random.key(77), jax.random.key(78)))[0]
     step(jax.device_put(jax.device_get(other)), system.train, jax.random.key(79))
-    new_seed = jax.tree.map(lambda x: x + 1, system.state)
-    step(new_seed, system.train, jax.random.key(80))
+    new_seed = jax.tree.map(lambda x: x + 1, jax.device_get(system.state))
+    step(jax.device_put(new_seed), system.train, jax.random.key(80))
     assert step._cache_size() == 1
     assert system.num_traces == traces
 
@@ -331,9 +334,13 @@ def test_clients_one_after_another_change_nothing(system, outcome):
 
 
 def map_rows(problem, change, tree):
-    """Changes the leaves of a state that have a row for each client."""
+    """Changes the leaves of a state that have a row for each client, in NumPy.
+
+    JAX would compile a program for each shape.
+    """
     return jax.tree_util.tree_map_with_path(
-        lambda path, x: change(x) if problem.is_of_clients(path, x) else x, tree
+        lambda path, x: change(x) if problem.is_of_clients(path, x) else x,
+        jax.device_get(tree),
     )
 
 
@@ -351,17 +358,20 @@ def with_padded_rows(problem, tree):
     """Rows for two more clients; a matrix gets rows and columns of the identity."""
 
     def extend(x):
-        if x.shape == (NUM_CLIENTS, NUM_CLIENTS):
-            return jnp.eye(NUM_PADDED).at[:NUM_CLIENTS, :NUM_CLIENTS].set(x)
-        return jnp.concatenate([x, x[: NUM_PADDED - NUM_CLIENTS]])
+        if x.shape != (NUM_CLIENTS, NUM_CLIENTS):
+            return np.concatenate([x, x[: NUM_PADDED - NUM_CLIENTS]])
+        matrix = np.eye(NUM_PADDED, dtype=x.dtype)
+        matrix[:NUM_CLIENTS, :NUM_CLIENTS] = x
+        return matrix
 
     return map_rows(problem, extend, tree)
 
 
 def test_permuting_clients_permutes_outputs(system, outcome):
     order, problem = np.array([3, 0, 4, 1, 2]), system.problem
+    permuted = jax.device_put(rows(problem, system.state, order))
     state, metrics, scores, outputs = run(
-        system.step, rows(problem, system.state, order), problem.permute(order)
+        system.step, permuted, problem.permute(order)
     )
     expected_state, expected_metrics, expected_scores, expected_outputs = outcome
     assert_close(state, rows(problem, expected_state, order), 1e-4)
@@ -386,7 +396,7 @@ def test_padding_chunks_and_seeds_change_nothing(
 
 def test_a_first_state_does_not_depend_on_padding(system):
     problem = system.problem
-    state = system.algorithm.init(jax.random.key(0), problem.pad())
+    state = system.init(KEYS[0], problem.pad())
     assert_close(rows(problem, state, slice(NUM_CLIENTS)), system.state)
 
 
@@ -416,13 +426,10 @@ def test_a_round_is_a_scan_body(system):
 
 
 def test_first_states_depend_on_the_seed_and_nothing_else(system):
-    def init(seed, data):
-        return system.algorithm.init(jax.random.key(seed), data)
-
-    again = init(0, system.train)
+    again = system.jit(system.build().init)(KEYS[0], system.train)
     assert_close(again, system.state, 0)
     if system.is_trained:
-        other = init(1, system.train)
+        other = system.init(KEYS[1], system.train)
         equal = jax.tree.map(np.array_equal, other, system.state)
         assert not all(jax.tree.leaves(equal))
 

@@ -20,7 +20,8 @@ TIMINGS = ("seconds", "compile_seconds", *RATES)
 
 # What each process does first. Only the count of operations has to see each step.
 QUICK = """
-import os, jax
+import gc, os, jax
+gc.set_threshold(100_000, 50, 100)
 from fedjax_graph.algorithms.cnfgnn import flops
 scan, count = jax.lax.scan, flops.count
 def rolled(*args, unroll=1, **named):
