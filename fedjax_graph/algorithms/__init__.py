@@ -114,6 +114,7 @@ REGISTRY: Registry[Method] = Registry(
         "fed_avg_m": _lazy(
             "fed_avg:fed_avg", "FedAvgM", config="fed_opt:FedAvgMConfig"
         ),
+        "fed_gta": _lazy("fed_gta:fed_gta", "FedGTA"),
         "fed_per": _lazy("fed_per:fed_per", "FedPer"),
         "fed_prox": _lazy("fed_prox:fed_prox", "FedProx"),
         "fed_sgd": _lazy("fed_sgd:fed_sgd", "FedSGD"),

@@ -175,6 +175,22 @@ def graph_convolution(
     return aggregate
 
 
+def mix_rows(stacked: Stacked, weights: jax.Array) -> Stacked:
+    """Row i of the result is the mean of all models by the weights [i]: A V.
+
+    Args:
+      stacked: V, pytree of [C, ...].
+      weights: [C, C], not negative; rows are normalised to sum 1, and one of zeros
+        keeps its own model.
+
+    Raises:
+      InputError: if the weights are not [C, C].
+    """
+    _check_rows(stacked, len(weights))
+    rows = graphs.row_normalise(weights)
+    return jax.tree.map(lambda x: _mix(rows, x), stacked)
+
+
 def cohort_adjacency(adjacency: jax.Array, cohort: Cohort) -> jax.Array:
     """The [C, C] part of a [K, K] adjacency; nobody takes from a client of weight 0.
 

@@ -5,7 +5,8 @@ Run by hand, where OpenFGL and torch are and this package need not be:
     python tests/algorithms/openfgl_golden.py [METHOD ...]
 
 It was run with Python 3.11, openfgl-lib 1.1.0, torch 2.13.0+cpu, torch-geometric 2.8.1,
-networkx 3.6.1, scikit-network 0.33.5, dtaidistance 2.5.1 and NumPy 2.4.6. It writes `data/openfgl/problem.npz`, what all start from, and a file for each method,
+networkx 3.6.1, scikit-network 0.33.5, dtaidistance 2.5.1 and NumPy 2.4.6.
+It writes `data/openfgl/problem.npz`, what all start from, and a file for each method,
 all in float64. What OpenFGL does is left as it is, but for what stands here:
 
 - everybody trains the two-layer GCN, of the weights in `problem.npz`, without dropout;
@@ -192,8 +193,20 @@ def local() -> Arrays:
     return stacked(World("isolate").run().models)
 
 
+def fed_gta() -> Arrays:
+    """u_i after two rounds; clients 0 and 1 are told apart by a similarity of 0.8."""
+    from openfgl.flcore.fedgta import server
+
+    server.config["accept_alpha"] = 0.8
+    world = World("fedgta")
+    for client in world.clients:  # which makes them float32
+        client.train_label_onehot = client.train_label_onehot.double()
+    return stacked(world.run(2).server.aggregated_models)
+
+
 METHODS: dict[str, Callable[[], Arrays]] = {
     "fed_avg": fed_avg,
+    "fed_gta": fed_gta,
     "fed_prox": fed_prox,
     "local": local,
 }

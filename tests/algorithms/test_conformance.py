@@ -102,6 +102,7 @@ FORECASTERS = {
 CENTRALISED = {"gru_centralized"}  # trained, and no clients to map over
 ON_SUBGRAPHS = {
     "fed_avg": {},
+    "fed_gta": {"num_moments": 3},
     "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},
 }
 SEARCH = {

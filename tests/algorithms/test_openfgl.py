@@ -108,6 +108,7 @@ def in_float64():
 
 CASES = {  # method -> its config, rounds
     "fed_avg": ({}, 1),
+    "fed_gta": ({"similarity": 0.8}, 2),
     "fed_prox": ({"proximal_weight": 1e-3}, 2),
     "local": ({}, 1),
 }
