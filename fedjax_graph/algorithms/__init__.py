@@ -117,6 +117,7 @@ REGISTRY: Registry[Method] = Registry(
         "fed_gta": _lazy("fed_gta:fed_gta", "FedGTA"),
         "fed_per": _lazy("fed_per:fed_per", "FedPer"),
         "fed_prox": _lazy("fed_prox:fed_prox", "FedProx"),
+        "fed_pub": _lazy("fed_pub:fed_pub", "FED-PUB"),
         "fed_sgd": _lazy("fed_sgd:fed_sgd", "FedSGD"),
         "fed_yogi": _lazy("fed_avg:fed_avg", "FedYogi", config="fed_opt:FedYogiConfig"),
         "fl_agcns": _lazy("fl_agcns.fl_agcns:fl_agcns", "FL-AGCNS"),

@@ -71,9 +71,9 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
             outputs = logits(aggregated(stacked), own)
             measured = clients.map_clients(lambda *one: measure(config, *one))
             confidences, moments = communication.up(measured(own, outputs))
-            mixing = similar(moments, config.similarity)
-            mixing = mixing * jnp.where(cohort.weights > 0, confidences, 0)
-            return aggregation.mix_rows(stacked, mixing)
+            is_like = aggregation.cosines(moments) > config.similarity  # Eq. 5
+            confidences = jnp.where(cohort.weights > 0, confidences, 0)
+            return aggregation.mix_rows(stacked, is_like * confidences)  # Eq. 4
 
         return aggregate
 
@@ -109,11 +109,3 @@ def measure(config: FedGTAConfig, own, logits) -> tuple[jax.Array, jax.Array]:
         for order in range(1, config.num_moments + 1)
     ]
     return confidence, jnp.concatenate(moments)
-
-
-def similar(vectors: jax.Array, least: float) -> jax.Array:
-    """Which rows of [C, M] have a cosine above `least`, itself always: [C, C] bool."""
-    norms = jnp.linalg.norm(vectors, axis=1, keepdims=True)
-    units = vectors / jnp.maximum(norms, 1e-8)
-    cosines = jnp.matmul(units, units.T, precision=jax.lax.Precision.HIGHEST)
-    return (cosines > least) | jnp.eye(len(vectors), dtype=bool)

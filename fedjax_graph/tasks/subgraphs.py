@@ -6,6 +6,7 @@ Section 4.1), which is the accuracy over all of them.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -129,6 +130,49 @@ def as_graph(client_data: SubgraphData) -> jraph.GraphsTuple:
         globals=None,
         n_node=jnp.array([len(client_data.features)], jnp.int32),
         n_edge=jnp.array([len(client_data.senders)], jnp.int32),
+    )
+
+
+def random_blocks(
+    key: jax.Array, num_features: int, num_blocks: int, size: int, edge_share: float
+) -> SubgraphData:
+    """Draws a graph of blocks with edges inside them only, and normal features.
+
+    Args:
+      key: of the draw.
+      num_features: F.
+      num_blocks: B, of `size` nodes each.
+      size: nodes of a block, 2 or more.
+      edge_share: part of a block's pairs of nodes that an edge joins, rounded up.
+
+    Returns:
+      Of one client, [1, B x size, ...]; nothing in it is trained or scored.
+    """
+    first, second = jnp.triu_indices(size, 1)
+    num_edges = math.ceil(edge_share * len(first))
+    edges_key, features_key = jax.random.split(key)
+
+    def draw(key, block):
+        chosen = jax.random.permutation(key, len(first))[:num_edges]
+        return block * size + first[chosen], block * size + second[chosen]
+
+    blocks = jnp.arange(num_blocks)
+    one, other = jax.vmap(draw)(jax.random.split(edges_key, num_blocks), blocks)
+    senders, receivers = jnp.append(one, other), jnp.append(other, one)
+    order = jnp.argsort(receivers)
+    num_nodes = num_blocks * size
+    none = jnp.zeros((1, num_nodes))
+    return SubgraphData(
+        features=jax.random.normal(features_key, (1, num_nodes, num_features)),
+        senders=senders[order][None],
+        receivers=receivers[order][None],
+        edge_weights=jnp.ones((1, len(order))),
+        labels=jnp.zeros((1, num_nodes), jnp.int32),
+        is_real=none + 1,
+        is_trained=none,
+        is_scored=none,
+        client_ids=jnp.zeros(1, jnp.int32),
+        client_weights=jnp.zeros(1),
     )
 
 

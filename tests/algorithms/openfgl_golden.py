@@ -21,6 +21,7 @@ import pathlib
 import random
 import sys
 import tempfile
+import types
 from collections.abc import Callable
 from unittest import mock
 
@@ -189,6 +190,53 @@ def fed_prox() -> Arrays:
     return weights_of(World("fedprox").run(2).server.task.model)
 
 
+class TwoMaskedLayers(torch.nn.Module):
+    """OpenFGL's masked convolutions, two of them, as everybody else has."""
+
+    def __init__(self, *args, **kwargs):
+        from openfgl.flcore.fedpub.maskedgcn import MaskedGCNConv
+
+        super().__init__()
+        self.conv1 = MaskedGCNConv(NUM_FEATURES, NUM_HIDDEN)
+        self.clsif = MaskedGCNConv(NUM_HIDDEN, NUM_CLASSES)
+        self.layers = [self.conv1, self.clsif]
+        self.double()
+
+    def forward(self, data):
+        y = self.clsif(self.conv1(data.x, data.edge_index).relu(), data.edge_index)
+        return y, y
+
+
+def fed_pub() -> Arrays:
+    """u_i and masks after two rounds; a random graph that is smaller than its own."""
+    scatter, sparse = types.ModuleType("torch_scatter"), mock.MagicMock()
+    scatter.scatter_add = lambda x, index, dim, dim_size: torch.zeros(
+        dim_size, dtype=x.dtype
+    ).scatter_add(dim, index, x)
+    sparse.SparseTensor = type("SparseTensor", (), {})
+    sys.modules |= {"torch_scatter": scatter, "torch_sparse": sparse}
+    from openfgl.flcore.fedpub import client, server
+
+    client.MaskedGCN = server.MaskedGCN = TwoMaskedLayers
+    world = World("fedpub")
+    proxy = make_data(world.problem, 1)
+    world.server.proxy = proxy
+    world.run(2)
+    arrays = {}
+    for name, layer in {"hidden": "conv1", "head": "clsif"}.items():
+        sent = [
+            {key: x.numpy() for key, x in weights.items()}
+            for weights in world.server.update_weights
+        ]
+        arrays[f"weights/{name}/kernel"] = np.stack(
+            [x[f"{layer}.lin.weight"].T for x in sent]
+        )
+        arrays[f"weights/{name}/bias"] = np.stack([x[f"{layer}.bias"] for x in sent])
+        masks = [getattr(model, layer).mask for model in world.models]
+        arrays[f"masks/{name}/kernel"] = np.stack([x.detach().numpy().T for x in masks])
+    return arrays
+
+
 def local() -> Arrays:
     return stacked(World("isolate").run().models)
 
@@ -208,6 +256,7 @@ METHODS: dict[str, Callable[[], Arrays]] = {
     "fed_avg": fed_avg,
     "fed_gta": fed_gta,
     "fed_prox": fed_prox,
+    "fed_pub": fed_pub,
     "local": local,
 }
 

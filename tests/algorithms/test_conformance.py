@@ -103,6 +103,12 @@ CENTRALISED = {"gru_centralized"}  # trained, and no clients to map over
 ON_SUBGRAPHS = {
     "fed_avg": {},
     "fed_gta": {"num_moments": 3},
+    "fed_pub": {
+        "mask_weight": 0.01,
+        "pull_weight": 0.1,
+        "num_blocks": 2,
+        "block_size": 3,
+    },
     "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},
 }
 SEARCH = {

@@ -44,6 +44,8 @@ CASES = {
     "scaffold": Case(2 * K * MODEL, 2 * K * MODEL),  # beside each model its control
     # theta_i, H_i and 2 m moments of each class; u_i
     "fed_gta": Case(K * (MODEL + FLOAT * (1 + 6 * C)), K * MODEL, {"num_moments": 3}),
+    # theta_i and h_i; u_i
+    "fed_pub": Case(K * (MODEL + FLOAT * C), K * MODEL, {"block_size": 3}),
 }
 
 

@@ -16,6 +16,7 @@ from fedjax_graph.algorithms import get_method
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.tasks.subgraphs import SubgraphTask
+from tests.client_graphs import NODE_FIELDS
 
 FOLDER = pathlib.Path(__file__).parent / "data" / "openfgl"
 ADAM = OptimizerConfig("adam", 0.01, weight_decay=5e-4)
@@ -114,11 +115,11 @@ CASES = {  # method -> its config, rounds
 }
 
 
-def run(name, values, num_rounds, data, **task):
-    """The state after some rounds."""
+def run(name, values, num_rounds, data, begin=lambda state: state, **task):
+    """The state after some rounds; `begin` changes the first one."""
     method = get_method(name)
     algorithm = method.factory(method.config_type(task=make_task(**task), **values))
-    state, key = algorithm.init(jax.random.key(0), data), jax.random.key(1)
+    state, key = begin(algorithm.init(jax.random.key(0), data)), jax.random.key(1)
     round_ = jax.jit(algorithm.round)
     for _ in range(num_rounds):
         state, _ = round_(state, data, key)
@@ -140,3 +141,13 @@ def test_a_round_gives_openfgls_parameters(name):
     values, num_rounds = CASES[name]
     state = run(name, values, num_rounds, make_data())
     assert_same(state.models["params"], load(name))
+
+
+def test_fed_pub_gives_openfgls_parameters_and_masks():
+    """The random graph is that of client 1, without its padding."""
+    data, size = make_data(), len(PROBLEM["x_1"])
+    proxy = jax.tree.map(lambda x: x[1:2], data)
+    nodes = {name: getattr(proxy, name)[:, :size] for name in NODE_FIELDS}
+    proxy = proxy._replace(**nodes)
+    state = run("fed_pub", {}, 2, data, lambda state: state._replace(proxy=proxy))
+    assert_same(state.models["params"], load("fed_pub"))
