@@ -22,7 +22,7 @@ METHODS = (
     *("local", "fed_avg", "fed_avg_m", "fed_adam", "fed_yogi", "fed_prox"),
     *("scaffold", "fed_per", "lg_fed_avg", "ditto", "fed_att"),
     *("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_star", "sfl_per", "sfl_lg"),
-    *("graphfl", "fed_gta", "fed_pub"),
+    *("graphfl", "fed_gta", "fed_pub", "gcfl_plus", "ada_fgl"),
     *NETWORKS,
 )
 DEFAULT = ("local", "fed_avg", "fed_gta")

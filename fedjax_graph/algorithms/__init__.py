@@ -101,6 +101,7 @@ def _annotated_config(factory: Factory) -> type | None:
 REGISTRY: Registry[Method] = Registry(
     "method",
     {
+        "ada_fgl": _lazy("ada_fgl:ada_fgl", "AdaFGL"),
         "at_without_fedavg": _lazy(
             "cnfgnn.cnfgnn:at_without_fedavg", "CNFGNN (AT, w/o FedAvg)"
         ),
@@ -124,6 +125,7 @@ REGISTRY: Registry[Method] = Registry(
         "fl_gradient": _lazy("fl_agcns.fl_gradient:fl_gradient", "FL-Gradient"),
         "fl_random": _lazy("fl_agcns.fl_random:fl_random", "FL-Random"),
         "fl_rl": _lazy("fl_agcns.fl_rl:fl_rl", "FL-RL"),
+        "gcfl_plus": _lazy("gcfl_plus:gcfl_plus", "GCFL+"),
         "graph_fed_avg": _lazy("graph_fed_avg:graph_fed_avg", "GraphFedAvg"),
         "graphfl": _lazy("graphfl:graphfl", "GraphFL"),
         "gru_centralized": _lazy(

@@ -320,6 +320,14 @@ def evaluate_subgraphs(
     return evaluate
 
 
+def evaluate_outputs(
+    outputs: jax.Array, data: SubgraphData, fitness: Fitness
+) -> Metrics:
+    """What `evaluate` returns, of outputs [K, N, classes] that are already there."""
+    share_right, entropy = jax.vmap(scores)(outputs, data.by_client())
+    return federated_scores(share_right, entropy, data, fitness)
+
+
 def predict_subgraphs(module: nn.Module) -> Callable[[Model, SubgraphData], jax.Array]:
     """Factory of `predict`: probabilities [K, N, classes]."""
     return map_outputs(module, lambda outputs, client_data: jax.nn.softmax(outputs))

@@ -181,6 +181,56 @@ class World:
 # --- Methods --------------------------------------------------------------------------
 
 
+def ada_fgl() -> Arrays:
+    """Each client's networks before and after one step, after one round of FedAvg.
+
+    Products that it takes by a C library of its authors' machine are SciPy's, features
+    that it makes float32 stay float64, and the 0.5 of its dropouts is 0.
+    """
+    from openfgl.flcore.adafgl import adafgl_models, client, op, server
+
+    client.config["num_rounds_vanilla"] = server.config["num_rounds_vanilla"] = 1
+    op.csr_sparse_dense_matmul = lambda adjacency, x: adjacency @ x
+    world, first = World("adafgl").run(), []
+    preprocess = adafgl_models.AdaFGLModel.preprocess
+
+    def observed(model, adj):
+        preprocess(model, adj)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        first.append({key: x.clone() for key, x in model.state_dict().items()})
+
+    with (
+        mock.patch.object(adafgl_models.AdaFGLModel, "preprocess", observed),
+        mock.patch.object(torch, "FloatTensor", torch.tensor),
+        mock.patch.object(torch, "float", torch.float64),
+    ):
+        world.run(first=1)
+    last = [one.adafgl_model.state_dict() for one in world.clients]
+    ours = {
+        "homo_model.": "homo",
+        "hete_model.lr_smooth_trans.": "spread",
+        "hete_model.lr_local_trans.": "own",
+        "hete_model.hete_propagation.": "signed",
+        "hete_model.": "hete",
+    }
+    arrays = {}
+    for stage, rows in {"first": first, "last": last}.items():
+        for name in rows[0]:
+            network = next(own for start, own in ours.items() if name.startswith(start))
+            values = np.stack([row[name].numpy() for row in rows])
+            if "prelu" in name:
+                arrays[f"{stage}/{network}_slope"] = values[:, 0]
+                continue
+            layer, kind = name.split(".")[-2:]
+            is_kernel = kind == "weight"
+            values = values.swapaxes(1, 2) if is_kernel else values
+            kind = "kernel" if is_kernel else "bias"
+            arrays[f"{stage}/{network}_{kind}_{layer}"] = values
+    return arrays
+
+
 def fed_avg() -> Arrays:
     return weights_of(World("fedavg").run().server.task.model)
 
@@ -237,6 +287,38 @@ def fed_pub() -> Arrays:
     return arrays
 
 
+def gcfl_plus() -> Arrays:
+    """u_C after two rounds, at the end of which the clusters are split.
+
+    Its own networks read whole graphs out: in their place stands the GCN. Rounds have
+    numbers from 21 on, the limits let it split, by the norms of two rounds.
+    """
+    from openfgl.flcore.gcfl_plus import client, server
+    from openfgl.model.gcn import GCN
+
+    def network(**sizes):
+        return load(GCN(NUM_FEATURES, NUM_HIDDEN, NUM_CLASSES, 2, 0.0), make_problem())
+
+    client.GIN = server.CrossDomainGIN = network
+    server.config |= {"eps1": 10.0, "eps2": 0.0, "seq_length": 2}
+    world = World("gcfl_plus")
+    for one in world.clients:
+        one.gconvNames = [name for name, _ in one.task.model.named_parameters()]
+    world.run(2, first=21)
+    rows = [None] * len(SIZES)
+    for clients, weights in zip(
+        world.server.cluster_indices, world.server.cluster_weights, strict=True
+    ):
+        for k, own in zip(clients, weights, strict=True):
+            rows[k] = {name: x.detach().numpy() for name, x in own.items()}
+    arrays = {}
+    for i, name in enumerate(("hidden", "head")):
+        kernels = [row[f"layers.{i}.lin.weight"].T for row in rows]
+        arrays[f"{name}/kernel"] = np.stack(kernels)
+        arrays[f"{name}/bias"] = np.stack([row[f"layers.{i}.bias"] for row in rows])
+    return arrays
+
+
 def local() -> Arrays:
     return stacked(World("isolate").run().models)
 
@@ -253,10 +335,12 @@ def fed_gta() -> Arrays:
 
 
 METHODS: dict[str, Callable[[], Arrays]] = {
+    "ada_fgl": ada_fgl,
     "fed_avg": fed_avg,
     "fed_gta": fed_gta,
     "fed_prox": fed_prox,
     "fed_pub": fed_pub,
+    "gcfl_plus": gcfl_plus,
     "local": local,
 }
 

@@ -155,7 +155,7 @@ class Subgraphs(Problem):
     def is_of_clients(self, path, leaf):
         """Of a search, whose stacks of weights may have as many rows, by name."""
         names = {getattr(key, "name", None) for key in path}
-        if "models" in names:
+        if names & {"models", "homophily"}:
             return super().is_of_clients(path, leaf)
         return "clients" in names
 

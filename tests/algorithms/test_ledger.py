@@ -46,6 +46,8 @@ CASES = {
     "fed_gta": Case(K * (MODEL + FLOAT * (1 + 6 * C)), K * MODEL, {"num_moments": 3}),
     # theta_i and h_i; u_i
     "fed_pub": Case(K * (MODEL + FLOAT * C), K * MODEL, {"block_size": 3}),
+    "ada_fgl": Case(K * MODEL, K * MODEL, {"hidden_size": 4}),  # at most
+    "gcfl_plus": Case(K * (MODEL + FLOAT), K * MODEL),  # the norm of a gradient
 }
 
 

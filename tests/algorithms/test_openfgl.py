@@ -111,6 +111,10 @@ CASES = {  # method -> its config, rounds
     "fed_avg": ({}, 1),
     "fed_gta": ({"similarity": 0.8}, 2),
     "fed_prox": ({"proximal_weight": 1e-3}, 2),
+    "gcfl_plus": (
+        {"mean_below": 10.0, "largest_above": 0.0, "num_norms": 2, "first_rounds": 0},
+        2,
+    ),
     "local": ({}, 1),
 }
 
@@ -151,3 +155,16 @@ def test_fed_pub_gives_openfgls_parameters_and_masks():
     proxy = proxy._replace(**nodes)
     state = run("fed_pub", {}, 2, data, lambda state: state._replace(proxy=proxy))
     assert_same(state.models["params"], load("fed_pub"))
+
+
+def test_ada_fgls_networks_step_as_openfgls():
+    """A round of FedAvg, and one step from the networks that OpenFGL drew."""
+    golden = nested(load("ada_fgl"))
+
+    def begin(state):
+        return state._replace(models=state.models | {"params": golden["first"]})
+
+    sizes = {"hidden_size": NUM_HIDDEN, "dropout": 0.0}
+    values = {"federated_rounds": 1, "personal_optimizer": ADAM} | sizes
+    state = run("ada_fgl", values, 2, make_data(), begin)
+    assert_same(state.models["params"], golden["last"])
