@@ -101,6 +101,7 @@ def _annotated_config(factory: Factory) -> type | None:
 REGISTRY: Registry[Method] = Registry(
     "method",
     {
+        "ada_fgl": _lazy("ada_fgl:ada_fgl", "AdaFGL"),
         "at_without_fedavg": _lazy(
             "cnfgnn.cnfgnn:at_without_fedavg", "CNFGNN (AT, w/o FedAvg)"
         ),
@@ -114,14 +115,17 @@ REGISTRY: Registry[Method] = Registry(
         "fed_avg_m": _lazy(
             "fed_avg:fed_avg", "FedAvgM", config="fed_opt:FedAvgMConfig"
         ),
+        "fed_gta": _lazy("fed_gta:fed_gta", "FedGTA"),
         "fed_per": _lazy("fed_per:fed_per", "FedPer"),
         "fed_prox": _lazy("fed_prox:fed_prox", "FedProx"),
+        "fed_pub": _lazy("fed_pub:fed_pub", "FED-PUB"),
         "fed_sgd": _lazy("fed_sgd:fed_sgd", "FedSGD"),
         "fed_yogi": _lazy("fed_avg:fed_avg", "FedYogi", config="fed_opt:FedYogiConfig"),
         "fl_agcns": _lazy("fl_agcns.fl_agcns:fl_agcns", "FL-AGCNS"),
         "fl_gradient": _lazy("fl_agcns.fl_gradient:fl_gradient", "FL-Gradient"),
         "fl_random": _lazy("fl_agcns.fl_random:fl_random", "FL-Random"),
         "fl_rl": _lazy("fl_agcns.fl_rl:fl_rl", "FL-RL"),
+        "gcfl_plus": _lazy("gcfl_plus:gcfl_plus", "GCFL+"),
         "graph_fed_avg": _lazy("graph_fed_avg:graph_fed_avg", "GraphFedAvg"),
         "graphfl": _lazy("graphfl:graphfl", "GraphFL"),
         "gru_centralized": _lazy(

@@ -56,6 +56,11 @@ class Task(NamedTuple):
     ) = None
     """(params, batch_stats, own client data, key, data) -> [] mean loss over all that
     ONE client trains on, and the new batch_stats; None for a task with minibatches."""
+    update_by: Callable[[Callable[..., tuple[jax.Array, Any]]], Any] | None = None
+    """A loss in the form of `train_loss`, of parameters of any shape -> local steps in
+    the form of `update` that minimise it; None for a task with minibatches."""
+    logits: Callable[[Model, Data], jax.Array] | None = None
+    """(models, data) -> what `predict` takes a softmax of; None for other tasks."""
     round_keys: Callable[[jax.Array], Iterable[jax.Array]] = jax.random.split
     """Key of a round -> that of the cohort and its local steps, and that of the
     aggregator."""

@@ -6,7 +6,9 @@ Section 4.1), which is the accuracy over all of them.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -44,9 +46,16 @@ class SubgraphTask(Checked):
     space: Space = "paper"  # of a code
     fusion: Fusion = "all"  # of a code
     width: int = limited(WIDTH, lower=1)  # of a code
+    hidden_size: int | None = limited(
+        None, lower=1
+    )  # of a fixed network; None: its own
     dropout: float = limited(0.0, lower=0, below=1)
-    local_steps: int = limited(1, lower=1)  # of methods that take steps at the client
+    drops_features: bool = True  # of a fixed network: or its hidden units alone
+    # epochs: of methods that take steps at the client, each on all its training nodes
+    local_steps: int = limited(1, lower=1)
     optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # of those
+    # every so-manieth training node of a client is a query node, as GraphFL needs them
+    query_every: int = limited(0, lower=0)  # 0: none
     fitness: Fitness = "loss"  # by which the best round is chosen, see MONITORS
 
     def module(self) -> nn.Module:
@@ -57,7 +66,13 @@ class SubgraphTask(Checked):
         """
         if self.model != "code":
             find_layout(self.model)
-            return FixedGNN(self.model, self.num_classes, dropout=self.dropout)
+            return FixedGNN(
+                self.model,
+                self.num_classes,
+                self.hidden_size,
+                self.dropout,
+                self.drops_features,
+            )
         net = SuperNet(
             self.num_features,
             self.num_classes,
@@ -72,16 +87,24 @@ class SubgraphTask(Checked):
     def build(self) -> Task:
         module = self.module()
         loss = training_loss(module)
+        halves = partial(query_halves, query_every=self.query_every)
+
+        def train_loss(params, stats, client_data, key, data):
+            del data
+            return loss(params, stats, (halves(client_data)[0], key))
+
         return Task(
             init=lambda key: init(module, self.num_features, key),
-            client_data=lambda data: data,
-            update=client_update(loss, self),
+            client_data=SubgraphData.by_client,
+            update=client_update(train_loss, self),
             evaluate=evaluate_subgraphs(module, self.fitness),
             predict=predict_subgraphs(module),
             is_head=in_last_layer,
-            train_loss=lambda params, stats, client_data, key, data: loss(
-                params, stats, (client_data, key)
-            ),
+            train_loss=train_loss,
+            update_by=lambda loss: client_update(loss, self),
+            logits=map_outputs(module, lambda outputs, client_data: outputs),
+            query_loss=query_loss(loss, halves) if self.query_every else None,
+            has_query=lambda data: jnp.any(halves(data)[1].is_trained > 0, axis=1),
             monitor=MONITORS[self.fitness],
         )
 
@@ -107,6 +130,49 @@ def as_graph(client_data: SubgraphData) -> jraph.GraphsTuple:
         globals=None,
         n_node=jnp.array([len(client_data.features)], jnp.int32),
         n_edge=jnp.array([len(client_data.senders)], jnp.int32),
+    )
+
+
+def random_blocks(
+    key: jax.Array, num_features: int, num_blocks: int, size: int, edge_share: float
+) -> SubgraphData:
+    """Draws a graph of blocks with edges inside them only, and normal features.
+
+    Args:
+      key: of the draw.
+      num_features: F.
+      num_blocks: B, of `size` nodes each.
+      size: nodes of a block, 2 or more.
+      edge_share: part of a block's pairs of nodes that an edge joins, rounded up.
+
+    Returns:
+      Of one client, [1, B x size, ...]; nothing in it is trained or scored.
+    """
+    first, second = jnp.triu_indices(size, 1)
+    num_edges = math.ceil(edge_share * len(first))
+    edges_key, features_key = jax.random.split(key)
+
+    def draw(key, block):
+        chosen = jax.random.permutation(key, len(first))[:num_edges]
+        return block * size + first[chosen], block * size + second[chosen]
+
+    blocks = jnp.arange(num_blocks)
+    one, other = jax.vmap(draw)(jax.random.split(edges_key, num_blocks), blocks)
+    senders, receivers = jnp.append(one, other), jnp.append(other, one)
+    order = jnp.argsort(receivers)
+    num_nodes = num_blocks * size
+    none = jnp.zeros((1, num_nodes))
+    return SubgraphData(
+        features=jax.random.normal(features_key, (1, num_nodes, num_features)),
+        senders=senders[order][None],
+        receivers=receivers[order][None],
+        edge_weights=jnp.ones((1, len(order))),
+        labels=jnp.zeros((1, num_nodes), jnp.int32),
+        is_real=none + 1,
+        is_trained=none,
+        is_scored=none,
+        client_ids=jnp.zeros(1, jnp.int32),
+        client_weights=jnp.zeros(1),
     )
 
 
@@ -139,13 +205,43 @@ def training_loss(module: nn.Module) -> Callable[..., tuple[jax.Array, Any]]:
     return loss
 
 
+def query_halves(
+    client_data: SubgraphData, query_every: int
+) -> tuple[SubgraphData, SubgraphData]:
+    """Data that train on all but the query nodes, and data that train on these alone.
+
+    Args:
+      client_data: of one client, or of K.
+      query_every: every so-manieth training node is a query node; 0: none is.
+    """
+    is_trained = client_data.is_trained
+    if not query_every:
+        return client_data, client_data._replace(is_trained=0 * is_trained)
+    rank = jnp.cumsum(is_trained, axis=-1)
+    is_query = is_trained * (rank % query_every == 0)
+    return (
+        client_data._replace(is_trained=is_trained - is_query),
+        client_data._replace(is_trained=is_query),
+    )
+
+
+def query_loss(loss, halves) -> Callable[..., jax.Array]:
+    """Factory of `Task.query_loss`: the mean over the query nodes of ONE client."""
+
+    def run(params, client_data, key, data):
+        del data
+        return loss(params, {}, (halves(client_data)[1], key))[0]
+
+    return run
+
+
 def client_update(loss, config: SubgraphTask) -> Callable[..., LocalResult]:
-    """Factory of one client's gradient steps on its subgraph; see `Task.update`."""
+    """Factory of one client's gradient steps on its subgraph; see `Task.update_by`."""
 
     def update(start, client_data, key, data, adjust, num_rounds):
-        del data, num_rounds
+        del num_rounds
         steps = local_steps(
-            lambda params, stats, key: loss(params, stats, (client_data, key)),
+            lambda params, stats, key: loss(params, stats, client_data, key, data),
             config.optimizer.build(config.local_steps),
             adjust=adjust,
         )
@@ -174,7 +270,8 @@ def map_outputs(
         return reduce(module.apply(model, as_graph(client_data)), client_data)
 
     def run(models: Model, data: SubgraphData):
-        return clients.map_rows(one, clients.auto_clients_per_chunk())(models, data)
+        rows = data.by_client()
+        return clients.map_rows(one, clients.auto_clients_per_chunk())(models, rows)
 
     return run
 
@@ -221,6 +318,14 @@ def evaluate_subgraphs(
         return federated_scores(share_right, entropy, data, fitness)
 
     return evaluate
+
+
+def evaluate_outputs(
+    outputs: jax.Array, data: SubgraphData, fitness: Fitness
+) -> Metrics:
+    """What `evaluate` returns, of outputs [K, N, classes] that are already there."""
+    share_right, entropy = jax.vmap(scores)(outputs, data.by_client())
+    return federated_scores(share_right, entropy, data, fitness)
 
 
 def predict_subgraphs(module: nn.Module) -> Callable[[Model, SubgraphData], jax.Array]:

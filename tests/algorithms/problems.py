@@ -153,14 +153,16 @@ class Subgraphs(Problem):
         super().__init__(train, (NUM_CLIENTS, num_outputs, client_graphs.NUM_CLASSES))
 
     def is_of_clients(self, path, leaf):
-        """Stacks of weights may have as many rows as there are clients."""
-        del leaf
-        return any(getattr(key, "name", None) == "clients" for key in path)
+        """Of a search, whose stacks of weights may have as many rows, by name."""
+        names = {getattr(key, "name", None) for key in path}
+        if names & {"models", "homophily"}:
+            return super().is_of_clients(path, leaf)
+        return "clients" in names
 
     def _fields(self, change):
         fields = self.train._asdict()
         del fields["client_ids"], fields["client_weights"]
-        return {name: change(name, x) for name, x in fields.items()}
+        return {name: change(name, x) for name, x in fields.items() if x is not None}
 
     def reordered(self, order):
         return self._fields(lambda name, x: x[order])

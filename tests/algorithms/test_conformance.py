@@ -52,6 +52,7 @@ OF_ANY_TASK = {
     "fed_per": {"server_optimizer": {"momentum": 0.5}},
     "fed_prox": {"proximal_weight": 0.5},
     "fed_yogi": {},
+    "gcfl_plus": {"num_norms": 1, "first_rounds": 0, "mean_below": 10.0},
     "graph_fed_avg": {},
     "lg_fed_avg": {},
     "local": {},
@@ -101,7 +102,15 @@ FORECASTERS = {
 }
 CENTRALISED = {"gru_centralized"}  # trained, and no clients to map over
 ON_SUBGRAPHS = {
+    "ada_fgl": {"federated_rounds": 1, "num_hops": 1, "hidden_size": 4},
     "fed_avg": {},
+    "fed_gta": {"num_moments": 3},
+    "fed_pub": {
+        "mask_weight": 0.01,
+        "pull_weight": 0.1,
+        "num_blocks": 2,
+        "block_size": 3,
+    },
     "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},
 }
 SEARCH = {

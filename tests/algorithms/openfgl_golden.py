@@ -1,0 +1,364 @@
+"""Golden numbers: one round of OpenFGL's methods on a tiny graph of three clients.
+
+Run by hand, where OpenFGL and torch are and this package need not be:
+
+    python tests/algorithms/openfgl_golden.py [METHOD ...]
+
+It was run with Python 3.11, openfgl-lib 1.1.0, torch 2.13.0+cpu, torch-geometric 2.8.1,
+networkx 3.6.1, scikit-network 0.33.5, dtaidistance 2.5.1 and NumPy 2.4.6.
+It writes `data/openfgl/problem.npz`, what all start from, and a file for each method,
+all in float64. What OpenFGL does is left as it is, but for what stands here:
+
+- everybody trains the two-layer GCN, of the weights in `problem.npz`, without dropout;
+- a method whose clients know of a round's number is told it, and is given each round
+  optimizers without a past, as ours are.
+
+A method has one function in `METHODS`, which returns the arrays to keep.
+"""
+
+import argparse
+import pathlib
+import random
+import sys
+import tempfile
+import types
+from collections.abc import Callable
+from unittest import mock
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+FOLDER = pathlib.Path(__file__).parent / "data" / "openfgl"
+NUM_FEATURES, NUM_HIDDEN, NUM_CLASSES = 4, 5, 3
+SIZES = (9, 6, 8)  # nodes of each client
+STEPS, RATE, DECAY = 3, 0.01, 5e-4
+Arrays = dict[str, np.ndarray]
+
+
+def make_problem() -> Arrays:
+    """Three random graphs, halves of whose nodes are trained on, and first weights."""
+    rng = np.random.default_rng(20)
+    arrays = {}
+    for k, size in enumerate(SIZES):
+        is_edge = np.triu(rng.random((size, size)) < 0.4, 1)
+        is_edge[np.arange(size - 1), np.arange(1, size)] = True
+        edges = np.argwhere(is_edge)
+        arrays[f"edges_{k}"] = np.concatenate([edges, edges[:, ::-1]])  # [E, 2]
+        arrays[f"x_{k}"] = rng.normal(size=(size, NUM_FEATURES))
+        arrays[f"y_{k}"] = rng.permutation(np.arange(size) % NUM_CLASSES)
+        arrays[f"set_{k}"] = rng.permutation(np.arange(size) % 3)  # train, val, test
+    shapes = {
+        "hidden/kernel": (NUM_FEATURES, NUM_HIDDEN),
+        "hidden/bias": (NUM_HIDDEN,),
+        "head/kernel": (NUM_HIDDEN, NUM_CLASSES),
+        "head/bias": (NUM_CLASSES,),
+    }
+    for name, shape in shapes.items():
+        arrays[name] = rng.uniform(-0.6, 0.6, shape)
+    return arrays
+
+
+def make_data(problem: Arrays, k: int) -> Data:
+    data = Data(
+        x=torch.tensor(problem[f"x_{k}"]),
+        edge_index=torch.tensor(problem[f"edges_{k}"].T.copy()),
+        y=torch.tensor(problem[f"y_{k}"]),
+    )
+    data.num_global_classes = NUM_CLASSES
+    data.global_map = {i: i for i in range(data.num_nodes)}
+    return data
+
+
+# --- Models ---------------------------------------------------------------------------
+
+
+def layers_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    return {"hidden": model.layers[0], "head": model.layers[1]}
+
+
+def load(model: torch.nn.Module, problem: Arrays) -> torch.nn.Module:
+    """The problem's weights, in place."""
+    with torch.no_grad():
+        for name, layer in layers_of(model).items():
+            layer.lin.weight.copy_(torch.tensor(problem[f"{name}/kernel"].T))
+            layer.bias.copy_(torch.tensor(problem[f"{name}/bias"]))
+    return model
+
+
+def weights_of(model: torch.nn.Module) -> Arrays:
+    """Kernels and biases under the names of ours."""
+    arrays = {}
+    for name, layer in layers_of(model).items():
+        arrays[f"{name}/kernel"] = layer.lin.weight.detach().numpy().T.copy()
+        arrays[f"{name}/bias"] = layer.bias.detach().numpy().copy()
+    return arrays
+
+
+def stacked(models: list[torch.nn.Module]) -> Arrays:
+    """Weights of several models, [K, ...]."""
+    rows = [weights_of(model) for model in models]
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+# --- OpenFGL --------------------------------------------------------------------------
+
+
+class World:
+    """OpenFGL's clients and server of one method, on the problem."""
+
+    def __init__(self, algorithm: str, **options):
+        self.args = argparse.Namespace(
+            **dict(
+                fl_algorithm=algorithm,
+                task="node_cls",
+                dataset=["Cora"],
+                model=["gcn"],
+                num_clients=len(SIZES),
+                num_epochs=STEPS,
+                lr=RATE,
+                weight_decay=DECAY,
+                hid_dim=NUM_HIDDEN,
+                num_layers=2,
+                dropout=0.0,
+                optim="adam",
+                processing="raw",
+                train_val_test="default_split",
+                metrics=["accuracy"],
+                dp_mech="no_dp",
+                seed=0,
+                scenario="subgraph_fl",
+            )
+            | options
+        )
+        self.problem = make_problem()
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self._write_split()
+        self.pool = {"sampled_clients": list(range(len(SIZES)))}
+        from openfgl.utils.basic_utils import load_client, load_server
+
+        place = (self.folder, self.pool, torch.device("cpu"))
+        self.clients = [
+            load_client(self.args, k, make_data(self.problem, k), *place)
+            for k in range(len(SIZES))
+        ]
+        whole = make_data(self.problem, 0)  # gives the server its sizes alone
+        self.server = load_server(self.args, whole, *place)
+        for model in (self.server.task.model, *(c.task.model for c in self.clients)):
+            if hasattr(model, "layers"):
+                load(model, self.problem)
+
+    def _write_split(self) -> None:
+        import pickle
+
+        folder = self.folder / "node_cls" / "default_split"
+        folder.mkdir(parents=True)
+        for k in range(len(SIZES)):
+            for number, name in enumerate(("train", "val", "test")):
+                mask = torch.tensor(self.problem[f"set_{k}"] == number)
+                torch.save(mask, folder / f"{name}_{k}.pt")
+                (folder / f"glb_{name}_{k}.pkl").write_bytes(pickle.dumps([0]))
+
+    def run(self, rounds: int = 1, first: int = 0) -> "World":
+        """Runs rounds as OpenFGL's trainer does, from round `first` on."""
+        for number in range(first, first + rounds):
+            self.pool["round"] = number
+            self.server.send_message()
+            for client in self.clients:
+                client.task.optim = torch.optim.Adam(
+                    client.task.model.parameters(), lr=RATE, weight_decay=DECAY
+                )
+                client.execute()
+                client.send_message()
+            self.server.execute()
+        return self
+
+    @property
+    def models(self) -> list[torch.nn.Module]:
+        return [client.task.model for client in self.clients]
+
+
+# --- Methods --------------------------------------------------------------------------
+
+
+def ada_fgl() -> Arrays:
+    """Each client's networks before and after one step, after one round of FedAvg.
+
+    Products that it takes by a C library of its authors' machine are SciPy's, features
+    that it makes float32 stay float64, and the 0.5 of its dropouts is 0.
+    """
+    from openfgl.flcore.adafgl import adafgl_models, client, op, server
+
+    client.config["num_rounds_vanilla"] = server.config["num_rounds_vanilla"] = 1
+    op.csr_sparse_dense_matmul = lambda adjacency, x: adjacency @ x
+    world, first = World("adafgl").run(), []
+    preprocess = adafgl_models.AdaFGLModel.preprocess
+
+    def observed(model, adj):
+        preprocess(model, adj)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        first.append({key: x.clone() for key, x in model.state_dict().items()})
+
+    with (
+        mock.patch.object(adafgl_models.AdaFGLModel, "preprocess", observed),
+        mock.patch.object(torch, "FloatTensor", torch.tensor),
+        mock.patch.object(torch, "float", torch.float64),
+    ):
+        world.run(first=1)
+    last = [one.adafgl_model.state_dict() for one in world.clients]
+    ours = {
+        "homo_model.": "homo",
+        "hete_model.lr_smooth_trans.": "spread",
+        "hete_model.lr_local_trans.": "own",
+        "hete_model.hete_propagation.": "signed",
+        "hete_model.": "hete",
+    }
+    arrays = {}
+    for stage, rows in {"first": first, "last": last}.items():
+        for name in rows[0]:
+            network = next(own for start, own in ours.items() if name.startswith(start))
+            values = np.stack([row[name].numpy() for row in rows])
+            if "prelu" in name:
+                arrays[f"{stage}/{network}_slope"] = values[:, 0]
+                continue
+            layer, kind = name.split(".")[-2:]
+            is_kernel = kind == "weight"
+            values = values.swapaxes(1, 2) if is_kernel else values
+            kind = "kernel" if is_kernel else "bias"
+            arrays[f"{stage}/{network}_{kind}_{layer}"] = values
+    return arrays
+
+
+def fed_avg() -> Arrays:
+    return weights_of(World("fedavg").run().server.task.model)
+
+
+def fed_prox() -> Arrays:
+    """Two rounds with mu = 1e-3, its own."""
+    return weights_of(World("fedprox").run(2).server.task.model)
+
+
+class TwoMaskedLayers(torch.nn.Module):
+    """OpenFGL's masked convolutions, two of them, as everybody else has."""
+
+    def __init__(self, *args, **kwargs):
+        from openfgl.flcore.fedpub.maskedgcn import MaskedGCNConv
+
+        super().__init__()
+        self.conv1 = MaskedGCNConv(NUM_FEATURES, NUM_HIDDEN)
+        self.clsif = MaskedGCNConv(NUM_HIDDEN, NUM_CLASSES)
+        self.layers = [self.conv1, self.clsif]
+        self.double()
+
+    def forward(self, data):
+        y = self.clsif(self.conv1(data.x, data.edge_index).relu(), data.edge_index)
+        return y, y
+
+
+def fed_pub() -> Arrays:
+    """u_i and masks after two rounds; a random graph that is smaller than its own."""
+    scatter, sparse = types.ModuleType("torch_scatter"), mock.MagicMock()
+    scatter.scatter_add = lambda x, index, dim, dim_size: torch.zeros(
+        dim_size, dtype=x.dtype
+    ).scatter_add(dim, index, x)
+    sparse.SparseTensor = type("SparseTensor", (), {})
+    sys.modules |= {"torch_scatter": scatter, "torch_sparse": sparse}
+    from openfgl.flcore.fedpub import client, server
+
+    client.MaskedGCN = server.MaskedGCN = TwoMaskedLayers
+    world = World("fedpub")
+    proxy = make_data(world.problem, 1)
+    world.server.proxy = proxy
+    world.run(2)
+    arrays = {}
+    for name, layer in {"hidden": "conv1", "head": "clsif"}.items():
+        sent = [
+            {key: x.numpy() for key, x in weights.items()}
+            for weights in world.server.update_weights
+        ]
+        arrays[f"weights/{name}/kernel"] = np.stack(
+            [x[f"{layer}.lin.weight"].T for x in sent]
+        )
+        arrays[f"weights/{name}/bias"] = np.stack([x[f"{layer}.bias"] for x in sent])
+        masks = [getattr(model, layer).mask for model in world.models]
+        arrays[f"masks/{name}/kernel"] = np.stack([x.detach().numpy().T for x in masks])
+    return arrays
+
+
+def gcfl_plus() -> Arrays:
+    """u_C after two rounds, at the end of which the clusters are split.
+
+    Its own networks read whole graphs out: in their place stands the GCN. Rounds have
+    numbers from 21 on, the limits let it split, by the norms of two rounds.
+    """
+    from openfgl.flcore.gcfl_plus import client, server
+    from openfgl.model.gcn import GCN
+
+    def network(**sizes):
+        return load(GCN(NUM_FEATURES, NUM_HIDDEN, NUM_CLASSES, 2, 0.0), make_problem())
+
+    client.GIN = server.CrossDomainGIN = network
+    server.config |= {"eps1": 10.0, "eps2": 0.0, "seq_length": 2}
+    world = World("gcfl_plus")
+    for one in world.clients:
+        one.gconvNames = [name for name, _ in one.task.model.named_parameters()]
+    world.run(2, first=21)
+    rows = [None] * len(SIZES)
+    for clients, weights in zip(
+        world.server.cluster_indices, world.server.cluster_weights, strict=True
+    ):
+        for k, own in zip(clients, weights, strict=True):
+            rows[k] = {name: x.detach().numpy() for name, x in own.items()}
+    arrays = {}
+    for i, name in enumerate(("hidden", "head")):
+        kernels = [row[f"layers.{i}.lin.weight"].T for row in rows]
+        arrays[f"{name}/kernel"] = np.stack(kernels)
+        arrays[f"{name}/bias"] = np.stack([row[f"layers.{i}.bias"] for row in rows])
+    return arrays
+
+
+def local() -> Arrays:
+    return stacked(World("isolate").run().models)
+
+
+def fed_gta() -> Arrays:
+    """u_i after two rounds; clients 0 and 1 are told apart by a similarity of 0.8."""
+    from openfgl.flcore.fedgta import server
+
+    server.config["accept_alpha"] = 0.8
+    world = World("fedgta")
+    for client in world.clients:  # which makes them float32
+        client.train_label_onehot = client.train_label_onehot.double()
+    return stacked(world.run(2).server.aggregated_models)
+
+
+METHODS: dict[str, Callable[[], Arrays]] = {
+    "ada_fgl": ada_fgl,
+    "fed_avg": fed_avg,
+    "fed_gta": fed_gta,
+    "fed_prox": fed_prox,
+    "fed_pub": fed_pub,
+    "gcfl_plus": gcfl_plus,
+    "local": local,
+}
+
+
+def main() -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(FOLDER / "problem.npz", **make_problem())
+    for name in sys.argv[1:] or METHODS:
+        for module in (random, np.random, torch):
+            (module.manual_seed if module is torch else module.seed)(0)
+        # OpenFGL reads the command line when it is imported.
+        with mock.patch.object(sys, "argv", sys.argv[:1]):
+            arrays = METHODS[name]()
+        np.savez_compressed(FOLDER / f"{name}.npz", **arrays)
+        print(name, {key: x.shape for key, x in arrays.items()})
+
+
+if __name__ == "__main__":
+    main()
