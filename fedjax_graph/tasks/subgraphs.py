@@ -21,9 +21,10 @@ from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.meta_learning import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.task import Task
+from fedjax_graph.core.task import Embedded, Task, Term
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
+from fedjax_graph.models.embeddings import HEADS, apply_with_embeddings
 from fedjax_graph.models.fixed_gnns import FixedGNN, find_layout
 from fedjax_graph.models.supernet import WIDTH, SuperNet, empty_graph
 
@@ -71,24 +72,26 @@ class SubgraphTask(Checked):
 
     def build(self) -> Task:
         module = self.module()
-        loss = training_loss(module)
+        loss, embed = training_loss(module), embed_subgraph(module)
         return Task(
             init=lambda key: init(module, self.num_features, key),
             client_data=lambda data: data,
-            update=client_update(loss, self),
+            update=client_update(loss, embed, self),
             evaluate=evaluate_subgraphs(module, self.fitness),
             predict=predict_subgraphs(module),
             is_head=in_last_layer,
             train_loss=lambda params, stats, client_data, key, data: loss(
                 params, stats, (client_data, key)
             ),
+            embed=embed,
+            num_classes=self.num_classes,
             monitor=MONITORS[self.fitness],
         )
 
 
 def in_last_layer(path: tuple[Any, ...]) -> bool:
     """`Task.is_head`: `head` of a fixed network, `output` of a code's."""
-    return any(getattr(key, "key", None) in ("head", "output") for key in path)
+    return any(getattr(key, "key", None) in HEADS for key in path)
 
 
 def init(module: nn.Module, num_features: int, key: jax.Array) -> Model:
@@ -120,32 +123,81 @@ def training_loss(module: nn.Module) -> Callable[..., tuple[jax.Array, Any]]:
     """Factory of the mean loss over the training nodes of ONE client.
 
     Returns:
-      (params, batch_stats, (client_data, key)) -> (loss, batch_stats).
+      (params, batch_stats, (client_data, key), add=None) -> (loss, batch_stats); `add`
+      is a term of the loss, (params, embeddings, key) -> [].
     """
 
-    def loss(params, stats, batch):
+    def loss(params, stats, batch, add=None):
         client_data, key = batch
-        outputs, new = module.apply(
-            {"params": params, "batch_stats": stats},
-            as_graph(client_data),
-            client_data.is_real,
-            is_training=True,
-            rngs={"dropout": key},
-            mutable=["batch_stats"],
-        )
+        variables = {"params": params, "batch_stats": stats}
+        (outputs, new), seen = forward(module, variables, client_data, key)
         value = cross_entropy(outputs, client_data.labels, client_data.is_trained)
+        if add is not None:
+            value += add(params, seen, key)
         return value, new.get("batch_stats", stats)
 
     return loss
 
 
-def client_update(loss, config: SubgraphTask) -> Callable[..., LocalResult]:
+def forward(
+    module: nn.Module, variables: Model, client_data: SubgraphData, key: jax.Array
+) -> tuple[tuple[jax.Array, Any], Embedded]:
+    """The outputs in training, with the statistics' changes, and the embeddings."""
+    results, embeddings = apply_with_embeddings(
+        module,
+        variables,
+        as_graph(client_data),
+        client_data.is_real,
+        is_training=True,
+        rngs={"dropout": key},
+        mutable=["batch_stats"],
+    )
+    return results, as_embedded(embeddings, client_data)
+
+
+def as_embedded(embeddings: jax.Array, client_data: SubgraphData) -> Embedded:
+    """Embeddings of the nodes of ONE client, with what is known of them."""
+    return Embedded(
+        embeddings, client_data.labels, client_data.is_trained, client_data.is_real
+    )
+
+
+def embed_subgraph(module: nn.Module) -> Callable[..., Embedded]:
+    """Factory of the embeddings of all nodes of ONE client; see `Task.embed`."""
+
+    def embed(
+        model: Model,
+        client_data: SubgraphData,
+        data: SubgraphData,
+        key: jax.Array | None = None,
+    ) -> Embedded:
+        del data
+        if key is not None:
+            return forward(module, model, client_data, key)[1]
+        graph = as_graph(client_data)
+        return as_embedded(apply_with_embeddings(module, model, graph)[1], client_data)
+
+    return embed
+
+
+def client_update(
+    loss, embed: Callable[..., Embedded], config: SubgraphTask
+) -> Callable[..., LocalResult]:
     """Factory of one client's gradient steps on its subgraph; see `Task.update`."""
 
-    def update(start, client_data, key, data, adjust, num_rounds):
-        del data, num_rounds
+    def update(
+        start,
+        client_data,
+        key,
+        data,
+        adjust,
+        num_rounds,
+        term: Term | None = None,
+    ):
+        del num_rounds
+        add = term and term(lambda other: embed(other, client_data, data).embeddings)
         steps = local_steps(
-            lambda params, stats, key: loss(params, stats, (client_data, key)),
+            lambda params, stats, key: loss(params, stats, (client_data, key), add),
             config.optimizer.build(config.local_steps),
             adjust=adjust,
         )
