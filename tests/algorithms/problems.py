@@ -154,8 +154,9 @@ class Subgraphs(Problem):
 
     def is_of_clients(self, path, leaf):
         """Stacks of weights may have as many rows as there are clients."""
-        del leaf
-        return any(getattr(key, "name", None) == "clients" for key in path)
+        names = {getattr(key, "name", None) for key in path}
+        is_row = super().is_of_clients(path, leaf)
+        return bool(names & {"clients", "memories"} or "models" in names and is_row)
 
     def _fields(self, change):
         fields = self.train._asdict()

@@ -74,6 +74,7 @@ OF_ANY_TASK = {
 ON_NODES = {  # a model for all, part of a model each, controls, meta-gradients
     "fed_avg": {},
     "fed_per": {},
+    "fed_proto": {"participation": 0.6},
     "graphfl": {"participation": 0.6, "server_optimizer": {"learning_rate": 0.5}},
     "scaffold": {"participation": 0.6},
 }
@@ -102,6 +103,8 @@ FORECASTERS = {
 CENTRALISED = {"gru_centralized"}  # trained, and no clients to map over
 ON_SUBGRAPHS = {
     "fed_avg": {},
+    "fed_dc": {},
+    "moon": {"contrast_on": "all", "participation": 0.6},
     "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},
 }
 SEARCH = {
