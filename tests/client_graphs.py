@@ -52,7 +52,7 @@ def make_splits() -> dict[str, SubgraphData]:
 
 def alone(data: SubgraphData, index: int) -> SubgraphData:
     """ONE client's subgraph without padding, in NumPy."""
-    own = SubgraphData(*(np.asarray(x)[index] for x in data))
+    own = jax.tree.map(lambda x: np.asarray(x)[index], data)
     num_nodes, is_edge = int(own.is_real.sum()), own.edge_weights > 0
     edges = {name: getattr(own, name)[is_edge] for name in EDGE_FIELDS}
     nodes = {name: getattr(own, name)[:num_nodes] for name in NODE_FIELDS}

@@ -72,6 +72,11 @@ class Task(NamedTuple):
     trains. None for a task without a last layer or classes."""
     num_classes: int = 0
     """Of its labels; 0 for a task without classes."""
+    update_by: Callable[[Callable[..., tuple[jax.Array, Any]]], Any] | None = None
+    """A loss in the form of `train_loss`, of parameters of any shape -> local steps in
+    the form of `update` that minimise it; None for a task with minibatches."""
+    logits: Callable[[Model, Data], jax.Array] | None = None
+    """(models, data) -> what `predict` takes a softmax of; None for other tasks."""
     round_keys: Callable[[jax.Array], Iterable[jax.Array]] = jax.random.split
     """Key of a round -> that of the cohort and its local steps, and that of the
     aggregator."""

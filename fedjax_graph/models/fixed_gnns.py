@@ -77,14 +77,15 @@ FIXED_GNNS = PAPER_GNNS | VARIANTS
 class FixedGNN(nn.Module):
     """Classifies nodes by one of the networks in `FIXED_GNNS`.
 
-    Dropout is of the features and of what the last layer with a kernel reads, once
-    where that is the same.
+    Dropout is of the features, unless `drops_features` is False, and of what the last
+    layer with a kernel reads, once where that is the same.
     """
 
     op: str
     num_classes: int
     hidden_size: int | None = None  # None: the layout's
     dropout: float = 0.0
+    drops_features: bool = True
 
     @nn.compact
     def __call__(
@@ -128,7 +129,7 @@ class FixedGNN(nn.Module):
                 x = layer(x.shape[-1], name=f"{name}_{i}").convolve(x, structure)
             return x
 
-        x = drop(graph.nodes)
+        x = drop(graph.nodes) if self.drops_features else graph.nodes
         if hidden_size is not None:
             first = layout.outer(hidden_size, name="hidden")
             x = layout.activation(first.convolve(x, structure))

@@ -7,6 +7,7 @@ Section 4.1), which is the accuracy over all of them.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -21,7 +22,7 @@ from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.meta_learning import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.task import Embedded, Task, Term
+from fedjax_graph.core.task import Embedded, Task
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
 from fedjax_graph.models.embeddings import HEADS, apply_with_embeddings
@@ -45,9 +46,16 @@ class SubgraphTask(Checked):
     space: Space = "paper"  # of a code
     fusion: Fusion = "all"  # of a code
     width: int = limited(WIDTH, lower=1)  # of a code
+    hidden_size: int | None = limited(
+        None, lower=1
+    )  # of a fixed network; None: its own
     dropout: float = limited(0.0, lower=0, below=1)
-    local_steps: int = limited(1, lower=1)  # of methods that take steps at the client
+    drops_features: bool = True  # of a fixed network: or its hidden units alone
+    # epochs: of methods that take steps at the client, each on all its training nodes
+    local_steps: int = limited(1, lower=1)
     optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # of those
+    # every so-manieth training node of a client is a query node, as GraphFL needs them
+    query_every: int = limited(0, lower=0)  # 0: none
     fitness: Fitness = "loss"  # by which the best round is chosen, see MONITORS
 
     def module(self) -> nn.Module:
@@ -58,7 +66,13 @@ class SubgraphTask(Checked):
         """
         if self.model != "code":
             find_layout(self.model)
-            return FixedGNN(self.model, self.num_classes, dropout=self.dropout)
+            return FixedGNN(
+                self.model,
+                self.num_classes,
+                self.hidden_size,
+                self.dropout,
+                self.drops_features,
+            )
         net = SuperNet(
             self.num_features,
             self.num_classes,
@@ -72,19 +86,31 @@ class SubgraphTask(Checked):
 
     def build(self) -> Task:
         module = self.module()
-        loss, embed = training_loss(module), embed_subgraph(module)
+        loss = training_loss(module)
+        halves = partial(query_halves, query_every=self.query_every)
+
+        def train_loss(params, stats, client_data, key, data, add=None):
+            del data
+            return loss(params, stats, (halves(client_data)[0], key), add)
+
+        def embed(model, client_data, data, key=None):
+            del data
+            return embed_nodes(module, model, halves(client_data)[0], key)
+
         return Task(
             init=lambda key: init(module, self.num_features, key),
-            client_data=lambda data: data,
-            update=client_update(loss, embed, self),
+            client_data=SubgraphData.by_client,
+            update=client_update(train_loss, embed, self),
             evaluate=evaluate_subgraphs(module, self.fitness),
             predict=predict_subgraphs(module),
             is_head=in_last_layer,
-            train_loss=lambda params, stats, client_data, key, data: loss(
-                params, stats, (client_data, key)
-            ),
+            train_loss=train_loss,
+            update_by=lambda loss: client_update(loss, embed, self),
+            logits=map_outputs(module, lambda outputs, client_data: outputs),
+            query_loss=query_loss(loss, halves) if self.query_every else None,
             embed=embed,
             num_classes=self.num_classes,
+            has_query=lambda data: jnp.any(halves(data)[1].is_trained > 0, axis=1),
             monitor=MONITORS[self.fitness],
         )
 
@@ -162,42 +188,69 @@ def as_embedded(embeddings: jax.Array, client_data: SubgraphData) -> Embedded:
     )
 
 
-def embed_subgraph(module: nn.Module) -> Callable[..., Embedded]:
-    """Factory of the embeddings of all nodes of ONE client; see `Task.embed`."""
+def embed_nodes(
+    module: nn.Module,
+    model: Model,
+    client_data: SubgraphData,
+    key: jax.Array | None = None,
+) -> Embedded:
+    """The embeddings of all nodes of ONE client; see `Task.embed`."""
+    if key is not None:
+        return forward(module, model, client_data, key)[1]
+    embeddings = apply_with_embeddings(module, model, as_graph(client_data))[1]
+    return as_embedded(embeddings, client_data)
 
-    def embed(
-        model: Model,
-        client_data: SubgraphData,
-        data: SubgraphData,
-        key: jax.Array | None = None,
-    ) -> Embedded:
+
+def query_halves(
+    client_data: SubgraphData, query_every: int
+) -> tuple[SubgraphData, SubgraphData]:
+    """Data that train on all but the query nodes, and data that train on these alone.
+
+    Args:
+      client_data: of one client, or of K.
+      query_every: every so-manieth training node is a query node; 0: none is.
+    """
+    is_trained = client_data.is_trained
+    if not query_every:
+        return client_data, client_data._replace(is_trained=0 * is_trained)
+    rank = jnp.cumsum(is_trained, axis=-1)
+    is_query = is_trained * (rank % query_every == 0)
+    return (
+        client_data._replace(is_trained=is_trained - is_query),
+        client_data._replace(is_trained=is_query),
+    )
+
+
+def query_loss(loss, halves) -> Callable[..., jax.Array]:
+    """Factory of `Task.query_loss`: the mean over the query nodes of ONE client."""
+
+    def run(params, client_data, key, data):
         del data
-        if key is not None:
-            return forward(module, model, client_data, key)[1]
-        graph = as_graph(client_data)
-        return as_embedded(apply_with_embeddings(module, model, graph)[1], client_data)
+        return loss(params, {}, (halves(client_data)[1], key))[0]
 
-    return embed
+    return run
 
 
 def client_update(
     loss, embed: Callable[..., Embedded], config: SubgraphTask
 ) -> Callable[..., LocalResult]:
-    """Factory of one client's gradient steps on its subgraph; see `Task.update`."""
+    """Factory of one client's gradient steps on its subgraph.
 
-    def update(
-        start,
-        client_data,
-        key,
-        data,
-        adjust,
-        num_rounds,
-        term: Term | None = None,
-    ):
+    Args:
+      loss: in the form of `Task.train_loss`, to which `update` may append a term.
+      embed: see `Task.embed`.
+      config: number of the steps, and their optimizer.
+    """
+
+    def update(start, client_data, key, data, adjust, num_rounds, term=None):
         del num_rounds
-        add = term and term(lambda other: embed(other, client_data, data).embeddings)
+        terms = (
+            () if term is None else (term(lambda m: embed(m, client_data, data)[0]),)
+        )
         steps = local_steps(
-            lambda params, stats, key: loss(params, stats, (client_data, key), add),
+            lambda params, stats, key: loss(
+                params, stats, client_data, key, data, *terms
+            ),
             config.optimizer.build(config.local_steps),
             adjust=adjust,
         )
@@ -226,7 +279,8 @@ def map_outputs(
         return reduce(module.apply(model, as_graph(client_data)), client_data)
 
     def run(models: Model, data: SubgraphData):
-        return clients.map_rows(one, clients.auto_clients_per_chunk())(models, data)
+        rows = data.by_client()
+        return clients.map_rows(one, clients.auto_clients_per_chunk())(models, rows)
 
     return run
 

@@ -161,7 +161,7 @@ class Subgraphs(Problem):
     def _fields(self, change):
         fields = self.train._asdict()
         del fields["client_ids"], fields["client_weights"]
-        return {name: change(name, x) for name, x in fields.items()}
+        return {name: change(name, x) for name, x in fields.items() if x is not None}
 
     def reordered(self, order):
         return self._fields(lambda name, x: x[order])

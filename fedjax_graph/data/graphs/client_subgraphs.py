@@ -4,7 +4,8 @@ Wang et al., "FL-AGCNS: Federated Learning Framework for Automatic Graph Convolu
 Network Search", arXiv 2104.04141, Section 4: METIS cuts a graph into clients, and the
 edges between clients are lost. Labels are split as by Yang, Cohen, Salakhutdinov,
 "Revisiting Semi-Supervised Learning with Graph Embeddings", ICML 2016: 20 nodes of each
-class to train on, 500 to validate and 1000 to test.
+class to train on, 500 to validate and 1000 to test; or by `client_split` as in OpenFGL
+(Li et al., VLDB 2025): 20, 40 and 40 percent of each class of each client.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from fedjax_graph.core import arrays, batching
+from fedjax_graph.core import arrays, batching, graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import label_splits, subgraphs
 from fedjax_graph.data.graphs import node_dataset as node_graphs
@@ -39,6 +40,12 @@ class SubgraphData(NamedTuple):
     is_scored: jax.Array  # [K, N] float32, by whose labels a split is scored
     client_ids: jax.Array  # [K] int32
     client_weights: jax.Array  # [K] float32, number of trained nodes; 0 = padding
+    graph: graphs.Graph | None = None  # of the K clients; weights: edges between them
+    node_ids: jax.Array | None = None  # [K, N] int32, the node of the dataset
+
+    def by_client(self) -> "SubgraphData":
+        """Leaves out the graph of the clients: all that is left has K rows."""
+        return self._replace(graph=None)
 
 
 class NodeSplit(NamedTuple):
@@ -122,6 +129,43 @@ def make_split(
     return planetoid_split(dataset.labels, num_classes=num_classes, seed=seed, **sizes)
 
 
+FRACTIONS = (0.2, 0.4, 0.4)  # OpenFGL's, of each class of each client
+
+
+def client_split(
+    labels: np.ndarray,
+    owners: np.ndarray,
+    fractions: tuple[float, float, float] = FRACTIONS,
+    seed: int = 0,
+) -> NodeSplit:
+    """Draws shares of each class of each client to train, to validate and to test.
+
+    Args:
+      labels: [N], -1 for nodes that are in no set.
+      owners: [N], the client of each node.
+      fractions: of training, validation and test nodes, rounded down at each end.
+      seed: of the draw.
+
+    Raises:
+      InputError: if labels and owners are not of the same nodes, or the fractions are
+        negative or sum to more than 1.
+    """
+    arrays.check_shape("owners", owners, labels.shape)
+    if min(fractions) < 0 or sum(fractions) > 1 + 1e-9:
+        raise InputError(f"fractions = {fractions}: expected three shares of 1")
+    random = np.random.default_rng(seed)
+    ends = np.cumsum(fractions) + 1e-9  # 0.2 + 0.4 is below 0.6
+    sets: tuple[list[np.ndarray], ...] = ([], [], [])
+    for client in np.unique(owners):
+        for kind in np.unique(labels[labels >= 0]):
+            nodes = np.flatnonzero((owners == client) & (labels == kind))
+            cuts = (ends * len(nodes)).astype(np.int64)
+            pieces = np.split(random.permutation(nodes), cuts)[:3]
+            for own, piece in zip(sets, pieces, strict=True):
+                own.append(piece)
+    return NodeSplit(*(np.sort(np.concatenate(own)).astype(np.int32) for own in sets))
+
+
 # --- Clients --------------------------------------------------------------------------
 
 
@@ -132,6 +176,7 @@ def make_splits(
     *,
     outside_neighbours: bool = False,
     normalise_features: bool = False,
+    is_linked: bool = False,
 ) -> dict[str, SubgraphData]:
     """Makes `train`, `validation` and `test`, which differ in `is_scored` alone.
 
@@ -151,6 +196,8 @@ def make_splits(
         and copies, and none between copies: a client knows of no others' edges.
       normalise_features: whether the features of a node are divided by their sum;
         those of sum 0 are left.
+      is_linked: whether the data say which clients have edges between them (`graph`),
+        and which node of the dataset each row is (`node_ids`).
 
     Raises:
       InputError: if parts or split do not fit the dataset.
@@ -184,9 +231,22 @@ def make_splits(
         client_ids=clients,
         client_weights=is_trained.sum(axis=1),
     )
+    if is_linked:
+        graph = graphs.from_adjacency(_edges_between(adjacency, parts.owners))
+        train = train._replace(graph=graph, node_ids=nodes)
     train = jax.device_put(train)  # `jnp.asarray` would copy the features twice
     test = train._replace(is_scored=jax.device_put(marks(split.test)))
     return dict(zip(batching.SPLITS, (train, train, test), strict=True))
+
+
+def _edges_between(adjacency: scipy.sparse.csr_array, owners: np.ndarray) -> np.ndarray:
+    """Counts the edges between the nodes of any two clients: [K, K], 0 of one alone."""
+    num_clients = owners.max() + 1
+    rows, columns = (owners[ends] for ends in adjacency.nonzero())
+    counts = np.zeros((num_clients, num_clients), np.float32)
+    np.add.at(counts, (rows, columns), 1)
+    np.fill_diagonal(counts, 0)
+    return counts
 
 
 def _check_fit(dataset: NodeDataset, parts: subgraphs.Parts, split: NodeSplit) -> None:

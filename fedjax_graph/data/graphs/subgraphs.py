@@ -14,8 +14,9 @@ import scipy.sparse
 
 from fedjax_graph.core import arrays
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.graphs import partitions
+from fedjax_graph.data.graphs.partitions import PARTITIONS, PartitionConfig
 
-PARTITIONS = ("random", "metis")
 NORMALISATIONS = ("symmetric", "row")
 PARTITION_STREAM = (1,)  # apart from the draws of labels and classes by the same seed
 
@@ -41,6 +42,8 @@ def parts(
     overlap: float = 0.0,
     partition: str = "random",
     seed: int = 0,
+    labels: np.ndarray | None = None,
+    config: PartitionConfig | None = None,
 ) -> Parts:
     """Cuts a graph into parts, of which neighbours on a ring share some nodes.
 
@@ -51,13 +54,16 @@ def parts(
       adjacency: [N, N], symmetric.
       num_clients: K; 1 holds the whole graph.
       overlap: share of the next client's own nodes, from 0 to 1.
-      partition: who owns what. `random`: numbers of nodes differ by at most 1;
-        `metis`: few edges between clients, about as many nodes each.
+      partition: who owns what, a name in `partitions.PARTITIONS`. `random`: numbers of
+        nodes differ by at most 1; `metis`: few edges between clients, about as many
+        nodes each; `louvain`: communities; `label_dirichlet`: skewed labels.
       seed: of the draw; who owns what by METIS does not depend on it.
+      labels: [N], of `label_dirichlet`.
+      config: settings of `louvain` and `label_dirichlet`; None: the defaults.
 
     Raises:
-      InputError: if an argument is out of range, or METIS is not installed or leaves a
-        client without nodes.
+      InputError: if an argument is out of range, or METIS is not installed, or a
+        partition leaves a client without nodes.
     """
     num_nodes = adjacency.shape[0]
     arrays.check_shape("adjacency", adjacency, (num_nodes, num_nodes))
@@ -75,11 +81,10 @@ def parts(
     if seed < 0:
         raise InputError(f"seed = {seed}: expected 0 or more")
     stream = np.random.SeedSequence(seed, spawn_key=PARTITION_STREAM)
-    order = np.random.default_rng(stream).permutation(num_nodes)
-    if partition == "random":
-        owned = np.array_split(order, num_clients)
-    else:
-        owned = _metis(adjacency, num_clients, order)
+    random = np.random.default_rng(stream)
+    order = random.permutation(num_nodes)
+    problem = partitions.Problem(adjacency, labels, num_clients, order, random)
+    owned = PARTITIONS[partition](problem, config or PartitionConfig())
     owners = np.empty(num_nodes, np.int32)
     for client, own in enumerate(owned):
         owners[own] = client
@@ -92,29 +97,6 @@ def parts(
 
 def _ceil(number: float) -> int:
     return math.ceil(number - 1e-9)  # 0.07 x 100 is 7
-
-
-def _metis(
-    adjacency: scipy.sparse.csr_array, num_clients: int, order: np.ndarray
-) -> list[np.ndarray]:
-    """Cuts a graph into k parts by METIS; lists the nodes of each in a given order."""
-    try:
-        import pymetis
-    except ImportError as error:
-        raise InputError(
-            "partition 'metis' needs the package pymetis; run `pip install pymetis`, "
-            "or use 'random'"
-        ) from error
-    graph = pymetis.CSRAdjacency(adjacency.indptr, adjacency.indices)
-    part_of = np.asarray(pymetis.part_graph(num_clients, graph).vertex_part)
-    owned = [order[part_of[order] == client] for client in range(num_clients)]
-    smallest = min(range(num_clients), key=lambda client: len(owned[client]))
-    if not len(owned[smallest]):
-        raise InputError(
-            f"num_clients = {num_clients}: METIS leaves client {smallest} without "
-            "nodes; use fewer clients or the partition 'random'"
-        )
-    return owned
 
 
 def check_parts(parts: Parts, num_nodes: int) -> None:

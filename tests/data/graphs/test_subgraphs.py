@@ -101,10 +101,11 @@ def test_a_larger_overlap_only_adds_nodes():
 def test_parts_depend_on_the_seed_only(partition):
     if partition == "metis":
         pytest.importorskip("pymetis")
-    adjacency = graph(60)[0]
+    adjacency, labels = graph(60)[0], np.arange(60) % 3
 
     def held(seed):
-        return np.concatenate(parts(adjacency, 4, 0.5, partition, seed).nodes).tolist()
+        cut = parts(adjacency, 4, 0.5, partition, seed, labels)
+        return np.concatenate(cut.nodes).tolist()
 
     assert held(1) == held(1) != held(2)
 
@@ -146,9 +147,10 @@ def test_metis_that_is_missing_or_leaves_a_client_empty(monkeypatch):
         (r"overlap = 1.5: expected 0 to 1", {"overlap": 1.5}),
         (r"overlap = nan: expected 0 to 1", {"overlap": math.nan}),
         (
-            r"unknown partition 'louvain'; known: random, metis",
-            {"partition": "louvain"},
+            r"unknown partition 'cliques'; known: random, metis, louvain, label_di",
+            {"partition": "cliques"},
         ),
+        (r"needs the labels of the nodes", {"partition": "label_dirichlet"}),
         (r"seed = -1: expected 0 or more", {"seed": -1}),
     ],
 )

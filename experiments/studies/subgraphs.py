@@ -1,0 +1,212 @@
+"""Federated methods side by side on the subgraphs of one graph."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.studies import running
+from experiments.studies.base import TAKES_THE_MEAN, titles_of
+from experiments.studies.fl_agcns_methods import FIXED as NETWORKS
+from experiments.studies.running import Entry, Run
+from experiments.studies.subgraphs_problem import Problem, make_problem
+from experiments.studies.subgraphs_settings import SubgraphSettings
+from fedjax_graph import algorithms
+from fedjax_graph.core import clients
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.driver import plots, results
+from fedjax_graph.tasks.subgraphs import SubgraphTask
+
+METHODS = (
+    *("local", "fed_avg", "fed_avg_m", "fed_adam", "fed_yogi", "fed_prox"),
+    *("scaffold", "fed_per", "lg_fed_avg", "ditto", "fed_att"),
+    *("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_star", "sfl_per", "sfl_lg"),
+    *("graphfl",),
+    *NETWORKS,
+)
+DEFAULT = ("local", "fed_avg", "sfl")
+SEES_OUTSIDE = ()  # methods whose clients know of neighbours outside
+NETWORK_STEPS = OptimizerConfig("adam", 0.02, weight_decay=5e-6)  # of FL-AGCNS's code
+KEYS = ("accuracy", "cross_entropy")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SubgraphStudy(SubgraphSettings):
+    """A comparison of methods whose clients hold parts of one graph.
+
+    The names of FL-AGCNS's fixed networks are methods too: that network, trained by one
+    gradient of each client a round, as in FL-AGCNS.
+    """
+
+    def run_loaded(self) -> dict[str, Entry]:
+        """Runs or scores the methods; writes tables, figures and pictures.
+
+        Returns:
+          The entries of `results.json` of these methods.
+
+        Raises:
+          InputError: one line, where an option or a file does not fit.
+        """
+        self.check()
+        methods = self.chosen_methods()
+        self.set_up_jax()
+        problem = make_problem(self)
+        dataset, facts = problem.dataset, problem.statistics
+        workdir = self.make_workdir(dataset.name)
+        running.announce(
+            self,
+            f"{dataset.name}: {len(dataset.labels)} nodes, {len(dataset.edges)} edges, "
+            f"of which {facts['edges_cut_share']:.1%} lie between the "
+            f"{facts['num_clients']} clients ({self.partition}) of "
+            f"{facts['smallest_part']} to {facts['largest_part']} nodes",
+            dataset.notes,
+            workdir,
+        )
+        before = results.read_methods(workdir, problem.checksum)
+        settings = {
+            "flags": self.record(),
+            "notes": dataset.notes,
+            "data": problem.checksum,
+            "num_nodes": len(dataset.labels),
+            "num_edges": len(dataset.edges),
+            "subgraphs": facts,
+        }
+
+        def run_one(method: str) -> tuple[Run, Entry]:
+            run = self._run_method(method, problem, workdir)
+            return run, results.method_entry(run.result, KEYS, run.config)
+
+        def write(entries: dict[str, Entry]) -> None:
+            results.write_results(workdir, dataset.name, settings, entries)
+
+        runs, entries = running.run_all(self, methods, run_one, before, write)
+        titles = titles_of(METHODS, NETWORKS)
+        print(running.table("method", COLUMNS, entries, titles))
+        if not self.eval_only:
+            _draw(workdir, runs, titles, dataset.name)
+            print(f"results.json, metrics.jsonl and pictures are in {workdir}")
+        return entries
+
+    # --- Methods ----------------------------------------------------------------------
+
+    def chosen_methods(self) -> list[str]:
+        """The methods to run.
+
+        Raises:
+          InputError: if one is not known, or the server's optimizer concerns none.
+        """
+        methods = self.choose_methods(METHODS, DEFAULT)
+        concerned = [m for m in methods if server_default(m) is not None]
+        if self.server_optimizer and not concerned:
+            raise InputError(
+                f"--server_optimizer concerns none of the methods {', '.join(methods)}"
+            )
+        for method in concerned:
+            self.server_steps(server_default(method) or TAKES_THE_MEAN)
+        return methods
+
+    def method_values(self, method: str, problem: Problem) -> dict[str, Any]:
+        """The options under the names of the methods' config fields."""
+        is_network = method in NETWORKS
+        task = SubgraphTask(
+            **problem.sizes,
+            model=method if is_network else self.model,
+            hidden_size=None if is_network else self.hidden_size,
+            dropout=self.dropout,
+            drops_features=False,
+            local_steps=self.local_epochs,
+            optimizer=self.client_optimizer_config(),
+            query_every=2 if method == "graphfl" else 0,
+            fitness="accuracy",
+        )
+        values = {
+            "task": task,
+            "participation": self.participation,
+            "first_order": True,  # Adam's root has no derivative at 0
+        }
+        default = NETWORK_STEPS if is_network else server_default(method)
+        if default is not None and (self.server_optimizer or is_network):
+            values["server_optimizer"] = self.server_steps(default)
+        return values
+
+    def _run_method(self, method: str, problem: Problem, workdir: pathlib.Path) -> Run:
+        """Runs or scores one method."""
+        splits = problem.splits
+        if method in SEES_OUTSIDE:
+            splits = problem.with_outside()
+        if self.eval_only:  # in training, validation nodes choose the round
+            train = splits["train"]
+            splits = splits | {"train": train._replace(is_scored=train.is_trained)}
+        num_clients = len(splits["train"].client_ids)
+        num_rounds = self.setting("num_rounds", 100)
+        chunk = running.clients_per_chunk(self, workdir, method)
+        cohort = clients.cohort_size(num_clients, self.participation)
+        return running.run_method(
+            self,
+            method,
+            self.method_values(method, problem) | {"clients_per_chunk": chunk},
+            splits,
+            workdir,
+            checksum=problem.checksum,
+            num_rounds=num_rounds,
+            examples_per_round=cohort * self.local_epochs,
+            rate_name="client_steps_per_s",
+            registered_name="fed_sgd" if method in NETWORKS else method,
+            patience=self.patience
+            or num_rounds + 1,  # the best of all rounds is tested
+        )
+
+
+def server_default(method: str) -> OptimizerConfig | None:
+    """What a method's server steps with by default; None where it has no such step."""
+    name = "fed_sgd" if method in NETWORKS else method
+    fields = {
+        f.name: f for f in dataclasses.fields(algorithms.get_method(name).config_type)
+    }
+    if "server_optimizer" not in fields:
+        return None
+    default = fields["server_optimizer"].default
+    return default if isinstance(default, OptimizerConfig) else TAKES_THE_MEAN
+
+
+# --- Output --------------------------------------------------------------------------
+
+
+def seconds_per_round(entry: Entry) -> str:
+    """Seconds of a round with its evaluation, compilation left out, of one seed."""
+    num_seeds = len(entry["best_round_by_seed"])
+    rounds = max(1, entry["num_rounds"] * num_seeds)
+    return f"{entry['seconds'] / rounds:.4f}"
+
+
+def megabytes_per_round(entry: Entry) -> str:
+    """Megabytes that a round exchanges, in both directions."""
+    return f"{sum(entry['communication_bytes_per_round'].values()) / 1e6:.2f}"
+
+
+COLUMNS: dict[str, running.Cell] = {
+    "accuracy %": "accuracy",
+    "round": running.best_round,
+    "s / round": seconds_per_round,
+    "MB / round": megabytes_per_round,
+}
+
+
+def _draw(
+    workdir: pathlib.Path, runs: Mapping[str, Run], titles: Mapping[str, str], name: str
+) -> None:
+    """Draws accuracies over rounds, and the training curves."""
+    records = running.records_of(workdir, titles)
+    known = [r for r in records if "validation_accuracy" in r]
+    series = {
+        title: plots.Line(
+            [r["round"] for r in known if r["method"] == title],
+            [r["validation_accuracy"] for r in known if r["method"] == title],
+        )
+        for title in dict.fromkeys(r["method"] for r in known)
+    }
+    label = "validation accuracy (%)"
+    plots.curves(workdir / "convergence.png", series, "round", label, name)
+    path = workdir / "training_curves.png"
+    plots.training_curves(path, records, running.monitors(runs))

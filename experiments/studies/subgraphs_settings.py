@@ -1,0 +1,110 @@
+"""The options of a study of subgraphs: how a graph is dealt out, and what trains."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from experiments.studies.base import Study
+from experiments.studies.options import option
+from fedjax_graph.core import batching
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.data.graphs.partitions import PARTITIONS, PartitionConfig
+from fedjax_graph.models.fixed_gnns import FIXED_GNNS
+
+SHORT_RUN: dict[str, Any] = {"num_clients": 5, "num_rounds": 20}  # without a dataset
+ONLY_OF = {  # option: the partition that it concerns
+    "resolution": "louvain",
+    "balance": "louvain",
+    "concentration": "label_dirichlet",
+    "least_nodes": "label_dirichlet",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SubgraphSettings(Study):
+    """Settings of a comparison on one graph whose parts are the clients.
+
+    By default those of OpenFGL's subgraph scenario.
+    """
+
+    system: ClassVar[str] = "subgraphs"
+
+    # As in `fl_agcns`: products are small enough for one device.
+    num_cpu_devices: int | None = option(
+        1, "Without an accelerator: CPU cores that share the work.", lower=1
+    )
+    num_clients: int | None = option(
+        None, "Clients that share the graph; by default 10.", lower=1
+    )
+    partition: str = option(
+        "louvain",
+        "How the graph is cut: by communities, by METIS, at random, or in skewed "
+        "shares of each class.",
+        choices=list(PARTITIONS),
+    )
+    resolution: float = option(
+        PartitionConfig.resolution, "Of louvain; more: smaller communities.", lower=1e-6
+    )
+    balance: int = option(
+        PartitionConfig.balance,
+        "Of louvain: nodes by which a piece of a community stays below the clients' "
+        "mean.",
+        lower=0,
+    )
+    concentration: float = option(
+        PartitionConfig.concentration,
+        "Of label_dirichlet: alpha; less: more skewed.",
+        lower=1e-6,
+    )
+    least_nodes: int = option(
+        PartitionConfig.least_nodes, "Of label_dirichlet: of each client.", lower=1
+    )
+    split_ratio: str = option(
+        "20/40/40",
+        "Training, validation and test nodes of each class of each client, in percent.",
+    )
+    model: str = option("gcn", "What clients train.", choices=[*FIXED_GNNS])
+    hidden_size: int = option(64, "Of the model.", lower=1)
+    dropout: float = option(0.5, "Of the model's hidden units.", lower=0.0, upper=0.99)
+    local_epochs: int = option(
+        3, "Steps of a client in a round, each on all its training nodes.", lower=1
+    )
+    learning_rate: float = option(0.01, "Of the clients' Adam.", lower=0.0)
+    weight_decay: float = option(5e-4, "Of the clients' Adam.", lower=0.0)
+    normalise_features: bool = option(
+        False, "Divide each node's features by their sum."
+    )
+
+    def setting(self, name: str, default: Any) -> Any:
+        """An option's value, else that of a run without a dataset, else `default`."""
+        value = getattr(self, name)
+        if value is not None:
+            return value
+        return SHORT_RUN.get(name, default) if self.dataset is None else default
+
+    def check(self) -> None:
+        """Checks what no single option tells.
+
+        Raises:
+          InputError: if options do not go together, or one cannot be read.
+        """
+        for name, partition in ONLY_OF.items():
+            if self.is_given(name) and self.partition != partition:
+                raise InputError(f"--{name} is of --partition={partition}")
+        self.fractions()
+        self.client_optimizer_config()
+
+    def fractions(self) -> tuple[float, float, float]:
+        """Shares of training, validation and test nodes."""
+        return batching.parse_fractions(self.split_ratio)
+
+    def partition_config(self) -> PartitionConfig:
+        """Settings of the partitions."""
+        return PartitionConfig(
+            self.resolution, self.balance, self.concentration, self.least_nodes
+        )
+
+    def client_optimizer_config(self) -> OptimizerConfig:
+        """What the clients step with."""
+        rates = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+        return self.client_steps(OptimizerConfig("adam", **rates))

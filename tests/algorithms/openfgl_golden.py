@@ -1,0 +1,218 @@
+"""Golden numbers: one round of OpenFGL's methods on a tiny graph of three clients.
+
+Run by hand, where OpenFGL and torch are and this package need not be:
+
+    python tests/algorithms/openfgl_golden.py [METHOD ...]
+
+It was run with Python 3.11, openfgl-lib 1.1.0, torch 2.13.0+cpu, torch-geometric 2.8.1,
+networkx 3.6.1, scikit-network 0.33.5, dtaidistance 2.5.1 and NumPy 2.4.6. It writes `data/openfgl/problem.npz`, what all start from, and a file for each method,
+all in float64. What OpenFGL does is left as it is, but for what stands here:
+
+- everybody trains the two-layer GCN, of the weights in `problem.npz`, without dropout;
+- a method whose clients know of a round's number is told it, and is given each round
+  optimizers without a past, as ours are.
+
+A method has one function in `METHODS`, which returns the arrays to keep.
+"""
+
+import argparse
+import pathlib
+import random
+import sys
+import tempfile
+from collections.abc import Callable
+from unittest import mock
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+FOLDER = pathlib.Path(__file__).parent / "data" / "openfgl"
+NUM_FEATURES, NUM_HIDDEN, NUM_CLASSES = 4, 5, 3
+SIZES = (9, 6, 8)  # nodes of each client
+STEPS, RATE, DECAY = 3, 0.01, 5e-4
+Arrays = dict[str, np.ndarray]
+
+
+def make_problem() -> Arrays:
+    """Three random graphs, halves of whose nodes are trained on, and first weights."""
+    rng = np.random.default_rng(20)
+    arrays = {}
+    for k, size in enumerate(SIZES):
+        is_edge = np.triu(rng.random((size, size)) < 0.4, 1)
+        is_edge[np.arange(size - 1), np.arange(1, size)] = True
+        edges = np.argwhere(is_edge)
+        arrays[f"edges_{k}"] = np.concatenate([edges, edges[:, ::-1]])  # [E, 2]
+        arrays[f"x_{k}"] = rng.normal(size=(size, NUM_FEATURES))
+        arrays[f"y_{k}"] = rng.permutation(np.arange(size) % NUM_CLASSES)
+        arrays[f"set_{k}"] = rng.permutation(np.arange(size) % 3)  # train, val, test
+    shapes = {
+        "hidden/kernel": (NUM_FEATURES, NUM_HIDDEN),
+        "hidden/bias": (NUM_HIDDEN,),
+        "head/kernel": (NUM_HIDDEN, NUM_CLASSES),
+        "head/bias": (NUM_CLASSES,),
+    }
+    for name, shape in shapes.items():
+        arrays[name] = rng.uniform(-0.6, 0.6, shape)
+    return arrays
+
+
+def make_data(problem: Arrays, k: int) -> Data:
+    data = Data(
+        x=torch.tensor(problem[f"x_{k}"]),
+        edge_index=torch.tensor(problem[f"edges_{k}"].T.copy()),
+        y=torch.tensor(problem[f"y_{k}"]),
+    )
+    data.num_global_classes = NUM_CLASSES
+    data.global_map = {i: i for i in range(data.num_nodes)}
+    return data
+
+
+# --- Models ---------------------------------------------------------------------------
+
+
+def layers_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    return {"hidden": model.layers[0], "head": model.layers[1]}
+
+
+def load(model: torch.nn.Module, problem: Arrays) -> torch.nn.Module:
+    """The problem's weights, in place."""
+    with torch.no_grad():
+        for name, layer in layers_of(model).items():
+            layer.lin.weight.copy_(torch.tensor(problem[f"{name}/kernel"].T))
+            layer.bias.copy_(torch.tensor(problem[f"{name}/bias"]))
+    return model
+
+
+def weights_of(model: torch.nn.Module) -> Arrays:
+    """Kernels and biases under the names of ours."""
+    arrays = {}
+    for name, layer in layers_of(model).items():
+        arrays[f"{name}/kernel"] = layer.lin.weight.detach().numpy().T.copy()
+        arrays[f"{name}/bias"] = layer.bias.detach().numpy().copy()
+    return arrays
+
+
+def stacked(models: list[torch.nn.Module]) -> Arrays:
+    """Weights of several models, [K, ...]."""
+    rows = [weights_of(model) for model in models]
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+# --- OpenFGL --------------------------------------------------------------------------
+
+
+class World:
+    """OpenFGL's clients and server of one method, on the problem."""
+
+    def __init__(self, algorithm: str, **options):
+        self.args = argparse.Namespace(
+            **dict(
+                fl_algorithm=algorithm,
+                task="node_cls",
+                dataset=["Cora"],
+                model=["gcn"],
+                num_clients=len(SIZES),
+                num_epochs=STEPS,
+                lr=RATE,
+                weight_decay=DECAY,
+                hid_dim=NUM_HIDDEN,
+                num_layers=2,
+                dropout=0.0,
+                optim="adam",
+                processing="raw",
+                train_val_test="default_split",
+                metrics=["accuracy"],
+                dp_mech="no_dp",
+                seed=0,
+                scenario="subgraph_fl",
+            )
+            | options
+        )
+        self.problem = make_problem()
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self._write_split()
+        self.pool = {"sampled_clients": list(range(len(SIZES)))}
+        from openfgl.utils.basic_utils import load_client, load_server
+
+        place = (self.folder, self.pool, torch.device("cpu"))
+        self.clients = [
+            load_client(self.args, k, make_data(self.problem, k), *place)
+            for k in range(len(SIZES))
+        ]
+        whole = make_data(self.problem, 0)  # gives the server its sizes alone
+        self.server = load_server(self.args, whole, *place)
+        for model in (self.server.task.model, *(c.task.model for c in self.clients)):
+            if hasattr(model, "layers"):
+                load(model, self.problem)
+
+    def _write_split(self) -> None:
+        import pickle
+
+        folder = self.folder / "node_cls" / "default_split"
+        folder.mkdir(parents=True)
+        for k in range(len(SIZES)):
+            for number, name in enumerate(("train", "val", "test")):
+                mask = torch.tensor(self.problem[f"set_{k}"] == number)
+                torch.save(mask, folder / f"{name}_{k}.pt")
+                (folder / f"glb_{name}_{k}.pkl").write_bytes(pickle.dumps([0]))
+
+    def run(self, rounds: int = 1, first: int = 0) -> "World":
+        """Runs rounds as OpenFGL's trainer does, from round `first` on."""
+        for number in range(first, first + rounds):
+            self.pool["round"] = number
+            self.server.send_message()
+            for client in self.clients:
+                client.task.optim = torch.optim.Adam(
+                    client.task.model.parameters(), lr=RATE, weight_decay=DECAY
+                )
+                client.execute()
+                client.send_message()
+            self.server.execute()
+        return self
+
+    @property
+    def models(self) -> list[torch.nn.Module]:
+        return [client.task.model for client in self.clients]
+
+
+# --- Methods --------------------------------------------------------------------------
+
+
+def fed_avg() -> Arrays:
+    return weights_of(World("fedavg").run().server.task.model)
+
+
+def fed_prox() -> Arrays:
+    """Two rounds with mu = 1e-3, its own."""
+    return weights_of(World("fedprox").run(2).server.task.model)
+
+
+def local() -> Arrays:
+    return stacked(World("isolate").run().models)
+
+
+METHODS: dict[str, Callable[[], Arrays]] = {
+    "fed_avg": fed_avg,
+    "fed_prox": fed_prox,
+    "local": local,
+}
+
+
+def main() -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(FOLDER / "problem.npz", **make_problem())
+    for name in sys.argv[1:] or METHODS:
+        for module in (random, np.random, torch):
+            (module.manual_seed if module is torch else module.seed)(0)
+        # OpenFGL reads the command line when it is imported.
+        with mock.patch.object(sys, "argv", sys.argv[:1]):
+            arrays = METHODS[name]()
+        np.savez_compressed(FOLDER / f"{name}.npz", **arrays)
+        print(name, {key: x.shape for key, x in arrays.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""A round of each method against OpenFGL's, from the same weights, in float64.
+
+The golden numbers are made by `openfgl_golden.py`, which says what OpenFGL was given.
+"""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.algorithms import get_method
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
+from fedjax_graph.tasks.subgraphs import SubgraphTask
+
+FOLDER = pathlib.Path(__file__).parent / "data" / "openfgl"
+ADAM = OptimizerConfig("adam", 0.01, weight_decay=5e-4)
+
+
+def load(name):
+    with np.load(FOLDER / f"{name}.npz") as arrays:
+        return dict(arrays)
+
+
+PROBLEM = load("problem")
+NUM_CLIENTS = sum(name.startswith("x_") for name in PROBLEM)
+NUM_CLASSES, NUM_HIDDEN = (
+    PROBLEM[f"{layer}/bias"].size for layer in ("head", "hidden")
+)
+
+
+def nested(arrays):
+    """`a/b` -> trees of dicts."""
+    tree = {}
+    for name, x in arrays.items():
+        *path, last = name.split("/")
+        node = tree
+        for key in path:
+            node = node.setdefault(key, {})
+        node[last] = jnp.asarray(x)
+    return tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun(SubgraphTask):
+    """The task, whose models begin with the golden script's weights."""
+
+    def build(self):
+        weights = {name: x for name, x in PROBLEM.items() if "/" in name}
+        start = {"batch_stats": {}, "params": nested(weights)}
+        return super().build()._replace(init=lambda key: start)
+
+
+def make_task(**changes):
+    return Begun(
+        PROBLEM["x_0"].shape[1],
+        NUM_CLASSES,
+        hidden_size=NUM_HIDDEN,
+        local_steps=3,
+        optimizer=ADAM,
+        **changes,
+    )
+
+
+def make_data():
+    """OpenFGL weighs clients by all their nodes."""
+    own = [
+        {n: PROBLEM[f"{n}_{k}"] for n in ("x", "y", "set", "edges")} for k in CLIENTS
+    ]
+    for one in own:
+        one["edges"] = one["edges"][np.argsort(one["edges"][:, 1], kind="stable")]
+    nodes, edges = (max(len(one[name]) for one in own) for name in ("x", "edges"))
+
+    def pad(rows, size, fill=0):
+        widths = [[(0, size - len(x)), *[(0, 0)] * (x.ndim - 1)] for x in rows]
+        padded = zip(rows, widths, strict=True)
+        return jnp.stack([np.pad(x, w, constant_values=fill) for x, w in padded])
+
+    sets = pad([one["set"] for one in own], nodes, -1)
+    sizes = jnp.array([len(one["x"]) for one in own])
+    is_edge = [np.ones(len(one["edges"])) for one in own]
+    return SubgraphData(
+        features=pad([one["x"] for one in own], nodes),
+        senders=pad([one["edges"][:, 0] for one in own], edges),
+        receivers=pad([one["edges"][:, 1] for one in own], edges, nodes - 1),
+        edge_weights=pad(is_edge, edges),
+        labels=pad([one["y"] for one in own], nodes),
+        is_real=(jnp.arange(nodes) < sizes[:, None]).astype(float),
+        is_trained=(sets == 0).astype(float),
+        is_scored=(sets == 1).astype(float),
+        client_ids=jnp.arange(NUM_CLIENTS),
+        client_weights=sizes.astype(float),
+    )
+
+
+CLIENTS = range(NUM_CLIENTS)
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    with jax.enable_x64(True):
+        yield
+
+
+CASES = {  # method -> its config, rounds
+    "fed_avg": ({}, 1),
+    "fed_prox": ({"proximal_weight": 1e-3}, 2),
+    "local": ({}, 1),
+}
+
+
+def run(name, values, num_rounds, data, **task):
+    """The state after some rounds."""
+    method = get_method(name)
+    algorithm = method.factory(method.config_type(task=make_task(**task), **values))
+    state, key = algorithm.init(jax.random.key(0), data), jax.random.key(1)
+    round_ = jax.jit(algorithm.round)
+    for _ in range(num_rounds):
+        state, _ = round_(state, data, key)
+    return state
+
+
+def assert_same(params, expected):
+    """Leaves [1 or K, ...] against golden ones."""
+    for name, x in expected.items():
+        found = params
+        for key in name.split("/"):
+            found = found[key]
+        assert found.dtype == jnp.float64
+        npt.assert_allclose(found.reshape(x.shape), x, rtol=0, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_gives_openfgls_parameters(name):
+    values, num_rounds = CASES[name]
+    state = run(name, values, num_rounds, make_data())
+    assert_same(state.models["params"], load(name))
