@@ -157,13 +157,13 @@ class World:
                 torch.save(mask, folder / f"{name}_{k}.pt")
                 (folder / f"glb_{name}_{k}.pkl").write_bytes(pickle.dumps([0]))
 
-    def run(self, rounds: int = 1, first: int = 0) -> "World":
+    def run(self, rounds: int = 1, first: int = 0, optimizer=torch.optim.Adam):
         """Runs rounds as OpenFGL's trainer does, from round `first` on."""
         for number in range(first, first + rounds):
             self.pool["round"] = number
             self.server.send_message()
             for client in self.clients:
-                client.task.optim = torch.optim.Adam(
+                client.task.optim = optimizer(
                     client.task.model.parameters(), lr=RATE, weight_decay=DECAY
                 )
                 client.execute()
@@ -192,10 +192,44 @@ def local() -> Arrays:
     return stacked(World("isolate").run().models)
 
 
+def under(name: str, arrays: Arrays) -> Arrays:
+    return {f"{name}/{key}": x for key, x in arrays.items()}
+
+
+def moon() -> Arrays:
+    """Two rounds, as the first has no contrast."""
+    return weights_of(World("moon").run(2).server.task.model)
+
+
+def fed_proto() -> Arrays:
+    """Two rounds, as the first has no prototypes; what the first one ends with too."""
+    world = World("fedproto").run()
+    first = under("first", stacked(world.models))
+    prototypes = world.server.global_prototype
+    first["prototypes"] = np.stack([prototypes[c].numpy() for c in range(NUM_CLASSES)])
+    return first | stacked(world.run(first=1).models)
+
+
+def fed_dc() -> Arrays:
+    """Two rounds of plain SGD, as the first has no penalties.
+
+    Also the server's model between them, and the clients' in the end.
+    """
+    world = World("feddc").run(optimizer=torch.optim.SGD)
+    middle = under("first", weights_of(world.server.task.model))
+    middle |= under("clients_first", stacked(world.models))
+    world.run(first=1, optimizer=torch.optim.SGD)
+    ends = under("clients", stacked(world.models))
+    return middle | ends | weights_of(world.server.task.model)
+
+
 METHODS: dict[str, Callable[[], Arrays]] = {
     "fed_avg": fed_avg,
+    "fed_dc": fed_dc,
     "fed_prox": fed_prox,
+    "fed_proto": fed_proto,
     "local": local,
+    "moon": moon,
 }
 
 

@@ -56,13 +56,9 @@ class Begun(SubgraphTask):
 
 
 def make_task(**changes):
+    settings = {"local_steps": 3, "optimizer": ADAM} | changes
     return Begun(
-        PROBLEM["x_0"].shape[1],
-        NUM_CLASSES,
-        hidden_size=NUM_HIDDEN,
-        local_steps=3,
-        optimizer=ADAM,
-        **changes,
+        PROBLEM["x_0"].shape[1], NUM_CLASSES, hidden_size=NUM_HIDDEN, **settings
     )
 
 
@@ -110,6 +106,7 @@ CASES = {  # method -> its config, rounds
     "fed_avg": ({}, 1),
     "fed_prox": ({"proximal_weight": 1e-3}, 2),
     "local": ({}, 1),
+    "moon": ({"contrast_on": "all"}, 2),
 }
 
 
