@@ -20,7 +20,7 @@ from fedjax_graph.tasks.subgraphs import SubgraphTask
 
 METHODS = (
     *("local", "fed_avg", "fed_avg_m", "fed_adam", "fed_yogi", "fed_prox"),
-    *("moon", "fed_dc", "fed_proto"),
+    *("moon", "fed_dc", "fed_proto", "fgssl"),
     *("scaffold", "fed_per", "lg_fed_avg", "ditto", "fed_att"),
     *("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_star", "sfl_per", "sfl_lg"),
     *("graphfl",),

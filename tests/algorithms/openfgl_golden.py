@@ -223,11 +223,30 @@ def fed_dc() -> Arrays:
     return middle | ends | weights_of(world.server.task.model)
 
 
+def fgssl() -> Arrays:
+    """Two rounds, on graphs that lose the same edges and features in each step."""
+    scatter = mock.Mock()  # imported, and not called
+    with mock.patch.dict(sys.modules, {"torch_scatter": scatter}):
+        world, rng, kept = World("fgssl"), np.random.default_rng(3), {}
+    for k, client in enumerate(world.clients):
+        for name, share in (("augWeak", 0.7), ("augStrongF", 0.4)):
+            edges = rng.random(len(world.problem[f"edges_{k}"])) < share
+            features = rng.random(NUM_FEATURES) < share
+            kept |= {f"{name}/edges_{k}": edges, f"{name}/features_{k}": features}
+
+            def augment(x, edge_index, edges=edges, features=features):
+                return x * torch.tensor(features), edge_index[:, edges], None
+
+            setattr(client, name, augment)
+    return kept | weights_of(world.run(2).server.task.model)
+
+
 METHODS: dict[str, Callable[[], Arrays]] = {
     "fed_avg": fed_avg,
     "fed_dc": fed_dc,
     "fed_prox": fed_prox,
     "fed_proto": fed_proto,
+    "fgssl": fgssl,
     "local": local,
     "moon": moon,
 }

@@ -104,6 +104,7 @@ CENTRALISED = {"gru_centralized"}  # trained, and no clients to map over
 ON_SUBGRAPHS = {
     "fed_avg": {},
     "fed_dc": {},
+    "fgssl": {},
     "moon": {"contrast_on": "all", "participation": 0.6},
     "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},
 }

@@ -10,11 +10,14 @@ import numpy as np
 import numpy.testing as npt
 
 from fedjax_graph.algorithms import fed_dc as fed_dc_module
+from fedjax_graph.algorithms import fgssl as fgssl_module
 from fedjax_graph.algorithms.fed_dc import FedDCConfig, fed_dc
 from fedjax_graph.algorithms.fed_proto import FedProtoConfig, Prototypes, fed_proto
+from fedjax_graph.algorithms.fgssl import FGSSLConfig, fgssl
 from fedjax_graph.core.optimizers import OptimizerConfig
 from tests import dense_gcn
 from tests.algorithms.test_openfgl import (
+    CLIENTS,
     NUM_CLASSES,
     NUM_CLIENTS,
     PROBLEM,
@@ -103,3 +106,39 @@ def test_fed_dc(monkeypatch):
         lambda v, g: np.average(v + g, axis=0, weights=sizes()), theta, went
     )
     assert_same(mean, last)
+
+
+def test_fgssl(monkeypatch):
+    """OpenFGL computes its contrast and leaves it out; the same is dropped in steps."""
+    last, golden = parts_of(load("fgssl"))
+    data = make_data()
+    config = FGSSLConfig(make_task(), contrast_weight=0.0, structure="edges")
+    orders = [np.argsort(PROBLEM[f"edges_{k}"][:, 1], kind="stable") for k in CLIENTS]
+
+    def kept(name, what):
+        rows = [golden[name][f"{what}_{k}"] for k in CLIENTS]
+        if what == "edges":
+            rows = [row[order] for row, order in zip(rows, orders, strict=True)]
+            rows = [np.pad(r, (0, data.senders.shape[1] - len(r))) for r in rows]
+        return jnp.stack(rows).astype(float)
+
+    views = {
+        share: (kept(name, "edges"), kept(name, "features"))
+        for share, name in (
+            (config.server_edges, "augWeak"),
+            (config.client_edges, "augStrongF"),
+        )
+    }
+
+    def augment(key, own, edges, features):
+        is_kept, is_seen = (x[own.client_ids] for x in views[edges])
+        return own._replace(
+            edge_weights=own.edge_weights * is_kept, features=own.features * is_seen
+        )
+
+    monkeypatch.setattr(fgssl_module, "augment", augment)
+    algorithm = fgssl(config)
+    state, round_ = algorithm.init(KEY, data), jax.jit(algorithm.round)
+    for _ in range(2):
+        state, _ = round_(state, data, KEY)
+    assert_same(state.models["params"], last)
