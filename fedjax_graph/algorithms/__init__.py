@@ -119,6 +119,7 @@ REGISTRY: Registry[Method] = Registry(
         "fed_prox": _lazy("fed_prox:fed_prox", "FedProx"),
         "fed_proto": _lazy("fed_proto:fed_proto", "FedProto"),
         "fed_sgd": _lazy("fed_sgd:fed_sgd", "FedSGD"),
+        "fed_star": _lazy("fed_star:fed_star", "FedStar"),
         "fed_yogi": _lazy("fed_avg:fed_avg", "FedYogi", config="fed_opt:FedYogiConfig"),
         "fgssl": _lazy("fgssl:fgssl", "FGSSL"),
         "fl_agcns": _lazy("fl_agcns.fl_agcns:fl_agcns", "FL-AGCNS"),

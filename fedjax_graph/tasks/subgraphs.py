@@ -25,6 +25,7 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Embedded, Task
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
+from fedjax_graph.models.decoupled import DecoupledGIN
 from fedjax_graph.models.embeddings import HEADS, apply_with_embeddings
 from fedjax_graph.models.fixed_gnns import FixedGNN, find_layout
 from fedjax_graph.models.supernet import WIDTH, SuperNet, empty_graph
@@ -41,14 +42,16 @@ class SubgraphTask(Checked):
     num_features: int = dataclasses.field(metadata=limits(lower=1))
     num_classes: int = dataclasses.field(metadata=limits(lower=1))
     kind: Literal["subgraphs"] = "subgraphs"
-    model: str = "gcn"  # see `models.fixed_gnns`; or "code", the network of one
+    # see `models.fixed_gnns`; or "decoupled_gin", or "code", the network of one
+    model: str = "gcn"
     code: tuple[int, ...] = ()
     space: Space = "paper"  # of a code
     fusion: Fusion = "all"  # of a code
     width: int = limited(WIDTH, lower=1)  # of a code
-    hidden_size: int | None = limited(
-        None, lower=1
-    )  # of a fixed network; None: its own
+    # of a fixed network or decoupled_gin; None: its own
+    hidden_size: int | None = limited(None, lower=1)
+    # last features that encode structure, of decoupled_gin
+    structure_size: int = limited(0, lower=0)
     dropout: float = limited(0.0, lower=0, below=1)
     drops_features: bool = True  # of a fixed network: or its hidden units alone
     # epochs: of methods that take steps at the client, each on all its training nodes
@@ -64,6 +67,13 @@ class SubgraphTask(Checked):
         Raises:
           InputError: if there is none of this name, or the code is not valid.
         """
+        if self.model == "decoupled_gin":
+            return DecoupledGIN(
+                self.num_classes,
+                self.structure_size,
+                self.hidden_size or DecoupledGIN.hidden_size,
+                dropout=self.dropout,
+            )
         if self.model != "code":
             find_layout(self.model)
             return FixedGNN(

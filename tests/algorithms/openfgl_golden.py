@@ -241,11 +241,73 @@ def fgssl() -> Arrays:
     return kept | weights_of(world.run(2).server.task.model)
 
 
+def fed_star() -> Arrays:
+    """A round by hand, as OpenFGL has it for graphs: each node is pooled by itself.
+
+    Weights at the start, encodings, the clients' own weights and the server's.
+    """
+    from types import SimpleNamespace
+
+    from openfgl.flcore.fedstar._utils import init_structure_encoding
+    from openfgl.flcore.fedstar.gin_dc import DecoupledGIN, serverGIN_dc
+    from openfgl.flcore.fedstar.server import FedStarServer
+
+    torch.manual_seed(1)
+    sizes = dict(num_layers=2, hid_dim=NUM_HIDDEN, n_se=32)
+    problem, pool = make_problem(), {"sampled_clients": list(range(len(SIZES)))}
+    first = DecoupledGIN(NUM_FEATURES, output_dim=NUM_CLASSES, dropout=0.0, **sizes)
+    start, arrays, clients = first.state_dict(), {}, []
+    for k, size in enumerate(SIZES):
+        graph = make_data(problem, k)
+        init_structure_encoding(16, 16, [graph], "rw_dg")
+        arrays[f"encoding_{k}"] = graph.stc_enc.numpy()
+        graph.stc_enc, graph.batch = graph.stc_enc.double(), torch.arange(size)
+        model = DecoupledGIN(NUM_FEATURES, output_dim=NUM_CLASSES, dropout=0.0, **sizes)
+        model.load_state_dict(start)
+        step = torch.optim.Adam(model.parameters(), lr=RATE, weight_decay=DECAY)
+        mask = torch.tensor(problem[f"set_{k}"] == 0)
+        for _ in range(STEPS):
+            step.zero_grad()
+            outputs = model(graph)[1][mask]
+            torch.nn.functional.nll_loss(outputs, graph.y[mask]).backward()
+            step.step()
+        pool[f"client_{k}"] = {"num_samples": size, "weight": model.state_dict()}
+        clients.append(decoupled(model.state_dict()))
+    server = FedStarServer.__new__(FedStarServer)
+    server.message_pool = pool
+    server.task = SimpleNamespace(model=serverGIN_dc(**sizes))
+    server.execute()
+    shared = {n: x for n, x in server.task.model.state_dict().items() if "_s" in n}
+    rows = {name: np.stack([own[name] for own in clients]) for name in clients[0]}
+    arrays |= under("start", decoupled(start)) | under("clients", rows)
+    return arrays | under("server", decoupled(shared))
+
+
+def decoupled(weights: dict[str, torch.Tensor]) -> Arrays:
+    """Weights of `DecoupledGIN` under the names of ours."""
+    names = {"pre.0": "input", "embedding_s": "structure_input", "Whp": "fuse"}
+    names |= {"post.0": "last", "readout.0": "head"}
+    for i in range(2):
+        names[f"graph_convs_s_gcn.{i}.lin"] = names[f"graph_convs_s_gcn.{i}"] = (
+            f"structure_{i}"
+        )
+        for j, name in ((0, "first"), (2, "second")):
+            names[f"graph_convs.{i}.nn.{j}"] = f"layer_{i}/{name}"
+    arrays = {}
+    for name, x in weights.items():
+        layer, _, kind = name.rpartition(".")
+        if layer in names:
+            ours = {"weight": "kernel", "bias": "bias"}[kind]
+            arrays[f"{names[layer]}/{ours}"] = x.detach().numpy().T.copy()
+    return arrays
+
+
 METHODS: dict[str, Callable[[], Arrays]] = {
     "fed_avg": fed_avg,
     "fed_dc": fed_dc,
     "fed_prox": fed_prox,
     "fed_proto": fed_proto,
+    "fed_star": fed_star,
     "fgssl": fgssl,
     "local": local,
     "moon": moon,

@@ -104,6 +104,11 @@ CENTRALISED = {"gru_centralized"}  # trained, and no clients to map over
 ON_SUBGRAPHS = {
     "fed_avg": {},
     "fed_dc": {},
+    "fed_star": {
+        "participation": 0.6,
+        "task": Subgraphs.TASK
+        | {"model": "decoupled_gin", "structure_size": 2, "hidden_size": 4},
+    },
     "fgssl": {},
     "moon": {"contrast_on": "all", "participation": 0.6},
     "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},

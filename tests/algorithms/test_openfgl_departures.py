@@ -4,6 +4,8 @@ Each test says in what, and gives our method what OpenFGL would have; see
 `openfgl_golden.py` for where the golden numbers come from.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +13,13 @@ import numpy.testing as npt
 
 from fedjax_graph.algorithms import fed_dc as fed_dc_module
 from fedjax_graph.algorithms import fgssl as fgssl_module
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.algorithms.fed_dc import FedDCConfig, fed_dc
 from fedjax_graph.algorithms.fed_proto import FedProtoConfig, Prototypes, fed_proto
+from fedjax_graph.algorithms.fed_star import fed_star
 from fedjax_graph.algorithms.fgssl import FGSSLConfig, fgssl
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.data.graphs.structure import with_structure
 from tests import dense_gcn
 from tests.algorithms.test_openfgl import (
     CLIENTS,
@@ -142,3 +147,24 @@ def test_fgssl(monkeypatch):
     for _ in range(2):
         state, _ = round_(state, data, KEY)
     assert_same(state.models["params"], last)
+
+
+def test_fed_star():
+    """OpenFGL classifies graphs: here each node is one, in its own batch."""
+    _, golden = parts_of(load("fed_star"))
+    plain = make_data()
+    data = with_structure({"train": plain})["train"]
+    for k in CLIENTS:
+        found = data.features[k, : sizes()[k], plain.features.shape[2] :]
+        npt.assert_allclose(found, golden[f"encoding_{k}"], atol=1e-7)
+    start = {"params": golden["start"], "batch_stats": {}}
+    task = dataclasses.replace(
+        make_task(model="decoupled_gin", structure_size=32),
+        num_features=data.features.shape[2],
+        weights=start,
+    )
+    algorithm = fed_star(FedAvgConfig(task))
+    state, _ = jax.jit(algorithm.round)(algorithm.init(KEY, data), data, KEY)
+    assert_same(state.models["params"], dict(flat(golden["server"])), 1e-7)
+    own = {n: x for n, x in flat(golden["clients"]) if not n.startswith("structure")}
+    assert_same(state.models["params"], own, 1e-7)
