@@ -153,11 +153,11 @@ class Subgraphs(Problem):
         super().__init__(train, (NUM_CLIENTS, num_outputs, client_graphs.NUM_CLASSES))
 
     def is_of_clients(self, path, leaf):
-        """Of a search, whose stacks of weights may have as many rows, by name."""
+        """Stacks of weights may have as many rows as there are clients."""
         names = {getattr(key, "name", None) for key in path}
         if names & {"models", "homophily"}:
             return super().is_of_clients(path, leaf)
-        return "clients" in names
+        return bool(names & {"clients", "memories"})
 
     def _fields(self, change):
         fields = self.train._asdict()

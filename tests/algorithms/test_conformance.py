@@ -75,6 +75,7 @@ OF_ANY_TASK = {
 ON_NODES = {  # a model for all, part of a model each, controls, meta-gradients
     "fed_avg": {},
     "fed_per": {},
+    "fed_proto": {"participation": 0.6},
     "graphfl": {"participation": 0.6, "server_optimizer": {"learning_rate": 0.5}},
     "scaffold": {"participation": 0.6},
 }
@@ -111,6 +112,14 @@ ON_SUBGRAPHS = {
         "num_blocks": 2,
         "block_size": 3,
     },
+    "fed_dc": {},
+    "fed_star": {
+        "participation": 0.6,
+        "task": Subgraphs.TASK
+        | {"model": "decoupled_gin", "structure_size": 2, "hidden_size": 4},
+    },
+    "fgssl": {},
+    "moon": {"contrast_on": "all", "participation": 0.6},
     "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},
 }
 SEARCH = {
@@ -379,9 +388,7 @@ def with_padded_rows(problem, tree):
 def test_permuting_clients_permutes_outputs(system, outcome):
     order, problem = np.array([3, 0, 4, 1, 2]), system.problem
     permuted = jax.device_put(rows(problem, system.state, order))
-    state, metrics, scores, outputs = run(
-        system.step, permuted, problem.permute(order)
-    )
+    state, metrics, scores, outputs = run(system.step, permuted, problem.permute(order))
     expected_state, expected_metrics, expected_scores, expected_outputs = outcome
     assert_close(state, rows(problem, expected_state, order), 1e-4)
     assert_close(metrics, expected_metrics, 1e-4)
