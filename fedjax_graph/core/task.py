@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core.algorithm import Data, Metrics
@@ -56,6 +57,9 @@ class Task(NamedTuple):
     ) = None
     """(params, batch_stats, own client data, key, data) -> [] mean loss over all that
     ONE client trains on, and the new batch_stats; None for a task with minibatches."""
+    flip_labels: Callable[[Any, Data, jax.Array], tuple[Any, Data]] | None = None
+    """(own client data, data, [] bool) -> both as ONE client has them, with labels y
+    turned into C - 1 - y where the flag is set; None for a task without labels."""
     round_keys: Callable[[jax.Array], Iterable[jax.Array]] = jax.random.split
     """Key of a round -> that of the cohort and its local steps, and that of the
     aggregator."""
@@ -67,6 +71,11 @@ class Task(NamedTuple):
 def in_head(path: tuple[Any, ...]) -> bool:
     """`Task.is_head` of a model whose last layer is called `head`."""
     return any(getattr(key, "key", None) == "head" for key in path)
+
+
+def flipped(labels: jax.Array, num_classes: int, is_flipped: jax.Array) -> jax.Array:
+    """Labels y as C - 1 - y where the flag [] is set; negative ones, of none, stay."""
+    return jnp.where(is_flipped & (labels >= 0), num_classes - 1 - labels, labels)
 
 
 class TaskConfig(Protocol):

@@ -20,7 +20,7 @@ from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.task import Task, in_head
+from fedjax_graph.core.task import Task, flipped, in_head
 from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.models.resnet import ResNet9, init_model
 from fedjax_graph.tasks import augmentation
@@ -72,6 +72,12 @@ class ImageTask(Checked):
             evaluate=evaluate_images(model, self.eval_batch_size),
             predict=predict_images(model, self.eval_batch_size),
             is_head=in_head,
+            flip_labels=lambda own, data, is_flipped: (
+                own,
+                data._replace(
+                    labels=flipped(data.labels, self.num_classes, is_flipped)
+                ),
+            ),
             monitor="error",
         )
 

@@ -21,7 +21,7 @@ from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.meta_learning import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.task import Task
+from fedjax_graph.core.task import Task, flipped
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
 from fedjax_graph.models.fixed_gnns import FixedGNN, find_layout
@@ -81,6 +81,10 @@ class SubgraphTask(Checked):
             is_head=in_last_layer,
             train_loss=lambda params, stats, client_data, key, data: loss(
                 params, stats, (client_data, key)
+            ),
+            flip_labels=lambda own, data, is_flipped: (
+                own._replace(labels=flipped(own.labels, self.num_classes, is_flipped)),
+                data,
             ),
             monitor=MONITORS[self.fitness],
         )

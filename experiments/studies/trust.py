@@ -1,0 +1,102 @@
+"""Options of clients that are not to be trusted, and of a server that is not."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from experiments.studies.base import Study
+from experiments.studies.options import option
+from fedjax_graph import algorithms
+from fedjax_graph.core.aggregation import AGGREGATORS
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.misbehaviour import Attack, Misbehaviour
+from fedjax_graph.core.robust import TOLERANCE
+
+MISBEHAVIOUR = tuple(field.name for field in dataclasses.fields(Misbehaviour))
+NEEDS = {  # option: what it changes nothing without
+    "straggler_work": "straggler_rate",
+    "attack": "byzantine_fraction",
+    "attack_scale": "byzantine_fraction",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrustStudy(Study):
+    """A study of methods that federate, whose clients may misbehave."""
+
+    aggregator: str = option(
+        "weighted_mean",
+        "Of FedAvg, what extends it, and CNFGNN: weighted_mean, median, trimmed_mean, "
+        "krum, multi_krum, geometric_median, or a plugin's by name.",
+    )
+    tolerance: float = option(
+        TOLERANCE,
+        "Share of a cohort that the trimmed mean, Krum and multi-Krum withstand.",
+        lower=0.0,
+        upper=0.49,
+    )
+    dropout_rate: float = option(
+        0.0, "Share of a round's clients that send nothing.", lower=0.0, upper=0.99
+    )
+    straggler_rate: float = option(
+        0.0, "Share of a round's clients that are slow.", lower=0.0, upper=1.0
+    )
+    straggler_work: float = option(
+        0.5,
+        "Share of its local steps that a slow client does; 0: it comes too late.",
+        lower=0.0,
+        upper=0.99,
+    )
+    byzantine_fraction: float = option(
+        0.0, "Share of the clients that attack, in all rounds.", lower=0.0, upper=1.0
+    )
+    attack: str = option(
+        "sign_flip", "What attackers do.", choices=list(get_args(Attack))
+    )
+    attack_scale: float | None = option(
+        None,
+        "s of sign_flip, scaling and noise; by default 4, 10 and 1.",
+        lower=1e-9,
+    )
+
+    def trust_values(self) -> dict[str, Any]:
+        """What the options say, under the names of configs' fields."""
+        conduct = {name: getattr(self, name) for name in MISBEHAVIOUR}
+        return {
+            "misbehaviour": Misbehaviour(**conduct),
+            "aggregator": self.aggregator,
+            "tolerance": self.tolerance,
+        }
+
+    def check_trust(self, methods: Iterable[str]) -> None:
+        """Checks that the options concern the methods, and that they know them.
+
+        Args:
+          methods: as registered.
+
+        Raises:
+          InputError: if an option needs another one, the aggregator is not known or
+            concerns none of the methods, or the clients of one that is trained cannot
+            misbehave.
+        """
+        for name, needed in NEEDS.items():
+            if self.is_given(name) and not getattr(self, needed):
+                raise InputError(f"--{name} needs --{needed}")
+        if self.aggregator not in AGGREGATORS:
+            known = ", ".join(AGGREGATORS)
+            raise InputError(f"--aggregator={self.aggregator}: unknown; known: {known}")
+        found = {name: algorithms.get_method(name) for name in methods}
+        fields = {
+            name: {field.name for field in dataclasses.fields(method.config_type)}
+            for name, method in found.items()
+        }
+        for name in ("aggregator", "tolerance"):
+            if self.is_given(name) and not any(name in x for x in fields.values()):
+                raise InputError(
+                    f"--{name} concerns none of the methods {', '.join(fields)}"
+                )
+        for option_name in MISBEHAVIOUR:
+            for name, method in found.items():
+                is_without = method.is_trained and "misbehaviour" not in fields[name]
+                if self.is_given(option_name) and is_without:
+                    raise InputError(f"--{option_name} is not for {name}")
