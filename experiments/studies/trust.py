@@ -7,7 +7,9 @@ from typing import Any, get_args
 from experiments.studies.base import Study
 from experiments.studies.options import option
 from fedjax_graph import algorithms
+from fedjax_graph.core import encryption
 from fedjax_graph.core.aggregation import AGGREGATORS
+from fedjax_graph.core.channel import ChannelConfig, SecureAggregation
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import Attack, Misbehaviour
 from fedjax_graph.core.robust import TOLERANCE
@@ -59,6 +61,13 @@ class TrustStudy(Study):
         lower=1e-9,
     )
 
+    secure_aggregation: str = option(
+        "none",
+        "What a server that takes the mean of models sees: each of them (none), masked "
+        "numbers that sum to it (masks), or ciphertexts (ckks).",
+        choices=list(get_args(SecureAggregation)),
+    )
+
     def trust_values(self) -> dict[str, Any]:
         """What the options say, under the names of configs' fields."""
         conduct = {name: getattr(self, name) for name in MISBEHAVIOUR}
@@ -66,6 +75,7 @@ class TrustStudy(Study):
             "misbehaviour": Misbehaviour(**conduct),
             "aggregator": self.aggregator,
             "tolerance": self.tolerance,
+            "secure_aggregation": self.secure_aggregation,
         }
 
     def check_trust(self, methods: Iterable[str]) -> None:
@@ -76,8 +86,8 @@ class TrustStudy(Study):
 
         Raises:
           InputError: if an option needs another one, the aggregator is not known or
-            concerns none of the methods, or the clients of one that is trained cannot
-            misbehave.
+            concerns none of the methods, clients and server of one that is trained
+            exchange no models, or TenSEAL is missing.
         """
         for name, needed in NEEDS.items():
             if self.is_given(name) and not getattr(self, needed):
@@ -95,8 +105,9 @@ class TrustStudy(Study):
                 raise InputError(
                     f"--{name} concerns none of the methods {', '.join(fields)}"
                 )
-        for option_name in MISBEHAVIOUR:
+        for option_name in (*MISBEHAVIOUR, "secure_aggregation"):
             for name, method in found.items():
-                is_without = method.is_trained and "misbehaviour" not in fields[name]
-                if self.is_given(option_name) and is_without:
+                is_without = not issubclass(method.config_type, ChannelConfig)
+                if self.is_given(option_name) and method.is_trained and is_without:
                     raise InputError(f"--{option_name} is not for {name}")
+        encryption.check("ckks" if self.secure_aggregation == "ckks" else "none")

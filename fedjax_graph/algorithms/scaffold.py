@@ -22,6 +22,7 @@ from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.core import aggregation, communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.clients import cohort_size
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import scored, task_round
 from fedjax_graph.core.server import server_step
 
@@ -57,7 +58,16 @@ def control(correction: Any) -> optax.GradientTransformation:
 
 
 def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
-    """Factory of SCAFFOLD on any task."""
+    """Factory of SCAFFOLD on any task.
+
+    Raises:
+      InputError: if the server is not to see models: it reads control variates besides.
+    """
+    if config.secure_aggregation != "none":
+        raise InputError(
+            f"secure_aggregation={config.secure_aggregation}: scaffold's clients send "
+            "control variates besides, which it does not hide; use fed_avg or fed_prox"
+        )
     task, server = config.task.build(), server_step(config.server_optimizer)
 
     def update(own, client_data, key, data, num_rounds, c):

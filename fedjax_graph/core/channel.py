@@ -1,19 +1,22 @@
 """What lies between the clients of a round and its aggregator: nothing by default.
 
 `ChannelConfig` is part of the config of every method that federates, and a round sends
-what its clients share through `through`: attackers change what they send.
+what its clients share through `through`: attackers change what they send, and a server
+that takes a mean may see no client's model.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
-from fedjax_graph.core import misbehaviour
+from fedjax_graph.core import aggregation, encryption, masking, misbehaviour
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.checks import Checked
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import HONEST, Misbehaviour
 
+SecureAggregation = Literal["none", "masks", "ckks"]
 _KEY = 2**31 - 3  # folded into a round's key
 
 
@@ -22,6 +25,8 @@ class ChannelConfig(Checked):
     """Configures what happens to models on their way."""
 
     misbehaviour: Misbehaviour = HONEST
+    # what the server sees: each model, masked numbers and their sum, or ciphertexts
+    secure_aggregation: SecureAggregation = "none"
 
 
 DIRECT = ChannelConfig()
@@ -37,11 +42,32 @@ class Sent(NamedTuple):
 
 
 def through(config: ChannelConfig, aggregate: Aggregator, sent: Sent) -> Aggregator:
-    """The aggregator as it sees models that went through a channel."""
+    """The aggregator as it sees models that went through a channel.
+
+    Raises:
+      InputError: if the server is not to see models of which it takes no mean; or as
+        `encryption.mean` does.
+    """
     key = jax.random.fold_in(sent.key, _KEY)
+    if aggregate is aggregation.none:
+        return aggregate  # nothing is sent
+    if config.secure_aggregation != "none":
+        aggregate = _secure(config, aggregate, key)
     if config.misbehaviour.changes_models:
         aggregate = _attacked(config.misbehaviour, aggregate, sent, key)
     return aggregate
+
+
+def _secure(config: ChannelConfig, aggregate: Aggregator, key: jax.Array) -> Aggregator:
+    if aggregate is not aggregation.weighted_mean:
+        raise InputError(
+            f"secure_aggregation={config.secure_aggregation} shows the server nothing "
+            "but the plain mean of models, and this method's aggregator reads each"
+        )
+    if config.secure_aggregation == "masks":
+        return masking.masked_mean(key, config.misbehaviour.may_drop)
+    encryption.check("ckks")
+    return encryption.encrypted_mean
 
 
 def _attacked(

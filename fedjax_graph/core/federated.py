@@ -169,6 +169,7 @@ def federated_round(
     has_aux: bool = False,
     is_gradient: bool = False,
     is_personal: IsPersonal = nothing,
+    counted: Callable[[Cohort], Cohort] = lambda cohort: cohort,
     participation: float = 1.0,
     clients_per_chunk: int | None = None,
     config: ChannelConfig = DIRECT,
@@ -181,6 +182,7 @@ def federated_round(
       has_aux: whether `aggregate` returns (models, what the server learnt besides).
       is_gradient: whether `update` returns a gradient as the model's "params"; that of
         a round in which nobody takes part is 0, where models stay as they are.
+      counted: the cohort -> with the weights that `aggregate` sees.
       is_personal: which leaves stay with their client; all if `aggregate` is
         `aggregation.none`.
       config: what lies between clients and aggregator.
@@ -213,7 +215,8 @@ def federated_round(
         start = rows_of(trees.partition(models, is_personal)[0], cohort, client_ids)
         key = jax.random.fold_in(key, is_gradient)
         sent = channel.Sent(start, client_ids, weights, key)
-        merged = channel.through(config, aggregate, sent)(shared, cohort)
+        merge = channel.through(config, aggregate, sent)
+        merged = merge(shared, counted(cohort))
         merged, *aux = merged if has_aux else (merged,)
         aggregation.check_merged(shared, merged)
         merged = trees.combine(merged, personal)

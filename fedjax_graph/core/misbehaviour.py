@@ -43,6 +43,12 @@ class Misbehaviour(Checked):
     attack_scale: float | None = limited(None, above=0)  # by default that of SCALES
 
     @property
+    def may_drop(self) -> bool:
+        """Whether clients may send nothing."""
+        is_late = self.straggler_rate > 0 and not self.straggler_work
+        return self.dropout_rate > 0 or is_late
+
+    @property
     def flips_labels(self) -> bool:
         """Whether there are attackers who learn from false labels."""
         return self.byzantine_fraction > 0 and self.attack == "label_flip"

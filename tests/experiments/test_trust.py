@@ -31,6 +31,7 @@ def test_options_become_fields_of_configs(study_type):
         ({"attack": "noise"}, "--attack needs --byzantine_fraction"),
         ({"straggler_work": 0.1}, "--straggler_work needs --straggler_rate"),
         ({"aggregator": "mean"}, "--aggregator=mean: unknown; known: median"),
+        ({"secure_aggregation": "rsa"}, "--secure_aggregation=rsa: expected one of"),
         ({"tolerance": 0.5}, "--tolerance=0.5: expected 0.49 or less"),
     ],
 )
@@ -49,6 +50,10 @@ def test_what_does_not_fit_is_one_line(study_type, settings, words):
         (
             CNFGNNStudy(methods=("gru_fmtl",), aggregator="median"),
             "--aggregator concerns none of the methods gru_fmtl",
+        ),
+        (
+            CNFGNNStudy(methods=("gru_gn",), secure_aggregation="masks"),
+            "--secure_aggregation is not for gru_gn",
         ),
         (GraphFLStudy(methods=("il",), tolerance=0.1), "--tolerance concerns none"),
     ],
