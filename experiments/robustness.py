@@ -5,7 +5,8 @@ python -m experiments.robustness --dataset=cora --attack=noise
 python -m experiments.robustness --aggregators=weighted_mean,krum --fractions=0,0.4
 
 Each point is a run of FedAvg (`fl` of `experiments.graphfl`, whose flags these are) in
-a folder of its own; `robustness.png`, `robustness.json` and a table sum them up.
+a folder of its own; `robustness.png`, `robustness.json` and a table sum them up. A
+model that diverges is scored as it is.
 """
 
 import dataclasses
@@ -71,7 +72,7 @@ class RobustnessStudy(GraphFLSettings):
         names = {field.name for field in dataclasses.fields(GraphFLStudy)}
         own = {name: getattr(self, name) for name in names}
         given = self.given & names - {"attack", "attack_scale", "methods"}
-        own |= {"given": given, "methods": ("fl",)}
+        own |= {"given": given, "methods": ("fl",), "on_nan": "ignore"}
         parts = {}
         for aggregator in self.aggregators:
             for text in self.fractions:
