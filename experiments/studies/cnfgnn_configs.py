@@ -30,7 +30,8 @@ def config_values(
       workdir: of the run, whose checkpoint may say how clients are mapped.
     """
     chunk = running.clients_per_chunk(study, workdir, method)
-    values = {"clients_per_chunk": chunk, "participation": study.participation}
+    own = {"clients_per_chunk": chunk, "participation": study.participation}
+    values = study.trust_values() | own
     fields = fields_of(method)
     if "task" not in fields:
         return _known(values | _half_values(study, method, num_train))

@@ -33,10 +33,11 @@ def chosen_methods(study: GraphFLSettings) -> list[str]:
     """The methods of a study, whose optimizers can be read.
 
     Raises:
-      InputError: if one is not known here, an optimizer cannot be read, or the server's
-        concerns none of the methods.
+      InputError: if one is not known here, an option does not fit it, an optimizer
+        cannot be read, or the server's concerns none of the methods.
     """
     methods = study.choose_methods(METHODS, THREE)
+    study.check_trust(map(registered_name, methods))
     for method in methods:
         client_optimizer(study, method)
     servers = [server_optimizer(study, method) for method in methods]
@@ -105,7 +106,7 @@ def config_values(
         adapt_steps=figures.inner_steps if study.is_new_labels else 0,
         checkpoint_inner=study.checkpoint_inner,
     )
-    return {
+    return study.trust_values() | {
         "task": task,
         "participation": 1.0 if method == "il" else study.participation,
         "server_optimizer": server_optimizer(study, method),

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, ClassVar, Self
 
 from experiments.studies import options
-from experiments.studies.base import Study
 from experiments.studies.graphfl_protocols import (
     CODE_NUM_TRAIN,
     SWEPT,
@@ -13,6 +12,7 @@ from experiments.studies.graphfl_protocols import (
     protocol_of,
 )
 from experiments.studies.options import option
+from experiments.studies.trust import TrustStudy
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.tasks.nodes import MODELS
 
@@ -21,7 +21,7 @@ NEVER = 10**6  # rounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GraphFLSettings(Study):
+class GraphFLSettings(TrustStudy):
     """Settings of GraphFL's comparison on the nodes of one graph."""
 
     system: ClassVar[str] = "graphfl"

@@ -13,7 +13,6 @@ from experiments.studies.traffic import measures
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import clients
-from fedjax_graph.core.aggregation import AGGREGATORS
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import results
@@ -32,7 +31,6 @@ METHOD_OPTIONS = {  # option: field of the configs of the methods that it concer
     "pull_distance": "pull_distance",
     "client_start": "start",
     "score": "score",
-    "aggregator": "aggregator",
     "structure_target": "structure",
     "server_optimizer": "server_optimizer",
 }
@@ -117,6 +115,7 @@ class SFLStudy(SFLSettings):
             if not any(field in fields_of(method) for method in methods):
                 reason = f"concerns none of the methods {', '.join(methods)}"
                 self.refuse((name,), reason)
+        self.check_trust(methods)
         for method in methods:
             self.method_values(method)  # raises before a folder is made
         return methods
@@ -125,20 +124,15 @@ class SFLStudy(SFLSettings):
         """The options under the names of the methods' config fields.
 
         Raises:
-          InputError: if the aggregator is not known, or the server's optimizer cannot
-            be read.
+          InputError: if the server's optimizer cannot be read.
         """
-        if self.aggregator not in AGGREGATORS:
-            known = ", ".join(AGGREGATORS)
-            raise InputError(f"--aggregator={self.aggregator}: unknown; known: {known}")
-        values: dict[str, Any] = {
+        values: dict[str, Any] = self.trust_values() | {
             "participation": self.participation,
             "propagation_steps": self.propagation_steps,
             "alpha": self.alpha,
             "pull_distance": self.pull_distance,
             "start": self.client_start,
             "score": self.score,
-            "aggregator": self.aggregator,
             "client_graph": self.client_graph,
         }
         structure = StructureConfig(target=self.structure_target)

@@ -106,10 +106,6 @@ class SFLSettings(TrafficStudy):
         "Of SFL: u_i, or v_i after local training.",
         choices=["aggregated", "local"],
     )
-    aggregator: str = option(
-        "weighted_mean",
-        "Of FedAvg and what extends it: weighted_mean, median, or a plugin's by name.",
-    )
     client_graph: str = option(
         "given", "none: SFL* learns it from nothing.", choices=["given", "none"]
     )

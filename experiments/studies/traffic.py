@@ -3,15 +3,15 @@
 import dataclasses
 from typing import Any
 
-from experiments.studies.base import Study
 from experiments.studies.options import option
+from experiments.studies.trust import TrustStudy
 from fedjax_graph import data
 from fedjax_graph.data.traffic import datasets, synthetic_flows
 from fedjax_graph.data.traffic.network import TrafficDataset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrafficStudy(Study):
+class TrafficStudy(TrustStudy):
     """A study whose dataset may be a traffic network."""
 
     num_sensors: int | None = option(

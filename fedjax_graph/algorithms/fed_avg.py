@@ -16,21 +16,21 @@ from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.robust import NamedAggregator
 
 
 @dataclasses.dataclass(frozen=True)
-class FedAvgConfig(FederatedConfig):
+class FedAvgConfig(NamedAggregator, FederatedConfig):
     """What every method that averages has."""
 
     # standard deviation, at each aggregation
     aggregation_noise: float = limited(0.0, lower=0)
-    aggregator: str = limited("weighted_mean", choices=aggregation.AGGREGATORS)
     server_optimizer: OptimizerConfig | None = None  # None: the mean is taken over
 
     def average(self, state: Any, data: Data, key: jax.Array) -> aggregation.Aggregator:
         """The named aggregator; by default the mean by number of examples."""
         del state, data
-        aggregate = aggregation.AGGREGATORS.look_up(self.aggregator)
+        aggregate = self.named_aggregator()
         return aggregation.with_noise(aggregate, key, self.aggregation_noise)
 
 

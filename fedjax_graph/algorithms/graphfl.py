@@ -83,18 +83,17 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
         key = jax.random.fold_in(key, 1)
         return plain_update(task, model, client_data, key, data, num_rounds)
 
-    def gradient_mean(data):
-        """The mean over the clients of a cohort that have query sets."""
+    def with_query(data):
+        """Cohort -> with weight 0 for clients without query sets, if others have."""
 
-        def aggregate(stacked, cohort):
-            if task.has_query is not None:
-                judged = cohort.weights * task.has_query(data)[cohort.indices]
-                cohort = cohort._replace(
-                    weights=jnp.where(jnp.any(judged > 0), judged, cohort.weights)
-                )
-            return aggregation.weighted_mean(stacked, cohort)
+        def counted(cohort):
+            if task.has_query is None:
+                return cohort
+            judged = cohort.weights * task.has_query(data)[cohort.indices]
+            is_any = jnp.any(judged > 0)
+            return cohort._replace(weights=jnp.where(is_any, judged, cohort.weights))
 
-        return aggregate
+        return counted
 
     fine_tuning_round = task_round(config, task, fine_tuning, aggregation.weighted_mean)
 
@@ -105,8 +104,14 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
 
     def round_(state, data, key):
         params = state.models["params"]
-        mean = gradient_mean(data)
-        meta_round = task_round(config, task, meta_update, mean, is_gradient=True)
+        meta_round = task_round(
+            config,
+            task,
+            meta_update,
+            aggregation.weighted_mean,
+            is_gradient=True,
+            counted=with_query(data),
+        )
         gradient, loss = meta_round(  # Eqs. 6 and 13
             state.models, data, key, state.num_rounds
         )

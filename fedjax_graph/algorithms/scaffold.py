@@ -22,6 +22,7 @@ from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.core import aggregation, communication
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.clients import cohort_size
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.remembering import remembering
 
 
@@ -57,7 +58,16 @@ def control_mean(config: FedAvgConfig, controls: Any, data: Data) -> tuple[Any, 
 
 
 def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
-    """Factory of SCAFFOLD on any task; a client's memory is its control."""
+    """Factory of SCAFFOLD on any task; a client's memory is its control.
+
+    Raises:
+      InputError: if the server is not to see models: it reads control variates besides.
+    """
+    if config.secure_aggregation != "none":
+        raise InputError(
+            f"secure_aggregation={config.secure_aggregation}: scaffold's clients send "
+            "control variates besides, which it does not hide; use fed_avg or fed_prox"
+        )
 
     def update(task, model, own, client_data, key, data, num_rounds, c):
         adjust = control(jax.tree.map(jnp.subtract, c, own))

@@ -67,6 +67,12 @@ def down(tree: Any, real: Fraction = Fraction(1), bits: int = 32) -> Any:
     return _cross(tree, f"{_DOWN}:{real}", bits)
 
 
+def book(up: int = 0, down: int = 0) -> None:
+    """Books bytes that cross beside the arrays that are marked, as keys do."""
+    for direction, size in ((_UP, up), (_DOWN, down)):
+        checkpoint_name(jnp.zeros((), jnp.uint8), f"{direction}:{size}")
+
+
 def _cross(tree: Any, name: str, bits: int) -> Any:
     if bits != 32:
         return unpack(_cross(pack(tree, bits), name, 32))

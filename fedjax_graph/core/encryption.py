@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.flatten_util import ravel_pytree
 
-from fedjax_graph.core import aggregation, mesh
+from fedjax_graph.core import aggregation, communication, mesh
 from fedjax_graph.core.aggregation import Stacked
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.clients import Cohort
@@ -83,6 +83,29 @@ def mean(kind: Kind) -> Mean:
     """
     check(kind)
     return _encrypted_mean if kind == "ckks" else _plain_mean
+
+
+def encrypted_mean(stacked: Stacked, cohort: Cohort) -> Stacked:
+    """`aggregation.weighted_mean` under CKKS, whose bytes are in the ledger.
+
+    A ciphertext in place of the numbers that crossed in the clear, in each direction.
+
+    Raises:
+      InputError: see `mean`.
+    """
+    leaves = jax.tree.leaves(stacked)
+    size = len(cohort.indices)
+    num_chunks = -(-sum(x.size // size for x in leaves) // (POLY_MODULUS_DEGREE // 2))
+    clear = sum(x.nbytes for x in leaves)
+    added = size * num_chunks * ciphertext_bytes() - clear
+    communication.book(up=added, down=added)
+    return mean("ckks")(stacked, cohort)[0]
+
+
+@functools.cache
+def ciphertext_bytes() -> int:
+    """The size of a serialised ciphertext, full or not, up to a byte or two."""
+    return len(process_ckks().encrypt(np.zeros(1)))
 
 
 def total(*costs: Metrics) -> Metrics:

@@ -23,6 +23,8 @@ class Watch(NamedTuple):
     report: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
     """(round, client ids [C], weights [C], is_finite [C]) of each cohort of a seed."""
     skips: bool = False  # whether such a client has weight 0 in its round
+    explain: Callable[[str], None] = lambda reason: None
+    """Takes a reason why what a server computed is not finite."""
 
 
 _current: contextvars.ContextVar[tuple[Watch, jax.Array] | None]
@@ -37,6 +39,19 @@ def watching(watch: Watch | None, round_: jax.Array) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def explain(is_so: jax.Array, reason: str) -> None:
+    """Tells a watch a reason why what a server computed is not finite.
+
+    Args:
+      is_so: [] bool, whether it is the reason.
+      reason: in words.
+    """
+    current = _current.get()
+    if current is not None:
+        watch, _ = current
+        jax.debug.callback(lambda flag: watch.explain(reason) if flag else None, is_so)
 
 
 def finite_cohort(

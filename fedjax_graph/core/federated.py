@@ -15,17 +15,22 @@ import jax.numpy as jnp
 
 from fedjax_graph.core import (
     aggregation,
+    channel,
     clients,
     communication,
     faults,
+    local,
     mesh,
+    misbehaviour,
     trees,
 )
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
-from fedjax_graph.core.checks import Checked, limited
+from fedjax_graph.core.channel import DIRECT, ChannelConfig
+from fedjax_graph.core.checks import limited
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.misbehaviour import HONEST, Misbehaviour
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.server import server_step
 from fedjax_graph.core.task import Task, TaskConfig
@@ -38,6 +43,7 @@ def cohort_update(
     is_personal: IsPersonal = nothing,
     participation: float = 1.0,
     clients_per_chunk: int | None = None,
+    conduct: Misbehaviour = HONEST,
 ) -> Callable[..., tuple[Any, jax.Array, Cohort]]:
     """Factory of the clients' half of a round.
 
@@ -46,6 +52,7 @@ def cohort_update(
       is_personal: which leaves of a model never leave their client.
       participation: share of the clients that take part.
       clients_per_chunk: see `clients.map_clients`.
+      conduct: who drops out, and who does a part of its local steps.
 
     Returns:
       (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
@@ -71,15 +78,16 @@ def cohort_update(
         ):  # else no copy of what may fill the memory
             own, client_data = trees.take((own, client_data), cohort.indices)
 
-        def update_one(own, client_data, key, common, *shared):
+        keys = clients.client_keys(update_key, client_ids[cohort.indices])
+        cohort, work = misbehaviour.attendance(conduct, cohort, keys)
+
+        def update_one(own, client_data, key, work, common, *shared):
             model = trees.combine(own, common)
-            return update(model, client_data, key, *shared)
+            with local.share_of_steps(work):
+                return update(model, client_data, key, *shared)
 
         updated, losses = clients.map_clients(update_one, clients_per_chunk)(
-            own,
-            client_data,
-            clients.client_keys(update_key, client_ids[cohort.indices]),
-            shared=(common, *shared),
+            own, client_data, keys, work, shared=(common, *shared)
         )
         cohort = faults.finite_cohort(cohort, client_ids, updated, losses)
         updated, losses = _without_padding((updated, losses), cohort)
@@ -161,8 +169,10 @@ def federated_round(
     has_aux: bool = False,
     is_gradient: bool = False,
     is_personal: IsPersonal = nothing,
+    counted: Callable[[Cohort], Cohort] = lambda cohort: cohort,
     participation: float = 1.0,
     clients_per_chunk: int | None = None,
+    config: ChannelConfig = DIRECT,
 ) -> Callable[..., tuple[Any, ...]]:
     """Factory of one round of local updates on a cohort, and their aggregation.
 
@@ -172,8 +182,10 @@ def federated_round(
       has_aux: whether `aggregate` returns (models, what the server learnt besides).
       is_gradient: whether `update` returns a gradient as the model's "params"; that of
         a round in which nobody takes part is 0, where models stay as they are.
+      counted: the cohort -> with the weights that `aggregate` sees.
       is_personal: which leaves stay with their client; all if `aggregate` is
         `aggregation.none`.
+      config: what lies between clients and aggregator.
 
     Returns:
       (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
@@ -190,20 +202,37 @@ def federated_round(
         is_personal=is_personal,
         participation=participation,
         clients_per_chunk=clients_per_chunk,
+        conduct=config.misbehaviour,
     )
 
-    def round_(models, client_data, client_ids, *args):
-        updated, loss, cohort = train(models, client_data, client_ids, *args)
+    def round_(models, client_data, client_ids, weights, key, *args):
+        updated, loss, cohort = train(
+            models, client_data, client_ids, weights, key, *args
+        )
+        if is_gradient:
+            models = without_params(models)
         shared, personal = trees.partition(updated, is_personal)
-        merged = aggregate(shared, cohort)
+        start = rows_of(trees.partition(models, is_personal)[0], cohort, client_ids)
+        key = jax.random.fold_in(key, is_gradient)
+        sent = channel.Sent(start, client_ids, weights, key)
+        merge = channel.through(config, aggregate, sent)
+        merged = merge(shared, counted(cohort))
         merged, *aux = merged if has_aux else (merged,)
         aggregation.check_merged(shared, merged)
         merged = trees.combine(merged, personal)
-        if is_gradient:
-            models = without_params(models)
         return write_back(models, merged, cohort, client_ids.shape[0]), loss, *aux
 
     return round_
+
+
+def rows_of(models: Any, cohort: Cohort, client_ids: jax.Array) -> Any:
+    """The cohort's rows [C, ...] of leaves [K, ...]; those [1, ...] are for all."""
+    num_clients = len(client_ids)
+    if len(cohort.indices) == num_clients:
+        return models
+    return jax.tree.map(
+        lambda x: x[cohort.indices] if len(x) == num_clients else x, models
+    )
 
 
 def without_params(models: Any) -> Any:
@@ -215,7 +244,7 @@ def without_params(models: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class FederatedConfig(Checked):
+class FederatedConfig(ChannelConfig):
     """Configures what every method of a task has: who trains what, and in chunks."""
 
     task: TaskConfig
@@ -252,17 +281,24 @@ def task_round(
     Returns:
       (models, data, key, *shared) -> as of `federated_round`.
     """
+    conduct = config.misbehaviour
+    if conduct.flips_labels:
+        update = misbehaviour.with_flipped_labels(task, update)
     run = federated_round(
         update,
         aggregate,
         participation=config.participation,
         clients_per_chunk=config.clients_per_chunk,
+        config=config,
         **settings,
     )
 
     def round_(models, data, key, *shared):
         ids, weights = data.client_ids, data.client_weights
-        return run(models, task.client_data(data), ids, weights, key, data, *shared)
+        own = task.client_data(data)
+        if conduct.flips_labels:
+            own = (own, misbehaviour.attackers(conduct, ids, weights))
+        return run(models, own, ids, weights, key, data, *shared)
 
     return round_
 

@@ -1,6 +1,8 @@
 """The local update of ONE client: a scan of optimizer steps over minibatches."""
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +25,24 @@ class LocalResult(NamedTuple):
     model: Model
     opt_state: optax.OptState
     loss: jax.Array  # [] mean over the steps
+
+
+_share: contextvars.ContextVar[jax.Array | None]
+_share = contextvars.ContextVar("_share", default=None)
+
+
+@contextlib.contextmanager
+def share_of_steps(share: jax.Array | None) -> Iterator[None]:
+    """Has `local_steps` that are traced inside the `with` block stop early.
+
+    Args:
+      share: [] of the steps that are done, rounded up; None: all.
+    """
+    token = _share.set(share)
+    try:
+        yield
+    finally:
+        _share.reset(token)
 
 
 def optimizer_step(
@@ -76,13 +96,14 @@ def local_steps(
 
     def run(model, batches):
         params, stats = model["params"], model["batch_stats"]
-        (params, stats, opt_state), losses = jax.lax.scan(
-            step,
-            mesh.varying((params, stats, optimizer.init(params))),
-            batches,
-        )
-        model = {"params": params, "batch_stats": stats}
-        return LocalResult(model, opt_state, jnp.mean(losses))
+        start = mesh.varying((params, stats, optimizer.init(params)))
+        share = _share.get()
+        if share is None:
+            (params, stats, opt_state), losses = jax.lax.scan(step, start, batches)
+            loss = jnp.mean(losses)
+        else:
+            (params, stats, opt_state), loss = _scan_share(step, start, batches, share)
+        return LocalResult({"params": params, "batch_stats": stats}, opt_state, loss)
 
     return run
 
@@ -118,6 +139,22 @@ def _model_step(loss: ModelLoss, optimizer: optax.GradientTransformation, view):
         return (optax.apply_updates(params, updates), stats, opt_state), value
 
     return step
+
+
+def _scan_share(step, start, batches, share):
+    """A scan that leaves the carry as it is after a share of its steps."""
+    num_steps = len(jax.tree.leaves(batches)[0])
+    num_done = jnp.ceil(share * num_steps - 1e-4)
+
+    def guarded(carry, numbered):
+        index, batch = numbered
+        new, value = step(carry, batch)
+        is_done = index < num_done
+        carry = jax.tree.map(lambda x, old: jnp.where(is_done, x, old), new, carry)
+        return carry, jnp.where(is_done, value, 0)
+
+    carry, losses = jax.lax.scan(guarded, start, (jnp.arange(num_steps), batches))
+    return carry, jnp.sum(losses) / jnp.maximum(num_done, 1)
 
 
 def _without_statistics(loss: Loss) -> ModelLoss:

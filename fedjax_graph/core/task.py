@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_graph.core.algorithm import Data, Metrics
 from fedjax_graph.core.errors import InputError
@@ -77,6 +78,9 @@ class Task(NamedTuple):
     the form of `update` that minimise it; None for a task with minibatches."""
     logits: Callable[[Model, Data], jax.Array] | None = None
     """(models, data) -> what `predict` takes a softmax of; None for other tasks."""
+    flip_labels: Callable[[Any, Data, jax.Array], tuple[Any, Data]] | None = None
+    """(own client data, data, [] bool) -> both as ONE client has them, with labels y
+    turned into C - 1 - y where the flag is set; None for a task without labels."""
     round_keys: Callable[[jax.Array], Iterable[jax.Array]] = jax.random.split
     """Key of a round -> that of the cohort and its local steps, and that of the
     aggregator."""
@@ -88,6 +92,11 @@ class Task(NamedTuple):
 def in_head(path: tuple[Any, ...]) -> bool:
     """`Task.is_head` of a model whose last layer is called `head`."""
     return any(getattr(key, "key", None) == "head" for key in path)
+
+
+def flipped(labels: jax.Array, num_classes: int, is_flipped: jax.Array) -> jax.Array:
+    """Labels y as C - 1 - y where the flag [] is set; negative ones, of none, stay."""
+    return jnp.where(is_flipped & (labels >= 0), num_classes - 1 - labels, labels)
 
 
 class TaskConfig(Protocol):

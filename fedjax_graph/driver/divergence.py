@@ -27,9 +27,10 @@ class Divergence:
         self._diverged: dict[int, set[int]] = defaultdict(set)
         self._intact: dict[int, int] = defaultdict(int)  # how many were finite
         self._had_nan: bool | None = None
-        skips = on_nan == "skip_client"
-        self.watch = faults.Watch(self._report, skips=True) if skips else None
-        self.search = faults.Watch(self._report)
+        self._reasons: set[str] = set()
+        skips, found = on_nan == "skip_client", self._reasons.add
+        self.watch = faults.Watch(self._report, True, found) if skips else None
+        self.search = faults.Watch(self._report, False, found)
 
     def _report(self, round_, client_ids, weights, is_finite) -> None:
         takes_part = np.asarray(weights) > 0
@@ -94,6 +95,7 @@ class Divergence:
             again(self.search)
         found = next(((r, x) for r, x in sorted(self._diverged.items()) if x), None)
         who = "all clients were finite, what the server computed is not"
+        who = "; ".join([who, *sorted(self._reasons)])
         if found:
             ids = sorted(found[1])
             shown = ", ".join(map(str, ids[:5])) + " ..." * (len(ids) > 5)

@@ -20,7 +20,7 @@ from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.task import Embedded, Task, in_head
+from fedjax_graph.core.task import Embedded, Task, flipped, in_head
 from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.models.embeddings import apply_with_embeddings
 from fedjax_graph.models.resnet import ResNet9, init_model
@@ -75,6 +75,12 @@ class ImageTask(Checked):
             is_head=in_head,
             embed=embed_images(model, self.eval_batch_size),
             num_classes=self.num_classes,
+            flip_labels=lambda own, data, is_flipped: (
+                own,
+                data._replace(
+                    labels=flipped(data.labels, self.num_classes, is_flipped)
+                ),
+            ),
             monitor="error",
         )
 

@@ -23,7 +23,7 @@ from fedjax_graph.core.local import LocalResult, Model
 from fedjax_graph.core.meta_learning import inner_update, masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.registry import Registry
-from fedjax_graph.core.task import Embedded, Task, Term, in_head
+from fedjax_graph.core.task import Embedded, Task, Term, flipped, in_head
 from fedjax_graph.data.graphs.receptive_fields import Field, NodeData
 from fedjax_graph.models.embeddings import apply_with_embeddings
 from fedjax_graph.models.gcn import GCN, SGC
@@ -72,6 +72,15 @@ class NodeTask(Checked):
             has_query=lambda data: jnp.any(data.query.mask > 0, axis=1),
             embed=embed_support(model),
             num_classes=self.num_classes,
+            flip_labels=lambda own, data, is_flipped: (
+                tuple(
+                    field._replace(
+                        labels=flipped(field.labels, self.num_classes, is_flipped)
+                    )
+                    for field in own
+                ),
+                data,
+            ),
             monitor="error",
         )
 

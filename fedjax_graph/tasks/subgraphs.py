@@ -23,7 +23,7 @@ from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.meta_learning import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.task import Embedded, Task
+from fedjax_graph.core.task import Embedded, Task, flipped
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
 from fedjax_graph.models.decoupled import DecoupledGIN
@@ -122,6 +122,10 @@ class SubgraphTask(Checked):
             embed=embed,
             num_classes=self.num_classes,
             has_query=lambda data: jnp.any(halves(data)[1].is_trained > 0, axis=1),
+            flip_labels=lambda own, data, is_flipped: (
+                own._replace(labels=flipped(own.labels, self.num_classes, is_flipped)),
+                data,
+            ),
             monitor=MONITORS[self.fitness],
         )
 

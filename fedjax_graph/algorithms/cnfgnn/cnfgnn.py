@@ -32,9 +32,12 @@ import optax
 from fedjax_graph.algorithms.cnfgnn.joint_training import joint_training
 from fedjax_graph.core import aggregation, batching, communication, folding, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.channel import ChannelConfig
 from fedjax_graph.core.checks import Checked, limited
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import federated_round
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.robust import NamedAggregator
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData
 from fedjax_graph.models import graph_network, seq2seq
@@ -73,7 +76,7 @@ class SplitConfig(HalvesConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class CNFGNNConfig(SplitConfig):
+class CNFGNNConfig(NamedAggregator, ChannelConfig, SplitConfig):
     """Hyper-parameters; defaults: the paper's on METR-LA."""
 
     client_rounds: int = limited(1, lower=1)  # R_c, passes over a client's windows
@@ -222,15 +225,20 @@ def make_models(config: HalvesConfig) -> Models:
 
 
 def client_phase(
-    config: CNFGNNConfig,
-    aggregate: aggregation.Aggregator = aggregation.weighted_mean,
+    config: CNFGNNConfig, aggregate: aggregation.Aggregator | None = None
 ) -> Callable[..., Any]:
     """Step (1): client rounds with h_G fixed, then aggregation (lines 7-14).
 
     Returns:
       (client_params, embeddings [K, S, H], data, key, num_steps) ->
       (client_params, mean loss, steps taken).
+
+    Raises:
+      InputError: if labels are to be flipped, which sensors have not.
     """
+    if config.misbehaviour.flips_labels:
+        raise InputError("attack='label_flip': CNFGNN has no labels")
+    aggregate = aggregate or config.named_aggregator()
     train = local_training(
         make_models(config).client,
         config.client_optimizer,
@@ -251,6 +259,7 @@ def client_phase(
             aggregate,
             participation=config.participation,
             clients_per_chunk=config.clients_per_chunk,
+            config=config,
         )(
             client_params,
             ClientData(data.speed, embeddings),
@@ -373,11 +382,15 @@ def real_windows(data: TrafficData, batch_size: int) -> Fraction:
 
 
 def cnfgnn(
-    config: CNFGNNConfig,
-    aggregate: aggregation.Aggregator = aggregation.weighted_mean,
+    config: CNFGNNConfig, aggregate: aggregation.Aggregator | None = None
 ) -> FederatedAlgorithm:
-    """Factory of CNFGNN; another aggregator makes another method."""
+    """Factory of CNFGNN; an aggregator in place of the config's makes another method.
+
+    Raises:
+      InputError: see `client_phase`.
+    """
     models = make_models(config)
+    aggregate = aggregate or config.named_aggregator()
     train_clients, train_server = client_phase(config, aggregate), server_phase(config)
     batch_size, size = config.server_batch_size, config.hidden_size
     bits = config.exchange_bits
@@ -462,5 +475,11 @@ def scored(config: HalvesConfig, init, round_) -> FederatedAlgorithm:
 
 
 def at_without_fedavg(config: CNFGNNConfig) -> FederatedAlgorithm:
-    """AT without FedAvg (Table 10): every client keeps its own model."""
+    """AT without FedAvg (Table 10): every client keeps its own model.
+
+    Raises:
+      InputError: if the config names another aggregator than that of CNFGNN.
+    """
+    if config.aggregator != CNFGNNConfig.aggregator:
+        raise InputError(f"aggregator={config.aggregator}: here nothing is averaged")
     return cnfgnn(config, aggregation.none)

@@ -1,0 +1,117 @@
+"""Curves of accuracy over the share of clients that attack, for several aggregators.
+
+python -m experiments.robustness
+python -m experiments.robustness --dataset=cora --attack=noise
+python -m experiments.robustness --aggregators=weighted_mean,krum --fractions=0,0.4
+
+Each point is a run of FedAvg (`fl` of `experiments.graphfl`, whose flags these are) in
+a folder of its own; `robustness.png`, `robustness.json` and a table sum them up. A
+model that diverges is scored as it is.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any, ClassVar
+
+from experiments import cli
+from experiments.studies.graphfl import GraphFLStudy
+from experiments.studies.graphfl_settings import GraphFLSettings
+from experiments.studies.options import option
+from fedjax_graph.core.aggregation import AGGREGATORS
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import plots, results, writers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RobustnessStudy(GraphFLSettings):
+    """FedAvg on the nodes of a graph under attack, aggregator by aggregator."""
+
+    system: ClassVar[str] = "robustness"
+
+    aggregators: tuple[str, ...] = option(tuple(AGGREGATORS), "Those to compare.")
+    fractions: tuple[str, ...] = option(
+        ("0", "0.1", "0.2", "0.3", "0.4"), "Shares of the clients that attack."
+    )
+
+    def run_loaded(self) -> list[dict[str, Any]]:
+        """Runs all pairs; writes a picture and a table.
+
+        Returns:
+          The rows of `robustness.json`.
+
+        Raises:
+          InputError: one line, where an option does not fit.
+        """
+        parts = self.parts()
+        workdir = self.make_workdir(self.dataset or "synthetic")
+        rows = []
+        for (aggregator, fraction), study in parts.items():
+            folder = workdir / f"{aggregator}-{fraction}"
+            entry = dataclasses.replace(study, workdir=str(folder)).run_loaded()["fl"]
+            rows.append(
+                {
+                    "aggregator": aggregator,
+                    "byzantine_fraction": float(fraction),
+                    "attack": self.attack,
+                    "accuracy": entry["test"]["accuracy"],
+                    "std": (entry["test_std"] or {}).get("accuracy"),
+                }
+            )
+            text = json.dumps(writers.to_jsonable(rows), indent=2)
+            writers.write_atomically(workdir / "robustness.json", text + "\n")
+        self.sum_up(workdir, rows)
+        return rows
+
+    def parts(self) -> dict[tuple[str, str], GraphFLStudy]:
+        """The study of each pair of an aggregator and a fraction.
+
+        Raises:
+          InputError: if an option does not fit.
+        """
+        names = {field.name for field in dataclasses.fields(GraphFLStudy)}
+        own = {name: getattr(self, name) for name in names}
+        given = self.given & names - {"attack", "attack_scale", "methods"}
+        own |= {"given": given, "methods": ("fl",), "on_nan": "ignore"}
+        parts = {}
+        for aggregator in self.aggregators:
+            for text in self.fractions:
+                pair = {"aggregator": aggregator, "byzantine_fraction": _share(text)}
+                if not _share(text):
+                    pair |= {"attack": "sign_flip", "attack_scale": None}
+                parts[aggregator, text] = GraphFLStudy(**own | pair)
+        for study in parts.values():
+            study.chosen_methods()  # raises before a folder is made
+        return parts
+
+    def sum_up(self, workdir: pathlib.Path, rows: list[dict[str, Any]]) -> None:
+        """Writes the picture and prints the table."""
+        lines, table = {}, []
+        for aggregator in self.aggregators:
+            own = [row for row in rows if row["aggregator"] == aggregator]
+            values = [row["accuracy"] for row in own]
+            stds = [row["std"] or 0.0 for row in own]
+            shares = [row["byzantine_fraction"] for row in own]
+            lines[aggregator] = plots.Line(shares, values, stds)
+            table.append([aggregator, *(f"{value:.1f}" for value in values)])
+        titles = "share of the clients that attack", "test accuracy (%)"
+        name = f"{self.dataset or 'synthetic'}, {self.attack}"
+        plots.curves(workdir / "robustness.png", lines, *titles, name)
+        print(results.format_table(["accuracy %", *self.fractions], table))
+        print(f"robustness.json, robustness.png and the runs are in {workdir}")
+
+
+def _share(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InputError(f"--fractions: {text!r} is no number") from error
+
+
+def main() -> None:
+    """Runs the study that the command line says."""
+    cli.run_study(RobustnessStudy)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Options of clients that are not to be trusted, and of a server that is not."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from experiments.studies.base import Study
+from experiments.studies.options import option
+from fedjax_graph import algorithms
+from fedjax_graph.core import encryption
+from fedjax_graph.core.aggregation import AGGREGATORS
+from fedjax_graph.core.channel import ChannelConfig, SecureAggregation
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.misbehaviour import Attack, Misbehaviour
+from fedjax_graph.core.robust import TOLERANCE
+
+MISBEHAVIOUR = tuple(field.name for field in dataclasses.fields(Misbehaviour))
+NEEDS = {  # option: what it changes nothing without
+    "straggler_work": "straggler_rate",
+    "attack": "byzantine_fraction",
+    "attack_scale": "byzantine_fraction",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrustStudy(Study):
+    """A study of methods that federate, whose clients may misbehave."""
+
+    aggregator: str = option(
+        "weighted_mean",
+        "Of FedAvg, what extends it, and CNFGNN: weighted_mean, median, trimmed_mean, "
+        "krum, multi_krum, geometric_median, or a plugin's by name.",
+    )
+    tolerance: float = option(
+        TOLERANCE,
+        "Share of a cohort that the trimmed mean, Krum and multi-Krum withstand.",
+        lower=0.0,
+        upper=0.49,
+    )
+    dropout_rate: float = option(
+        0.0, "Share of a round's clients that send nothing.", lower=0.0, upper=0.99
+    )
+    straggler_rate: float = option(
+        0.0, "Share of a round's clients that are slow.", lower=0.0, upper=1.0
+    )
+    straggler_work: float = option(
+        0.5,
+        "Share of its local steps that a slow client does; 0: it comes too late.",
+        lower=0.0,
+        upper=0.99,
+    )
+    byzantine_fraction: float = option(
+        0.0, "Share of the clients that attack, in all rounds.", lower=0.0, upper=1.0
+    )
+    attack: str = option(
+        "sign_flip", "What attackers do.", choices=list(get_args(Attack))
+    )
+    attack_scale: float | None = option(
+        None,
+        "s of sign_flip, scaling and noise; by default 4, 10 and 1.",
+        lower=1e-9,
+    )
+
+    secure_aggregation: str = option(
+        "none",
+        "What a server that takes the mean of models sees: each of them (none), masked "
+        "numbers that sum to it (masks), or ciphertexts (ckks).",
+        choices=list(get_args(SecureAggregation)),
+    )
+
+    def trust_values(self) -> dict[str, Any]:
+        """What the options say, under the names of configs' fields."""
+        conduct = {name: getattr(self, name) for name in MISBEHAVIOUR}
+        return {
+            "misbehaviour": Misbehaviour(**conduct),
+            "aggregator": self.aggregator,
+            "tolerance": self.tolerance,
+            "secure_aggregation": self.secure_aggregation,
+        }
+
+    def check_trust(self, methods: Iterable[str]) -> None:
+        """Checks that the options concern the methods, and that they know them.
+
+        Args:
+          methods: as registered.
+
+        Raises:
+          InputError: if an option needs another one, the aggregator is not known or
+            concerns none of the methods, clients and server of one that is trained
+            exchange no models, or TenSEAL is missing.
+        """
+        for name, needed in NEEDS.items():
+            if self.is_given(name) and not getattr(self, needed):
+                raise InputError(f"--{name} needs --{needed}")
+        if self.aggregator not in AGGREGATORS:
+            known = ", ".join(AGGREGATORS)
+            raise InputError(f"--aggregator={self.aggregator}: unknown; known: {known}")
+        found = {name: algorithms.get_method(name) for name in methods}
+        fields = {
+            name: {field.name for field in dataclasses.fields(method.config_type)}
+            for name, method in found.items()
+        }
+        for name in ("aggregator", "tolerance"):
+            if self.is_given(name) and not any(name in x for x in fields.values()):
+                raise InputError(
+                    f"--{name} concerns none of the methods {', '.join(fields)}"
+                )
+        for option_name in (*MISBEHAVIOUR, "secure_aggregation"):
+            for name, method in found.items():
+                is_without = not issubclass(method.config_type, ChannelConfig)
+                if self.is_given(option_name) and method.is_trained and is_without:
+                    raise InputError(f"--{option_name} is not for {name}")
+        encryption.check("ckks" if self.secure_aggregation == "ckks" else "none")

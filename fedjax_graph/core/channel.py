@@ -1,0 +1,83 @@
+"""What lies between the clients of a round and its aggregator: nothing by default.
+
+`ChannelConfig` is part of the config of every method that federates, and a round sends
+what its clients share through `through`: attackers change what they send, and a server
+that takes a mean may see no client's model.
+"""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from fedjax_graph.core import aggregation, encryption, masking, misbehaviour
+from fedjax_graph.core.aggregation import Aggregator
+from fedjax_graph.core.checks import Checked
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.misbehaviour import HONEST, Misbehaviour
+
+SecureAggregation = Literal["none", "masks", "ckks"]
+_KEY = 2**31 - 3  # folded into a round's key
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChannelConfig(Checked):
+    """Configures what happens to models on their way."""
+
+    misbehaviour: Misbehaviour = HONEST
+    # what the server sees: each model, masked numbers and their sum, or ciphertexts
+    secure_aggregation: SecureAggregation = "none"
+
+
+DIRECT = ChannelConfig()
+
+
+class Sent(NamedTuple):
+    """What a channel knows of a round besides the models and the cohort."""
+
+    start: Any  # pytree of [1 or C, ...], what clients started from
+    client_ids: jax.Array  # [K]
+    weights: jax.Array  # [K], before anybody dropped out
+    key: jax.Array  # of the round
+
+
+def through(config: ChannelConfig, aggregate: Aggregator, sent: Sent) -> Aggregator:
+    """The aggregator as it sees models that went through a channel.
+
+    Raises:
+      InputError: if the server is not to see models of which it takes no mean; or as
+        `encryption.mean` does.
+    """
+    key = jax.random.fold_in(sent.key, _KEY)
+    if aggregate is aggregation.none:
+        return aggregate  # nothing is sent
+    if config.secure_aggregation != "none":
+        aggregate = _secure(config, aggregate, key)
+    if config.misbehaviour.changes_models:
+        aggregate = _attacked(config.misbehaviour, aggregate, sent, key)
+    return aggregate
+
+
+def _secure(config: ChannelConfig, aggregate: Aggregator, key: jax.Array) -> Aggregator:
+    if aggregate is not aggregation.weighted_mean:
+        raise InputError(
+            f"secure_aggregation={config.secure_aggregation} shows the server nothing "
+            "but the plain mean of models, and this method's aggregator reads each"
+        )
+    if config.secure_aggregation == "masks":
+        return masking.masked_mean(key, config.misbehaviour.may_drop)
+    encryption.check("ckks")
+    return encryption.encrypted_mean
+
+
+def _attacked(
+    config: Misbehaviour, aggregate: Aggregator, sent: Sent, key: jax.Array
+) -> Aggregator:
+    def aggregate_attacked(stacked, cohort):
+        is_attacker = misbehaviour.attackers(config, sent.client_ids, sent.weights)
+        keys = misbehaviour.client_keys(key, sent.client_ids[cohort.indices])
+        is_attacker = is_attacker[cohort.indices]
+        models = misbehaviour.attacked(config, stacked, sent.start, is_attacker, keys)
+        return aggregate(models, cohort)
+
+    return aggregate_attacked

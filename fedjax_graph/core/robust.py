@@ -1,0 +1,225 @@
+"""Aggregators that withstand a minority of arbitrary models.
+
+Like `aggregation.median`, which is one of them, they count clients alike, as who lies
+about a model lies about its examples. Distances are over all leaves together. Clients
+of weight 0 are left out, whatever their models hold; of nobody the result is 0.
+
+With n clients that take part, `tolerance` says how many of them, f = floor(tolerance
+n), may send anything at all.
+"""
+
+import dataclasses
+import functools
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_graph.core import arrays
+from fedjax_graph.core.aggregation import (
+    AGGREGATORS,
+    Aggregator,
+    Stacked,
+    check_cohort,
+    client_mean,
+    median,
+)
+from fedjax_graph.core.checks import Checked, limited
+from fedjax_graph.core.clients import Cohort
+from fedjax_graph.core.errors import InputError
+
+TOLERANCE = 0.2
+WEISZFELD_STEPS = 30
+SMALLEST_DISTANCE = 1e-6  # nu of the smoothed Weiszfeld algorithm, relative
+
+
+def trimmed_mean(
+    stacked: Stacked, cohort: Cohort, tolerance: float = TOLERANCE
+) -> Stacked:
+    """The mean of each coordinate without its f smallest and its f largest values.
+
+    Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning: Towards
+    Optimal Statistical Rates", ICML 2018, Definition 2.
+
+    Args:
+      stacked: pytree of [C, ...].
+      cohort: who takes part.
+      tolerance: beta, below 1/2.
+
+    Returns:
+      Pytree of [1, ...].
+    """
+    is_real, num_real, num_trimmed = _sizes(stacked, cohort, tolerance)
+    rank = jnp.arange(len(is_real))
+    is_kept = (rank >= num_trimmed) & (rank < num_real - num_trimmed)
+
+    def of_leaf(x: jax.Array) -> jax.Array:
+        ordered = jnp.sort(jnp.where(_beside(is_real, x), x, jnp.inf), axis=0)
+        kept = jnp.where(_beside(is_kept, x), ordered, 0)
+        total = jnp.sum(kept, axis=0, keepdims=True)
+        return total / jnp.maximum(jnp.sum(is_kept), 1)
+
+    return jax.tree.map(of_leaf, stacked)
+
+
+def krum(stacked: Stacked, cohort: Cohort, tolerance: float = TOLERANCE) -> Stacked:
+    """The model whose n - f - 2 nearest others are nearest (Krum).
+
+    Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries:
+    Byzantine Tolerant Gradient Descent", NeurIPS 2017, Section 4. At least one other
+    counts, where there is one.
+
+    Args:
+      stacked: pytree of [C, ...].
+      cohort: who takes part.
+      tolerance: f / n; the paper's guarantee holds where 2 f + 2 < n.
+
+    Returns:
+      Pytree of [1, ...], the model of one client.
+    """
+    is_real, scores = krum_scores(stacked, cohort, tolerance)
+    chosen = jnp.argmin(scores)
+    return jax.tree.map(
+        lambda x: jnp.where(is_real[chosen], x[chosen], 0)[None], stacked
+    )
+
+
+def multi_krum(
+    stacked: Stacked, cohort: Cohort, tolerance: float = TOLERANCE
+) -> Stacked:
+    """The mean of the n - f models with the lowest scores of Krum; see `krum`.
+
+    Args:
+      stacked: pytree of [C, ...].
+      cohort: who takes part.
+      tolerance: f / n.
+
+    Returns:
+      Pytree of [1, ...].
+    """
+    is_real, scores = krum_scores(stacked, cohort, tolerance)
+    num_kept = jnp.sum(is_real) - _num_tolerated(jnp.sum(is_real), tolerance)
+    rank = jnp.argsort(jnp.argsort(scores))
+    mean = client_mean(_real_rows(stacked, is_real), is_real & (rank < num_kept))
+    return jax.tree.map(lambda x: x[None], mean)
+
+
+def krum_scores(
+    stacked: Stacked, cohort: Cohort, tolerance: float
+) -> tuple[jax.Array, jax.Array]:
+    """Who takes part [C] bool, and Krum's scores [C], infinite for the others.
+
+    A score is the sum of the squared distances to the n - f - 2 nearest others.
+    """
+    is_real, num_real, num_tolerated = _sizes(stacked, cohort, tolerance)
+    num_near = jnp.maximum(num_real - num_tolerated - 2, 1)
+    rows = _real_rows(stacked, is_real)
+    size = len(is_real)
+
+    def score(client: jax.Array) -> jax.Array:
+        squares = _squared_distances(rows, jax.tree.map(lambda x: x[client], rows))
+        is_other = is_real & (jnp.arange(size) != client)
+        nearest = jnp.sort(jnp.where(is_other, squares, jnp.inf))
+        counts = jnp.arange(size) < jnp.minimum(num_near, num_real - 1)
+        return jnp.sum(jnp.where(counts, nearest, 0))
+
+    scores = jax.lax.map(score, jnp.arange(size))
+    return is_real, jnp.where(is_real, scores, jnp.inf)
+
+
+def geometric_median(stacked: Stacked, cohort: Cohort) -> Stacked:
+    """The model of the least sum of Euclidean distances to those of the clients.
+
+    By the smoothed Weiszfeld algorithm of Pillutla, Kakade, Harchaoui, "Robust
+    Aggregation for Federated Learning", IEEE TSP 2022, Algorithm 2, of which this takes
+    `WEISZFELD_STEPS` from the median of each coordinate. Differences: clients count
+    alike, and nu is a millionth of the mean distance.
+
+    Args:
+      stacked: pytree of [C, ...].
+      cohort: who takes part.
+
+    Returns:
+      Pytree of [1, ...].
+    """
+    first = median(stacked, cohort)
+    is_real = cohort.weights > 0
+    rows = _real_rows(stacked, is_real)
+
+    def step(_: jax.Array, centre: Any) -> Any:
+        row = jax.tree.map(lambda x: x[0], centre)
+        distances = jnp.sqrt(_squared_distances(rows, row))
+        mean = jnp.sum(jnp.where(is_real, distances, 0)) / jnp.maximum(
+            jnp.sum(is_real), 1
+        )
+        near = jnp.maximum(distances, SMALLEST_DISTANCE * mean)
+        pulls = jnp.where(is_real, 1 / jnp.where(near > 0, near, 1), 0)
+        shares = pulls / jnp.maximum(jnp.sum(pulls), jnp.finfo(pulls.dtype).tiny)
+        return jax.tree.map(
+            lambda x: jnp.tensordot(
+                shares[None], x, axes=1, precision=jax.lax.Precision.HIGHEST
+            ),
+            rows,
+        )
+
+    return jax.lax.fori_loop(0, WEISZFELD_STEPS, step, first)
+
+
+TOLERANT = (trimmed_mean, krum, multi_krum)  # those that are told f
+
+
+def tolerating(aggregate: Aggregator, tolerance: float) -> Aggregator:
+    """An aggregator that is told how many clients to withstand, if it asks for that."""
+    if aggregate not in TOLERANT:
+        return aggregate
+    return functools.partial(cast(Any, aggregate), tolerance=tolerance)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedAggregator(Checked):
+    """Configures which of `aggregation.AGGREGATORS` merges the clients' models."""
+
+    aggregator: str = limited("weighted_mean", choices=AGGREGATORS)
+    # share of a cohort that the trimmed mean, Krum and multi-Krum withstand
+    tolerance: float = limited(TOLERANCE, lower=0, below=0.5)
+
+    def named_aggregator(self) -> Aggregator:
+        """The aggregator; by default the mean by number of examples."""
+        return tolerating(AGGREGATORS.look_up(self.aggregator), self.tolerance)
+
+
+def _sizes(
+    stacked: Stacked, cohort: Cohort, tolerance: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Who takes part [C] bool, n, and f."""
+    check_cohort(stacked, cohort)
+    arrays.check_weights("tolerance", tolerance)
+    if arrays.is_known(tolerance) and tolerance >= 0.5:
+        raise InputError(f"tolerance={tolerance}: expected less than 0.5, a minority")
+    is_real = cohort.weights > 0
+    num_real = jnp.sum(is_real)
+    return is_real, num_real, _num_tolerated(num_real, tolerance)
+
+
+def _num_tolerated(num_real: jax.Array, tolerance: float) -> jax.Array:
+    """f = floor(tolerance n), where 0.2 x 5 is 1 in float32 too."""
+    return jnp.floor(tolerance * num_real + 1e-4).astype(jnp.int32)
+
+
+def _beside(flags: jax.Array, x: jax.Array) -> jax.Array:
+    """[C, 1, ...], to broadcast against rows x [C, ...]."""
+    return flags.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _real_rows(stacked: Stacked, is_real: jax.Array) -> Stacked:
+    return jax.tree.map(lambda x: jnp.where(_beside(is_real, x), x, 0), stacked)
+
+
+def _squared_distances(rows: Stacked, row: Any) -> jax.Array:
+    """Of rows [C, ...] to one [...], over all leaves: [C]."""
+
+    def of_leaf(x: jax.Array, centre: jax.Array) -> jax.Array:
+        return jnp.sum(((x - centre) ** 2).reshape(len(x), -1), axis=1)
+
+    parts = jax.tree.leaves(jax.tree.map(of_leaf, rows, row))
+    return jnp.sum(jnp.stack(parts), axis=0)

@@ -1,0 +1,244 @@
+"""Masked sums against sums in the clear; what a server sees in each mode."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.algorithms.scaffold import scaffold
+from fedjax_graph.core import aggregation, channel, encryption, faults, masking
+from fedjax_graph.core.channel import ChannelConfig
+from fedjax_graph.core.clients import Cohort
+from fedjax_graph.core.communication import bytes_per_round
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.misbehaviour import Misbehaviour
+from fedjax_graph.driver.divergence import Divergence
+from tests.algorithms import quadratic
+from tests.algorithms.quadratic import QuadraticTask
+
+KEY = jax.random.key(3)
+NUM_CLIENTS, SIZE = 6, 4000
+PARTIES = jnp.array([1, 2, 5, 8, 9, 11])
+UNIT = 2.0**-masking.FRACTION_BITS
+
+
+def integers(seed=0):
+    """uint32 [C, P] over the whole range."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 2**32, (NUM_CLIENTS, SIZE), dtype=np.uint32)
+
+
+def models(seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = {"kernel": (3, 2), "bias": (2,), "scale": ()}
+    return {
+        name: rng.normal(size=(NUM_CLIENTS, *shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def cohort_of(weights):
+    return Cohort(PARTIES, jnp.asarray(weights, jnp.float32))
+
+
+@pytest.fixture(scope="module")
+def messages(quick_jit):
+    return quick_jit(masking.messages)
+
+
+@pytest.fixture(scope="module")
+def unmasked_sum(quick_jit):
+    return quick_jit(masking.unmasked_sum)
+
+
+@pytest.mark.parametrize(
+    "present", [[1] * 6, [1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0], [0] * 6]
+)
+def test_masks_cancel_exactly_whoever_drops_out(messages, unmasked_sum, present):
+    present = np.array(present, bool)
+    sent = messages(integers(), PARTIES, present, KEY)
+    total = unmasked_sum(sent, PARTIES, present, KEY)
+    npt.assert_array_equal(total, integers()[present].sum(axis=0, dtype=np.uint32))
+    npt.assert_array_equal(np.asarray(sent)[~present], 0)
+
+
+def test_each_message_is_uniform_noise_whatever_the_model(messages):
+    """By the bits that are set, the highest byte, and what two models have in common.
+
+    Bounds are of five standard errors.
+    """
+    everybody = np.ones(NUM_CLIENTS, bool)
+    zeros = np.zeros((NUM_CLIENTS, SIZE), np.uint32)
+    sent = np.asarray(messages(zeros, PARTIES, everybody, KEY))
+    bits = np.unpackbits(sent.view(np.uint8), axis=1)
+    npt.assert_allclose(bits.mean(axis=1), 0.5, atol=5 * 0.5 / np.sqrt(32 * SIZE))
+    for row in sent:
+        counts = np.bincount(row >> 24, minlength=256)
+        chi_square = np.sum((counts - SIZE / 256) ** 2) / (SIZE / 256)
+        assert abs(chi_square - 255) < 5 * np.sqrt(2 * 255)
+    correlation = np.corrcoef(sent) - np.eye(NUM_CLIENTS)
+    assert np.abs(correlation).max() < 0.3  # all six sum to 0, so -0.2 each
+    assert np.all(sent.sum(axis=0, dtype=np.uint32) == 0)
+    again = np.asarray(messages(zeros, PARTIES, everybody, jax.random.key(4)))
+    assert np.mean(again == sent) < 0.01
+
+
+def test_what_remains_hidden_after_a_drop_out(messages):
+    """Seeds that are revealed are those of pairs with who has gone: others stay."""
+    present = np.array([1, 1, 1, 1, 1, 0], bool)
+    zeros = np.zeros((NUM_CLIENTS, SIZE), np.uint32)
+    sent = np.asarray(messages(zeros, PARTIES, present, KEY))
+    gone = jnp.arange(NUM_CLIENTS) == 5
+    for index in range(5):
+        known = masking.mask(jnp.int32(index), gone, PARTIES, KEY, (SIZE,))
+        left = sent[index] - np.asarray(known)
+        bits = np.unpackbits(left.view(np.uint8))
+        assert abs(bits.mean() - 0.5) < 5 * 0.5 / np.sqrt(32 * SIZE)
+
+
+@pytest.mark.parametrize("weights", [[2, 1, 5, 3, 4, 1], [3, 0, 1, 0, 0, 5], [0] * 6])
+def test_the_masked_mean_is_the_mean_up_to_rounding(weights, quick_jit):
+    merged = quick_jit(masking.masked_mean(KEY))(models(), cohort_of(weights))
+    mean = aggregation.weighted_mean(models(), cohort_of(weights))
+    for name, expected in mean.items():
+        assert merged[name].shape == expected.shape
+        npt.assert_allclose(merged[name], expected, atol=NUM_CLIENTS * UNIT / 2 + 1e-6)
+
+
+def test_numbers_that_do_not_fit_are_refused_in_one_line(quick_jit):
+    large = models() | {"scale": np.full(NUM_CLIENTS, 1025.0, np.float32)}
+    mean = masking.masked_mean(KEY)
+    with pytest.raises(InputError, match="masks holds numbers up to 1024, and a "):
+        mean(large, cohort_of([1] * 6))
+    assert np.isnan(quick_jit(mean)(large, cohort_of([1] * 6))["bias"]).all()
+    for x in large.values():
+        x[1] = np.nan  # sends nothing
+    large["scale"][[0, 2, 3, 4, 5]] = -1024.0
+    merged = mean(large, cohort_of([1, 0, 1, 1, 1, 1]))
+    npt.assert_allclose(merged["scale"], [-1024])
+
+
+def test_a_compiled_round_tells_a_watch_why_and_the_run_says_it(quick_jit):
+    reasons = []
+    watch = faults.Watch(lambda *found: None, explain=reasons.append)
+    large = models() | {"scale": np.full(NUM_CLIENTS, 1025.0, np.float32)}
+    with faults.watching(watch, jnp.int32(1)):
+        quick_jit(masking.masked_mean(KEY))(large, cohort_of([1] * 6))
+    jax.effects_barrier()
+    (reason,) = reasons
+    divergence = Divergence("fed_avg", "stop")
+    with pytest.raises(InputError, match=f"server computed is not; {reason}; try"):
+        nan = np.array([np.nan])
+        divergence.check_losses(1, nan, lambda watch: watch.explain(reason))
+
+
+# --- The modes of a round -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["none", "masks", "ckks"])
+def test_what_the_server_sees_of_clients(mode, monkeypatch):
+    """Plain: each model. Masks: noise, and the sum. CKKS: bytes, which differ."""
+    seen = []
+    if mode == "masks":
+        take_sum = masking.unmasked_sum
+        monkeypatch.setattr(
+            masking,
+            "unmasked_sum",
+            lambda sent, *args: seen.append(np.asarray(sent)) or take_sum(sent, *args),
+        )
+    elif mode == "ckks":
+        pytest.importorskip(
+            "tenseal", reason="TenSEAL, of the extra [ckks], is missing"
+        )
+        ckks = encryption.process_ckks()
+        add = ckks.add
+        monkeypatch.setattr(ckks, "add", lambda sent: seen.append(sent) or add(sent))
+
+    def plain(stacked, cohort):
+        seen.append(stacked["w"])
+        return aggregation.weighted_mean(stacked, cohort)
+
+    config = ChannelConfig(secure_aggregation=mode)
+    sent = channel.Sent({"w": jnp.zeros((1, 3))}, PARTIES, jnp.ones(6), KEY)
+    aggregate = plain if mode == "none" else aggregation.weighted_mean
+    own = {"w": jnp.tile(jnp.array([1.0, -2.0, 0.5]), (6, 1))}
+    merged = channel.through(config, aggregate, sent)(own, cohort_of([1] * 6))
+    npt.assert_allclose(merged["w"], own["w"][:1], atol=6 * UNIT)
+    (found,) = seen
+    if mode == "none":
+        npt.assert_array_equal(found, own["w"])
+    elif mode == "masks":
+        in_the_clear = np.asarray(masking.to_fixed_point(own["w"] / 6))
+        assert not np.any(found == in_the_clear)
+        assert len(np.unique(found)) == found.size  # though all models are the same
+        total = in_the_clear.sum(axis=0, dtype=np.uint32)
+        npt.assert_array_equal(found.sum(axis=0, dtype=np.uint32), total)
+    else:
+        assert all(isinstance(message, bytes) for message in found)
+        assert len(set(found)) == 6  # though all models are the same
+        clear = np.asarray(own["w"][0] / 6, np.float64).tobytes()
+        assert not any(clear in message for message in found)
+
+
+@pytest.mark.parametrize("mode", ["masks", "ckks"])
+def test_a_round_with_drop_outs_is_that_in_the_clear(mode, quick_jit):
+    if mode == "ckks":
+        pytest.importorskip(
+            "tenseal", reason="TenSEAL, of the extra [ckks], is missing"
+        )
+    data = quadratic.make_data()
+
+    def after_rounds(mode):
+        config = FedAvgConfig(
+            QuadraticTask(),
+            participation=0.8,
+            misbehaviour=Misbehaviour(dropout_rate=0.3),
+            secure_aggregation=mode,
+        )
+        *_, (state, _) = quadratic.run(fed_avg(config), data, quick_jit)
+        return quadratic.to_rows(state.models)
+
+    npt.assert_allclose(after_rounds(mode), after_rounds("none"), atol=3e-5)
+
+
+def test_the_ledger_has_what_each_mode_adds():
+    data, size = quadratic.make_data(), 4 * 9  # bytes of a model
+
+    def bytes_of(mode, **conduct):
+        config = FedAvgConfig(
+            QuadraticTask(),
+            secure_aggregation=mode,
+            misbehaviour=Misbehaviour(**conduct),
+        )
+        method = fed_avg(config)
+        state = method.init(KEY, data)
+        return bytes_per_round(method.round, state, data, KEY)
+
+    clear = 5 * size
+    assert bytes_of("none") == (clear, clear)
+    assert bytes_of("masks") == (clear + 5 * 32, clear + 5 * 4 * 32)
+    revealed = 2 * 3 * 32  # at most, of five
+    dropping = bytes_of("masks", dropout_rate=0.1)
+    assert dropping == (clear + 5 * 32 + revealed, clear + 5 * 4 * 32)
+    pytest.importorskip("tenseal")
+    added = 5 * (encryption.ciphertext_bytes() - size)
+    assert bytes_of("ckks") == (clear + added, clear + added)
+
+
+@pytest.mark.parametrize("mode", ["masks", "ckks"])
+@pytest.mark.parametrize(
+    "factory, settings, words",
+    [
+        (fed_avg, {"aggregator": "median"}, "nothing but the plain mean of models"),
+        (fed_avg, {"aggregation_noise": 0.1}, "nothing but the plain mean of models"),
+        (scaffold, {}, "send control variates besides"),
+    ],
+)
+def test_what_needs_each_model_is_refused(mode, factory, settings, words):
+    config = FedAvgConfig(QuadraticTask(), secure_aggregation=mode, **settings)
+    data = quadratic.make_data()
+    with pytest.raises(InputError, match=f"secure_aggregation={mode}.*{words}"):
+        method = factory(config)
+        jax.eval_shape(method.round, method.init(KEY, data), data, KEY)

@@ -1,0 +1,219 @@
+"""Clients that drop out, fall behind or lie, against loops over clients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import optax
+import pytest
+
+from fedjax_graph.algorithms import make_config
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.core import aggregation, misbehaviour
+from fedjax_graph.core.channel import ChannelConfig
+from fedjax_graph.core.clients import Cohort, client_keys
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.federated import federated_round
+from fedjax_graph.core.local import local_steps, share_of_steps
+from fedjax_graph.core.misbehaviour import SCALES, Misbehaviour
+from fedjax_graph.core.task import flipped
+from tests.algorithms import quadratic
+from tests.algorithms.problems import Nodes
+from tests.algorithms.quadratic import QuadraticTask
+
+NUM_CLIENTS = 10
+IDS = 3 + 7 * np.arange(NUM_CLIENTS)
+WEIGHTS = np.array([2, 1, 5, 3, 4, 1, 1, 2, 3, 1], np.float32)
+READINGS = np.random.default_rng(0).normal(size=(NUM_CLIENTS, 3)).astype(np.float32)
+START = np.array([1.0, -2, 0.5], np.float32)
+KEY = jax.random.key(4)
+
+
+def move(model, reading, key):
+    del key
+    return {"w": model["w"] + reading}, jnp.sum(reading)
+
+
+def run_round(aggregate=aggregation.weighted_mean, key=KEY, **conduct):
+    config = ChannelConfig(misbehaviour=Misbehaviour(**conduct))
+    round_ = federated_round(move, aggregate, config=config)
+    models, loss = round_({"w": START[None]}, READINGS, IDS, WEIGHTS, key)
+    return np.asarray(models["w"]), float(loss)
+
+
+def who_comes(key, **conduct):
+    """[K] bool, by the keys that the round draws."""
+    _, update_key = jax.random.split(key)
+    keys = client_keys(update_key, jnp.asarray(IDS))
+    cohort = Cohort(jnp.arange(NUM_CLIENTS), jnp.asarray(WEIGHTS))
+    cohort, _ = misbehaviour.attendance(Misbehaviour(**conduct), cohort, keys)
+    return np.asarray(cohort.weights) > 0
+
+
+# --- Drop-outs and stragglers ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "conduct",
+    [
+        {"dropout_rate": 0.4},
+        {"straggler_rate": 0.4, "straggler_work": 0.0},
+        {"dropout_rate": 0.3, "straggler_rate": 0.3, "straggler_work": 0.0},
+    ],
+)
+def test_who_drops_out_or_comes_too_late_is_as_if_not_sampled(conduct):
+    models, loss = run_round(**conduct)
+    comes = who_comes(KEY, **conduct)
+    assert 0 < comes.sum() < NUM_CLIENTS
+    expected = np.average(READINGS[comes], axis=0, weights=WEIGHTS[comes])
+    npt.assert_allclose(models[0], START + expected, atol=1e-6)
+    losses = READINGS[comes].sum(axis=1)
+    npt.assert_allclose(loss, np.average(losses, weights=WEIGHTS[comes]), rtol=1e-5)
+
+
+def test_drop_outs_are_as_many_as_said_and_change_from_round_to_round():
+    rounds = [who_comes(jax.random.key(i), dropout_rate=0.3) for i in range(60)]
+    assert np.mean(rounds) == pytest.approx(0.7, abs=0.06)  # three standard errors
+    assert len({x.tobytes() for x in rounds}) > 50
+
+
+@pytest.mark.parametrize("share, num_done", [(0.5, 3), (0.34, 3), (0.1, 1), (1.0, 6)])
+def test_a_straggler_does_the_first_of_its_steps(share, num_done):
+    def loss(params, stats, batch):
+        return jnp.sum((params - batch) ** 2), jax.tree.map(lambda x: x + 1, stats)
+
+    steps = local_steps(loss, optax.adam(0.1))
+    start = {"params": jnp.ones(2), "batch_stats": {"count": jnp.zeros(())}}
+    batches = jnp.asarray(np.random.default_rng(1).normal(size=(6, 2)), jnp.float32)
+    with share_of_steps(jnp.float32(share)):
+        short = steps(start, batches)
+    jax.tree.map(npt.assert_array_equal, short, steps(start, batches[:num_done]))
+
+
+def test_stragglers_do_a_part_of_their_steps(quick_jit):
+    """With steps cut in half for all, it is the method on the first half of them."""
+    data, task = quadratic.make_data(), QuadraticTask()
+    conduct = Misbehaviour(straggler_rate=1.0, straggler_work=0.5)
+    slow = fed_avg(FedAvgConfig(task, misbehaviour=conduct))
+    (start, _), (state, _) = quadratic.run(slow, data, quick_jit, (KEY,))
+    twin = quadratic.Twin(data, task)
+    w = quadratic.to_rows(start.models)
+    half, rows = task.num_steps // 2, []
+    for client, key in twin.cohort(KEY).items():
+        v, mean = w[client, quadratic.PARAMS], w[client, quadratic.MEAN]
+        for indices in np.asarray(quadratic.batches_of(key, task))[:half]:
+            x, y = twin.features[client, indices], twin.targets[client, indices]
+            v = v - task.learning_rate * x.T @ (x @ v - y) / len(y)
+            new = x[:, :4].mean(axis=0)
+            mean = quadratic.MEAN_DECAY * mean + (1 - quadratic.MEAN_DECAY) * new
+        rows.append(np.concatenate([v, mean]))
+    expected = np.average(rows, axis=0, weights=twin.weights)
+    quadratic.assert_rows(state.models, expected)
+
+
+# --- Attackers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fraction, count", [(0.0, 0), (0.2, 2), (0.3, 3), (0.35, 3)])
+def test_attackers_are_a_share_of_the_real_clients_and_stay_the_same(fraction, count):
+    config = Misbehaviour(byzantine_fraction=fraction)
+    marked = np.asarray(misbehaviour.attackers(config, IDS, WEIGHTS))
+    assert marked.sum() == count
+    order = np.random.default_rng(0).permutation(NUM_CLIENTS)
+    again = misbehaviour.attackers(config, IDS[order], WEIGHTS[order])
+    npt.assert_array_equal(again, marked[order])
+    padded = misbehaviour.attackers(
+        config, np.append(IDS, [900, 901]), np.append(WEIGHTS, [0, 0])
+    )
+    npt.assert_array_equal(padded, [*marked, False, False])
+
+
+def attack_of(attack, theta, scale):
+    moved = theta - START
+    return START + {"sign_flip": -scale, "scaling": scale}[attack] * moved
+
+
+@pytest.mark.parametrize("attack", ["sign_flip", "scaling"])
+@pytest.mark.parametrize("scale", [None, 2.5])
+def test_an_attacker_sends_another_model(attack, scale):
+    conduct = {"byzantine_fraction": 0.3, "attack": attack, "attack_scale": scale}
+    models, _ = run_round(**conduct)
+    lies = np.asarray(misbehaviour.attackers(Misbehaviour(**conduct), IDS, WEIGHTS))
+    sent = START + READINGS
+    sent[lies] = attack_of(attack, sent[lies], scale or SCALES[attack])
+    expected = np.average(sent, axis=0, weights=WEIGHTS)
+    npt.assert_allclose(models[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_noise_is_normal_and_of_the_attackers_alone():
+    conduct = {"byzantine_fraction": 0.5, "attack": "noise", "attack_scale": 3.0}
+
+    def sent(seed):
+        return run_round(lambda x, cohort: x, jax.random.key(seed), **conduct)[0]
+
+    lies = np.asarray(misbehaviour.attackers(Misbehaviour(**conduct), IDS, WEIGHTS))
+    noise = np.stack([sent(seed) - START - READINGS for seed in range(30)]) / 3
+    npt.assert_allclose(noise[:, ~lies], 0, atol=1e-6)
+    assert np.std(noise[:, lies]) == pytest.approx(1, abs=0.12)
+    assert len(np.unique(noise[:, lies])) == noise[:, lies].size
+
+
+def test_a_robust_aggregator_withstands_what_the_mean_does_not(quick_jit):
+    """On least squares with one answer for all clients."""
+    data = quadratic.make_data()
+    answer = jnp.arange(5.0) / 5
+    data = data._replace(targets=data.features @ answer, client_weights=jnp.ones(5))
+    attack = Misbehaviour(byzantine_fraction=0.2)
+
+    def distance(aggregator, conduct):
+        config = FedAvgConfig(
+            QuadraticTask(), aggregator=aggregator, misbehaviour=conduct
+        )
+        keys = [jax.random.key(seed) for seed in range(12)]
+        *_, (state, _) = quadratic.run(fed_avg(config), data, quick_jit, keys)
+        parts = state.models["params"]
+        found = np.hstack([parts["base"], parts["head"]])[0]
+        return np.abs(found - answer).max()
+
+    assert distance("weighted_mean", misbehaviour.HONEST) < 0.1
+    assert distance("multi_krum", attack) < 0.1
+    assert distance("weighted_mean", attack) > 1
+
+
+# --- Labels ---------------------------------------------------------------------------
+
+
+def test_labels_are_flipped_where_there_are_any():
+    labels = jnp.array([0, 1, 4, -1])
+    npt.assert_array_equal(flipped(labels, 5, jnp.bool_(True)), [4, 3, 0, -1])
+    npt.assert_array_equal(flipped(labels, 5, jnp.bool_(False)), labels)
+
+
+def test_attackers_of_labels_learn_from_false_ones(quick_jit):
+    """As if the data of these clients had been flipped, and of no others."""
+    conduct = Misbehaviour(byzantine_fraction=0.4, attack="label_flip")
+    data = Nodes().train
+    lies = misbehaviour.attackers(conduct, data.client_ids, data.client_weights)
+    false = Nodes.TASK["num_classes"] - 1 - data.support.labels
+    support = data.support._replace(
+        labels=jnp.where(lies[:, None], false, data.support.labels)
+    )
+
+    def after_a_round(data, **changes):
+        method = fed_avg(make_config("fed_avg", {"task": Nodes.TASK} | changes))
+        state = method.init(jax.random.key(0), data)
+        return quick_jit(method.round)(state, data, KEY)[0].models["params"]
+
+    found = after_a_round(data, misbehaviour=conduct)
+    expected = after_a_round(data._replace(support=support))
+    jax.tree.map(lambda a, b: npt.assert_allclose(a, b, atol=1e-6), found, expected)
+
+
+def test_a_task_without_labels_has_none_to_flip():
+    conduct = Misbehaviour(byzantine_fraction=0.4, attack="label_flip")
+    config = FedAvgConfig(QuadraticTask(), misbehaviour=conduct)
+    data = quadratic.make_data()
+    method = fed_avg(config)
+    state = method.init(KEY, data)
+    with pytest.raises(InputError, match="label_flip.*the task has no labels"):
+        jax.eval_shape(method.round, state, data, KEY)

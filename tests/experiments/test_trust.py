@@ -1,0 +1,68 @@
+"""Options of clients that are not to be trusted: what they choose, what they refuse."""
+
+import pytest
+
+from experiments.studies.cnfgnn import CNFGNNStudy
+from experiments.studies.graphfl import GraphFLStudy
+from experiments.studies.running import config_of
+from experiments.studies.sfl import SFLStudy
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.misbehaviour import HONEST, Misbehaviour
+
+CONDUCT = {"dropout_rate": 0.2, "byzantine_fraction": 0.1, "attack": "noise"}
+STUDIES = (CNFGNNStudy, GraphFLStudy, SFLStudy)
+
+
+@pytest.mark.parametrize("study_type", STUDIES)
+def test_options_become_fields_of_configs(study_type):
+    study = study_type(**CONDUCT, aggregator="krum", tolerance=0.3)
+    config = config_of("cnfgnn", study.trust_values())
+    assert config.misbehaviour == Misbehaviour(**CONDUCT)
+    assert (config.aggregator, config.tolerance) == ("krum", 0.3)
+    assert config_of("cnfgnn", study_type().trust_values()).misbehaviour == HONEST
+
+
+@pytest.mark.parametrize("study_type", STUDIES)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dropout_rate": 1.0}, "--dropout_rate=1.0: expected"),
+        ({"attack": "lie"}, "--attack=lie: expected one of sign_flip"),
+        ({"attack": "noise"}, "--attack needs --byzantine_fraction"),
+        ({"straggler_work": 0.1}, "--straggler_work needs --straggler_rate"),
+        ({"aggregator": "mean"}, "--aggregator=mean: unknown; known: median"),
+        ({"secure_aggregation": "rsa"}, "--secure_aggregation=rsa: expected one of"),
+        ({"tolerance": 0.5}, "--tolerance=0.5: expected 0.49 or less"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(study_type, settings, words):
+    with pytest.raises(InputError, match=words):
+        study_type(**settings).chosen_methods()
+
+
+@pytest.mark.parametrize(
+    ("study", "words"),
+    [
+        (
+            CNFGNNStudy(methods=("cnfgnn", "gru_centralized"), dropout_rate=0.1),
+            "--dropout_rate is not for gru_centralized",
+        ),
+        (
+            CNFGNNStudy(methods=("gru_fmtl",), aggregator="median"),
+            "--aggregator concerns none of the methods gru_fmtl",
+        ),
+        (
+            CNFGNNStudy(methods=("gru_gn",), secure_aggregation="masks"),
+            "--secure_aggregation is not for gru_gn",
+        ),
+        (GraphFLStudy(methods=("il",), tolerance=0.1), "--tolerance concerns none"),
+    ],
+)
+def test_methods_that_an_option_does_not_concern_are_refused(study, words):
+    with pytest.raises(InputError, match=words):
+        study.chosen_methods()
+
+
+def test_who_is_not_trained_may_stand_beside_misbehaving_clients():
+    study = CNFGNNStudy(methods=("cnfgnn", "persistence"), dropout_rate=0.1)
+    assert study.chosen_methods() == ["cnfgnn", "persistence"]
