@@ -13,7 +13,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from experiments.studies.folders import FolderOptions
 from experiments.studies.options import option
@@ -25,12 +25,15 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import compile_for
 
 MOST_ROUNDS = 2**31 - 1  # they are counted in 32 bits
+PATIENCE = 20  # rounds without a better validation figure, where none is given
 TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # of a server that only takes means
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(DataOptions, MachineOptions, FolderOptions):
     """Settings that all systems share; each field is a flag of the same name."""
+
+    subject: ClassVar[str] = "Methods and rounds"
 
     methods: tuple[str, ...] | None = option(None, "Methods, comma-separated.")
     num_rounds: int | None = option(
@@ -94,6 +97,10 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         Raises:
           InputError: one line, where a setting or a file does not fit.
         """
+
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        return super().in_effect() | {"patience": self.patience or PATIENCE}
 
     @property
     def seeds(self) -> tuple[int, ...]:

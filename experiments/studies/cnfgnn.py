@@ -35,6 +35,10 @@ class CNFGNNStudy(CNFGNNOptions):
     CNFGNNStudy(dataset="metr_la", methods=("cnfgnn",), workdir="runs/mine").run()
     """
 
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        return super().in_effect() | configs.in_effect(self)
+
     def run_loaded(self) -> dict[str, Entry] | list[dict[str, Any]]:
         """Does all that the binary does.
 

@@ -40,6 +40,14 @@ class GraphFLStudy(GraphFLSettings):
         """The methods to run; see `graphfl_methods.chosen_methods`."""
         return graphfl_methods.chosen_methods(self)
 
+    def known_methods(self) -> dict[str, str]:
+        """See `Options.known_methods`."""
+        return graphfl_methods.titles()
+
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        return super().in_effect() | graphfl_methods.in_effect(self)
+
     def run_loaded(self) -> dict[str, Entry] | list[dict[str, Any]]:
         """Runs or scores all methods, and writes what came out.
 

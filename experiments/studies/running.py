@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from experiments.studies.base import Study
+from experiments.studies.base import PATIENCE, Study
 from fedjax_graph import algorithms
 from fedjax_graph.core import configs, mesh, processes
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
@@ -19,7 +19,6 @@ from fedjax_graph.driver import compile_for, results, rounds, writers
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.rounds import RunResult
 
-PATIENCE = 20  # rounds without a better validation figure, where none is given
 Entry = dict[str, Any]  # of a method in `results.json`
 StudyType = TypeVar("StudyType", bound=Study)
 Outcome = TypeVar("Outcome")

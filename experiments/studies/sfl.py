@@ -25,6 +25,7 @@ METHODS = (
     *("sfl", "sfl_star", "sfl_per", "sfl_lg", "local"),
 )
 GRAPH_METHODS = ("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_per", "sfl_lg")
+NUM_ROUNDS = 20
 METHOD_OPTIONS = {  # option: field of the configs of the methods that it concerns
     "propagation_steps": "propagation_steps",
     "alpha": "alpha",
@@ -41,6 +42,19 @@ METHOD_OPTIONS = {  # option: field of the configs of the methods that it concer
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SFLStudy(SFLSettings):
     """A comparison of methods whose clients are sensors, or share images by labels."""
+
+    def known_methods(self) -> dict[str, str]:
+        """See `Options.known_methods`."""
+        return titles_of(METHODS)
+
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        return super().in_effect() | {
+            **sfl_problem.in_effect(self),
+            "methods": self.chosen_methods(),
+            "num_rounds": self.setting("num_rounds", NUM_ROUNDS),
+            "pull_weight": self.method_values("sfl").get("pull_weight", 0.0),
+        }
 
     def run_loaded(self) -> dict[str, Entry]:
         """Runs or scores the methods; writes tables, figures and pictures.
@@ -171,7 +185,7 @@ class SFLStudy(SFLSettings):
             problem.splits,
             workdir,
             checksum=problem.checksum,
-            num_rounds=self.setting("num_rounds", 20),
+            num_rounds=self.setting("num_rounds", NUM_ROUNDS),
             examples_per_round=examples * problem.task.local_epochs,
             rate_name=problem.rate_name,
         )

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pathlib
 from typing import Any, ClassVar
 
 import jax
@@ -25,6 +26,8 @@ _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bf
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataOptions(Options):
     """Which data, and what plugins bring."""
+
+    subject: ClassVar[str] = "Data"
 
     dataset: str | None = option(
         None, "Name of a dataset, or the path of a user's own .npz file."
@@ -53,6 +56,10 @@ class DataOptions(Options):
             object.__setattr__(self, "data_dir", os.environ.get("FEDJAX_GRAPH_DATA"))
         super().__post_init__()
 
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        return super().in_effect() | {"data_dir": self.data_dir or str(cache_folder())}
+
     def run(self) -> Any:
         """Does all that the binary does, plugins first.
 
@@ -80,6 +87,7 @@ class DataOptions(Options):
 class MachineOptions(Options):
     """Options of the hardware: matrix precision, and CPU cores as devices."""
 
+    subject: ClassVar[str] = "Machine"
     keeps_programs: ClassVar[bool] = True  # unless told otherwise
 
     precision: str = option(
@@ -126,6 +134,14 @@ class MachineOptions(Options):
         None, "Which of them this is, from 0; with --coordinator.", lower=0
     )
 
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        kept = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(programs_folder())
+        return super().in_effect() | {
+            "num_cpu_devices": self.num_cpu_devices or usual_cpu_devices(),
+            "compilation_cache": kept if self.keeps_programs else "off",
+        }
+
     def join_processes(self) -> None:
         """Makes this process one of several, if `coordinator` says so.
 
@@ -170,7 +186,7 @@ class MachineOptions(Options):
         precision = _JAX_PRECISION[self.precision]
         jax.config.update("jax_default_matmul_precision", precision)
         is_large = copied_bytes > MOST_COPIED_BYTES
-        usual = 1 if is_large else min(mesh.num_cores(), MOST_CPU_DEVICES)
+        usual = 1 if is_large else usual_cpu_devices()
         chosen = self.num_cpu_devices or min(map(int, processes.gather(str(usual))))
         if self.compile_for is not None:
             chosen = 1  # which describes the data
@@ -197,6 +213,16 @@ class MachineOptions(Options):
         elif folder or (
             self.keeps_programs and not jax.config.jax_compilation_cache_dir
         ):
-            folder = folder or str(cache_folder() / "programs")
+            folder = folder or str(programs_folder())
             jax.config.update("jax_compilation_cache_dir", folder)
         compilation_cache.reset_cache()  # of what another run in the process used
+
+
+def usual_cpu_devices() -> int:
+    """CPU cores that share the work where nobody says how many."""
+    return min(mesh.num_cores(), MOST_CPU_DEVICES)
+
+
+def programs_folder() -> pathlib.Path:
+    """Where compiled programs are kept where nobody says where."""
+    return cache_folder() / "programs"

@@ -24,6 +24,7 @@ from fedjax_graph.core import (
     faults,
     mesh,
     processes,
+    reporter,
 )
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.checks import Checked, limited, limits
@@ -247,6 +248,7 @@ class _Loop:
         self._data = (splits["train"], splits["validation"])
         self._workdir, self._checkpoints = workdir, checkpoints
         self._programs = {}
+        self._note = lambda text: None  # until there is progress to show
         self._divergence = Divergence(name, config.on_nan)
         self.compile_seconds = 0.0
         self.bytes_per_round = communication.Bytes()
@@ -269,6 +271,7 @@ class _Loop:
             return seed_state, seconds
         shown = ("train_loss", f"validation_{self._algorithm.monitor}")
         progress = Progress(self._name, config.num_rounds, round_, shown)
+        self._note = progress.note
         writes = self._workdir and processes.is_first()
         writer = writes and MetricsWriter(self._workdir, self._name, round_)
         with contextlib.ExitStack() as stack:
@@ -353,6 +356,7 @@ class _Loop:
         """Compiles `advance` over all seeds, once for each number of rounds."""
         if (num_rounds, watch) not in self._programs:
             config = self._config
+            self._note(f"{self._name}: compiling the round ...")
             start = time.perf_counter()
             lowered = _advance_seeds.lower(
                 self._algorithm,
@@ -365,7 +369,8 @@ class _Loop:
                 seed_state,
                 *self._data,
             )
-            self._programs[num_rounds, watch] = lowered.compile()
+            with reporter.without_alarms():
+                self._programs[num_rounds, watch] = lowered.compile()
             self.compile_seconds += time.perf_counter() - start
         return self._programs[num_rounds, watch]
 
