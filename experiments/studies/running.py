@@ -130,7 +130,7 @@ def run_method(
             "data": checksum,
             "num_devices": mesh.num_devices(),
             "num_processes": processes.count(),
-            "precision": study.precision,
+            "precision": study.precision_in_effect(),
             "eval_every": study.eval_every,
         }
     )

@@ -21,6 +21,7 @@ from fedjax_graph.driver import compile_for
 MOST_COPIED_BYTES = 1.3 * 2**30
 MOST_CPU_DEVICES = 8  # each holds a copy of what is not shared out
 _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+AUTO_PRECISION = {"cpu": "float32", "gpu": "tf32", "tpu": "bfloat16"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,8 +93,9 @@ class MachineOptions(Options):
 
     precision: str = option(
         "tf32",
-        "Precision of matrix products on accelerators; a CPU always computes float32.",
-        choices=list(_JAX_PRECISION),
+        "Precision of matrix products of float32, which are added up in float32; a CPU "
+        "always computes float32. auto: tf32 on a GPU, bfloat16 on a TPU.",
+        choices=["auto", *_JAX_PRECISION],
     )
     num_cpu_devices: int | None = option(
         None,
@@ -166,6 +168,13 @@ class MachineOptions(Options):
         common = {name: x for name, x in self.record().items() if name not in own}
         processes.agree("the command line", json.dumps(common, default=str))
 
+    def precision_in_effect(self) -> str:
+        """What `precision` means on the machine that computes, or is compiled for."""
+        if self.precision != "auto":
+            return self.precision
+        target = self.compile_for and compile_for.parse(self.compile_for)
+        return AUTO_PRECISION[target.backend if target else mesh.backend()]
+
     def set_up_jax(self, copied_bytes: int = 0) -> None:
         """Applies the precision, makes the CPU's cores devices, and sets the mesh.
 
@@ -183,8 +192,6 @@ class MachineOptions(Options):
         if self.compile_for is not None:
             compile_for.use_host()
         self._keep_programs()
-        precision = _JAX_PRECISION[self.precision]
-        jax.config.update("jax_default_matmul_precision", precision)
         is_large = copied_bytes > MOST_COPIED_BYTES
         usual = 1 if is_large else usual_cpu_devices()
         chosen = self.num_cpu_devices or min(map(int, processes.gather(str(usual))))
@@ -192,6 +199,8 @@ class MachineOptions(Options):
             chosen = 1  # which describes the data
         with contextlib.suppress(RuntimeError):  # JAX has been used
             mesh.use_cpu_cores(chosen)
+        precision = _JAX_PRECISION[self.precision_in_effect()]
+        jax.config.update("jax_default_matmul_precision", precision)
         found = mesh.all_devices()
         if mesh.backend() == "cpu":
             if len(found) < chosen * processes.count() and self.num_cpu_devices:
