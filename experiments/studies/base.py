@@ -11,10 +11,12 @@ import io
 import json
 import os
 import pathlib
+import shlex
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
+from experiments.studies import options
 from experiments.studies.folders import FolderOptions
 from experiments.studies.options import option
 from experiments.studies.surroundings import DataOptions, MachineOptions
@@ -101,6 +103,12 @@ class Study(DataOptions, MachineOptions, FolderOptions):
     def in_effect(self) -> dict[str, Any]:
         """See `Options.in_effect`."""
         return super().in_effect() | {"patience": self.patience or PATIENCE}
+
+    def command(self) -> str:
+        """A command line that runs the same."""
+        given = [name for name in options.options_of(type(self)) if self.is_given(name)]
+        texts = [options.flag(name, getattr(self, name)) for name in given]
+        return shlex.join(["python", "-m", f"experiments.{self.system}", *texts])
 
     @property
     def seeds(self) -> tuple[int, ...]:

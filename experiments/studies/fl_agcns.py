@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from experiments import report
 from experiments.studies import fl_agcns_output, fl_agcns_runs, running
 from experiments.studies.fl_agcns_methods import titles
 from experiments.studies.fl_agcns_problem import (
@@ -80,6 +81,7 @@ def _run_methods(
     )
     before = results.read_methods(workdir, problem.checksum)
     settings = {
+        "command": study.command(),
         "flags": study.record(),
         "notes": dataset.notes,
         "data": problem.checksum,
@@ -100,5 +102,7 @@ def _run_methods(
     _, scored = running.run_all(study, methods, run_one, before, write)
     print(fl_agcns_output.table(scored))
     if not study.eval_only:
-        print(f"results.json, metrics.jsonl and pictures are in {workdir}")
+        on_record = fl_agcns_output.table({**before, **scored})
+        report.write(workdir, study.system, on_record)
+        print(f"report.html, results.json and pictures are in {workdir}")
     return scored

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from absl import flags
 
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 
 StudyType = TypeVar("StudyType")
 MOST = 10**6  # of a size: where a product of two overflows, XLA aborts the process
@@ -132,6 +133,20 @@ def recorded(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     return list(value) if isinstance(value, tuple) else value
+
+
+def flag(name: str, value: Any) -> str:
+    """An option as on a command line."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    if isinstance(value, OptimizerConfig):
+        usual = dataclasses.asdict(OptimizerConfig()) | {"name": value.name}
+        fields = dataclasses.asdict(value).items()
+        own = [f"{key}={x}" for key, x in fields if x != usual[key]]
+        value = ",".join([value.name, *own])
+    return f"--{name}={value}"
 
 
 def kind_of(study_type: type, name: str) -> type:

@@ -204,7 +204,7 @@ def announce(
 
 def announce_sweep(workdir: pathlib.Path) -> None:
     """Prints what a sweep left, and where."""
-    print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
+    print(f"report.html, sweep.json and a folder of each run are in {workdir}")
 
 
 def records_of(workdir: pathlib.Path, titles: Mapping[str, str]) -> list[Entry]:
@@ -226,8 +226,8 @@ def table(
     columns: Mapping[str, Cell],
     entries: Mapping[str, Entry],
     titles: Mapping[str, str],
-) -> str:
-    """The table of a study on the terminal: a row for each method.
+) -> results.Table:
+    """The table of a study: a row for each method.
 
     Args:
       first: header of the column of titles.
@@ -240,7 +240,7 @@ def table(
         [titles.get(name, name), *(_cell(entry, cell) for cell in columns.values())]
         for name, entry in entries.items()
     ]
-    return results.format_table([first, *columns], rows)
+    return results.Table([first, *columns], rows)
 
 
 def _cell(entry: Entry, cell: Cell) -> str:
@@ -249,6 +249,8 @@ def _cell(entry: Entry, cell: Cell) -> str:
     path = (cell,) if isinstance(cell, str) else cell
     mean, std = entry["test"], entry["test_std"]
     for key in path:
+        if key not in mean:
+            return ""  # of an earlier run, which was scored otherwise
         mean, std = mean[key], std and std[key]
     return results.with_std(mean, std)
 

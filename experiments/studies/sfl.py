@@ -4,7 +4,8 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from experiments.studies import running, sfl_output, sfl_problem
+from experiments import report
+from experiments.studies import pictures, running, sfl_output, sfl_problem
 from experiments.studies.base import TAKES_THE_MEAN, titles_of
 from experiments.studies.running import Entry, Run
 from experiments.studies.sfl_problem import Problem
@@ -80,6 +81,7 @@ class SFLStudy(SFLSettings):
         if self.kind == "traffic":
             save_network(workdir / "network.npz", dataset, problem.splits["train"])
         settings = {
+            "command": self.command(),
             "flags": self.record(),
             "notes": notes,
             "data": problem.checksum,
@@ -101,9 +103,14 @@ class SFLStudy(SFLSettings):
         print(sfl_output.table(problem, entries, titles))
         if self.eval_only:
             return entries
-        sfl_output.draw(workdir, problem, runs, titles)
-        print(f"results.json, metrics.jsonl and pictures are in {workdir}")
-        return {**before, **entries}
+        on_record = {**before, **entries}
+        data = f"{dataset.name}, {len(problem.splits['train'].client_ids)} clients"
+        readings = pictures.masked(True, "errors") if self.kind == "traffic" else ""
+        look = pictures.look(self, data, on_record, titles, readings)
+        sfl_output.draw(workdir, problem, runs, titles, look)
+        report.write(workdir, self.system, sfl_output.table(problem, on_record, titles))
+        print(f"report.html, results.json and pictures are in {workdir}")
+        return on_record
 
     # --- Methods ----------------------------------------------------------------------
 
