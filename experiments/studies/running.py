@@ -113,6 +113,7 @@ def run_method(
         rate_name=rate_name,
         profile=study.profile,
         on_nan=study.on_nan,
+        check_memory=study.check_memory,
     )
     run_config = dataclasses.replace(run_config, **run_settings)
     if study.compile_for is not None:
@@ -249,9 +250,9 @@ def _cell(entry: Entry, cell: Cell) -> str:
     path = (cell,) if isinstance(cell, str) else cell
     mean, std = entry["test"], entry["test_std"]
     for key in path:
-        if key not in mean:
-            return ""  # of an earlier run, which was scored otherwise
-        mean, std = mean[key], std and std[key]
+        mean, std = mean.get(key, ""), std and std.get(key)
+        if mean == "":  # of an earlier run, which was scored otherwise
+            return ""
     return results.with_std(mean, std)
 
 

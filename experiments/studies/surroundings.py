@@ -105,6 +105,9 @@ class MachineOptions(Options):
         lower=1,
     )
 
+    check_memory: bool = option(
+        True, "Refuse a round that needs more memory than is free, once it is compiled."
+    )
     compilation_cache: str | None = option(
         None,
         "Folder that keeps compiled programs for later runs, or `off`; by default "

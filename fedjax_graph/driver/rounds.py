@@ -30,6 +30,7 @@ from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import nothing
+from fedjax_graph.driver import memory
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.divergence import Divergence, OnNaN
 from fedjax_graph.driver.profile import Profile
@@ -73,6 +74,8 @@ class RunConfig(Checked):
     """What is done where a training loss or the model is not finite: the run stops and
     keeps its last checkpoint; clients whose update is not finite have weight 0 in that
     round, and the run stops if that does not help; or it goes on."""
+    check_memory: bool = True
+    """Whether data or a compiled round that would not fit in memory is refused."""
     keep_last: bool = False
     """Whether the state after the last round counts as the best one, whatever the
     validation figure; no seed stops early."""
@@ -172,6 +175,8 @@ def run(
         folder = workdir / name / "checkpoints"
         checkpoints = _open_checkpoints(folder, settings, resume, eval_only, defaults)
     with contextlib.closing(checkpoints) if checkpoints else contextlib.nullcontext():
+        if config.check_memory:
+            memory.check_copies("the data", splits)
         splits = mesh.put_replicated(splits)
         data = splits["train"]
         seed_state, seconds = _start(algorithm, config, data, checkpoints, eval_only)
@@ -372,6 +377,8 @@ class _Loop:
             with reporter.without_alarms():
                 self._programs[num_rounds, watch] = lowered.compile()
             self.compile_seconds += time.perf_counter() - start
+            if config.check_memory:
+                memory.check_program(self._name, self._programs[num_rounds, watch])
         return self._programs[num_rounds, watch]
 
     def _record(self, metrics, i, round_, stopped) -> dict[str, Any]:
