@@ -72,7 +72,7 @@ class BenchmarkStudy(BenchmarkSettings):
 
 def main() -> None:
     """Measures what the command line says."""
-    cli.run_study(BenchmarkStudy)
+    cli.run_study(BenchmarkStudy, __doc__)
 
 
 if __name__ == "__main__":

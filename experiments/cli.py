@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
+import fedjax_graph
+from experiments import usage
 from experiments.studies import options
 from fedjax_graph.core import ending, processes
 from fedjax_graph.core.errors import InputError, is_disk_full, one_line
@@ -18,10 +20,25 @@ from fedjax_graph.core.errors import InputError, is_disk_full, one_line
 RESUME = "with --resume it goes on from the last checkpoint"
 
 
-def run_study(study_type: type) -> None:
-    """Runs the study that the command line says; ends the process."""
+def run_study(study_type: type, about: str | None) -> None:
+    """Runs the study that the command line says; ends the process.
+
+    Args:
+      study_type: whose options are the flags.
+      about: docstring of the binary, for `--help`.
+    """
     options.define_flags(study_type)
-    run(lambda: options.from_flags(study_type).run())
+
+    def main() -> None:
+        study = options.from_flags(study_type)
+        if flags.FLAGS["help"].value:
+            print(usage.text(study, about or ""))
+        elif flags.FLAGS["version"].value:
+            print(f"fedjax_graph {fedjax_graph.__version__}")
+        else:
+            study.run()
+
+    run(main)
 
 
 def run(main: Callable[[], Any]) -> None:
@@ -32,6 +49,7 @@ def run(main: Callable[[], Any]) -> None:
     """
 
     def parse(argv: list[str]) -> list[str]:
+        _take_help()
         try:
             return flags.FLAGS(argv)
         except flags.Error as error:
@@ -81,16 +99,13 @@ def run(main: Callable[[], Any]) -> None:
             _leave(1)
 
     _hush_event_loops()
-    _show_in_help()
     app.run(alone_or_at_once, flags_parser=parse)
 
 
-def _show_in_help() -> None:
-    """Makes --help show what the binary's modules define, as well as its own flags."""
-    for module, defined in flags.FLAGS.flags_by_module_dict().items():
-        if module.startswith("experiments."):
-            for flag in defined:
-                flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+def _take_help() -> None:
+    """Makes --help a flag like others; absl's ends the process while it is parsed."""
+    for name in ("help", "version"):
+        flags.DEFINE_bool(name, False, usage.COMMON[f"--{name}"], allow_override=True)
 
 
 def _hush_event_loops() -> None:

@@ -17,7 +17,7 @@ from experiments.studies.cnfgnn import CNFGNNStudy
 
 def main() -> None:
     """Runs the study that the command line says; ends the process."""
-    cli.run_study(CNFGNNStudy)
+    cli.run_study(CNFGNNStudy, __doc__)
 
 
 if __name__ == "__main__":

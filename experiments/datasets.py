@@ -87,7 +87,7 @@ class DatasetsStudy(DataOptions):
 
 def main() -> None:
     """Does what the command line asks for."""
-    cli.run_study(DatasetsStudy)
+    cli.run_study(DatasetsStudy, __doc__)
 
 
 if __name__ == "__main__":

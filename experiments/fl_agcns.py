@@ -18,7 +18,7 @@ from experiments.studies.fl_agcns import FLAGCNSStudy
 
 def main() -> None:
     """Runs the study that the command line says."""
-    cli.run_study(FLAGCNSStudy)
+    cli.run_study(FLAGCNSStudy, __doc__)
 
 
 if __name__ == "__main__":

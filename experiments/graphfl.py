@@ -16,7 +16,7 @@ from experiments.studies.graphfl import GraphFLStudy
 
 def main() -> None:
     """Runs the study that the command line says."""
-    cli.run_study(GraphFLStudy)
+    cli.run_study(GraphFLStudy, __doc__)
 
 
 if __name__ == "__main__":

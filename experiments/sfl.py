@@ -13,7 +13,7 @@ from experiments.studies.sfl import SFLStudy
 
 def main() -> None:
     """Runs the study that the command line says."""
-    cli.run_study(SFLStudy)
+    cli.run_study(SFLStudy, __doc__)
 
 
 if __name__ == "__main__":

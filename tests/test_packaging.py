@@ -62,7 +62,8 @@ def test_the_wheel_holds_what_is_no_module():
         for pattern in patterns:
             shipped[top] |= set((ROOT / top).glob(pattern))
     assert shipped["fedjax_graph"] == {ROOT / "fedjax_graph" / "py.typed"}
-    assert shipped["experiments"] == set((ROOT / "experiments").rglob("*.flags"))
+    others = [(ROOT / "experiments").rglob(f"*.{kind}") for kind in ("flags", "html")]
+    assert shipped["experiments"] == set().union(*others)
     assert all(path.is_file() for paths in shipped.values() for path in paths)
 
 

@@ -11,10 +11,12 @@ import io
 import json
 import os
 import pathlib
+import shlex
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+from experiments.studies import options
 from experiments.studies.folders import FolderOptions
 from experiments.studies.options import option
 from experiments.studies.surroundings import DataOptions, MachineOptions
@@ -25,12 +27,15 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import compile_for
 
 MOST_ROUNDS = 2**31 - 1  # they are counted in 32 bits
+PATIENCE = 20  # rounds without a better validation figure, where none is given
 TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # of a server that only takes means
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(DataOptions, MachineOptions, FolderOptions):
     """Settings that all systems share; each field is a flag of the same name."""
+
+    subject: ClassVar[str] = "Methods and rounds"
 
     methods: tuple[str, ...] | None = option(None, "Methods, comma-separated.")
     num_rounds: int | None = option(
@@ -94,6 +99,16 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         Raises:
           InputError: one line, where a setting or a file does not fit.
         """
+
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        return super().in_effect() | {"patience": self.patience or PATIENCE}
+
+    def command(self) -> str:
+        """A command line that runs the same."""
+        given = [name for name in options.options_of(type(self)) if self.is_given(name)]
+        texts = [options.flag(name, getattr(self, name)) for name in given]
+        return shlex.join(["python", "-m", f"experiments.{self.system}", *texts])
 
     @property
     def seeds(self) -> tuple[int, ...]:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments import report
 from experiments.studies import cnfgnn_configs as configs
 from experiments.studies import cnfgnn_defaults as paper
 from experiments.studies import cnfgnn_output as output
-from experiments.studies import running
+from experiments.studies import pictures, running
 from experiments.studies.cnfgnn_options import CNFGNNOptions
 from experiments.studies.running import Entry, Run
 from experiments.studies.traffic import measures
@@ -19,7 +20,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import inductive, windows
 from fedjax_graph.data.traffic.network import TrafficDataset
 from fedjax_graph.data.traffic.windows import TrafficData
-from fedjax_graph.driver import plots, results, rounds
+from fedjax_graph.driver import maps, plots, results, rounds
 from fedjax_graph.driver.serving import save_network
 
 SCORES = ("rmse", "mae")  # of `forecasting.error_metrics`
@@ -34,6 +35,10 @@ class CNFGNNStudy(CNFGNNOptions):
 
     CNFGNNStudy(dataset="metr_la", methods=("cnfgnn",), workdir="runs/mine").run()
     """
+
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        return super().in_effect() | configs.in_effect(self)
 
     def run_loaded(self) -> dict[str, Entry] | list[dict[str, Any]]:
         """Does all that the binary does.
@@ -59,7 +64,7 @@ class CNFGNNStudy(CNFGNNOptions):
             return rows
         entries = run_methods(self, dataset, is_seen, methods, workdir)
         if not self.eval_only:
-            print(f"results.json, metrics.jsonl and pictures are in {workdir}")
+            print(f"report.html, results.json and pictures are in {workdir}")
         return entries
 
 
@@ -94,6 +99,7 @@ def run_methods(
     checksum = running.fingerprint(*(x for x in arrays if x is not None))
     std = float(splits["train"].std)
     settings = {
+        "command": study.command(),
         "flags": study.record(),
         "notes": notes,
         "num_sensors": num_sensors,
@@ -119,10 +125,14 @@ def run_methods(
     if study.eval_only:
         return entries
     exchanges = output.exchanges_of(workdir, entries, std)
-    output.draw(study, workdir, dataset, whole["test"], runs, entries, exchanges)
+    on_record = {**before, **entries}
+    output.draw(study, workdir, dataset, whole["test"], runs, on_record, exchanges)
     if is_seen is not None:
         coordinates = (dataset.longitude, dataset.latitude)
-        plots.sensor_map(workdir / "sensors.png", *coordinates, is_seen)
+        look = plots.Look(title=dataset.name)
+        maps.sensor_map(workdir / "sensors.png", *coordinates, is_seen, look)
+    table = output.table(study, dataset, on_record)
+    report.write(workdir, study.system, table)
     return entries
 
 
@@ -229,7 +239,9 @@ def sweep(
         return [sweep_row(study, *item) for item in entries.items()]
 
     rows = running.sweep(folders, run_one, workdir)
-    output.draw_sweep(workdir, rows, methods, study.swept_values, dataset.unit)
+    title = f"{dataset.name}, {pictures.seeds_in_words(study)}, errors unmasked"
+    output.draw_sweep(workdir, rows, methods, study.swept_values, dataset.unit, title)
+    report.write_sweep(workdir, study.system, dataset.name, study.command(), rows)
     return rows
 
 

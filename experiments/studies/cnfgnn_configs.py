@@ -237,3 +237,31 @@ def patience(study: CNFGNNOptions, method: str) -> int:
     is_alternating = method in paper.ALTERNATING
     default = running.PATIENCE if is_alternating else paper.OTHERS_PATIENCE
     return study.patience or default
+
+
+def in_effect(study: CNFGNNOptions) -> dict[str, Any]:
+    """What options stand for that are not given; see `Options.in_effect`."""
+    task, config, on_small = TrafficSeq2SeqTask(), CNFGNNConfig(), "1000 or less"
+    fmtl = paper.FMTL_DEFAULTS[study.fmtl_regulariser]
+    others = {
+        "methods": study.chosen_methods(),
+        "num_rounds": most_rounds(study, "cnfgnn"),
+        "patience": f"{patience(study, 'cnfgnn')}, or "
+        f"{patience(study, 'gru_fedavg')} of methods that do not alternate",
+        "gru_hidden_size": study.setting("gru_hidden_size", task.hidden_size),
+        "gru_layers": study.setting("gru_layers", task.num_layers),
+        "sampling_decay": study.setting("sampling_decay", on_small),
+        "fmtl_weight": study.setting("fmtl_weight", fmtl["weight"]),
+        "fmtl_sync_every": study.setting("fmtl_sync_every", fmtl["sync_every"]),
+        "sweep_values": study.swept_values,
+    }
+    for side in ("client", "server"):
+        steps = optimizer(study, side, getattr(config, f"{side}_optimizer"))
+        others |= {
+            f"{side}_optimizer": steps,
+            f"{side}_learning_rate": steps.learning_rate,
+        }
+    own = ("hidden_size", "gn_layers", "gn_mlp_sizes", "client_rounds")
+    own += ("server_rounds", "client_batch_size", "server_batch_size")
+    sizes = {name: study.setting(name, getattr(config, name)) for name in own}
+    return {"dataset": study.network_name, **sizes, **others}

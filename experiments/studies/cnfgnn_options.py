@@ -17,6 +17,8 @@ from fedjax_graph.core.errors import InputError
 class CNFGNNOptions(TrafficStudy):
     """What can be chosen of CNFGNN, its strategies and its baselines."""
 
+    subject: ClassVar[str] = "CNFGNN and its baselines"
+    duration: ClassVar[str] = "Without flags: one to two minutes on a CPU."
     system: ClassVar[str] = "cnfgnn"
 
     strategy: tuple[str, ...] | None = option(
@@ -150,6 +152,10 @@ class CNFGNNOptions(TrafficStudy):
             raise InputError("--eval_only scores a single run; name its folder")
         if len(set(self.swept_values)) < len(self.swept_values):
             raise InputError("--sweep_values: expected different numbers")
+
+    def known_methods(self) -> dict[str, str]:
+        """See `Options.known_methods`."""
+        return known()
 
     @property
     def is_inductive(self) -> bool:

@@ -1,14 +1,13 @@
 """What CNFGNN's study shows of finished runs: costs, the table and the pictures."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from experiments.studies import cnfgnn_defaults as paper
-from experiments.studies import running
+from experiments.studies import pictures, running
 from experiments.studies.cnfgnn_options import CNFGNNOptions, known
 from experiments.studies.running import Entry, Run
 from fedjax_graph import algorithms
@@ -17,7 +16,7 @@ from fedjax_graph.algorithms.cnfgnn.cnfgnn import HalvesConfig, make_models
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.network import TrafficDataset
 from fedjax_graph.data.traffic.windows import TrafficData
-from fedjax_graph.driver import plots, rounds, writers
+from fedjax_graph.driver import maps, plots, results, rounds, writers
 from fedjax_graph.models.seq2seq import Seq2Seq
 
 GIB = 2**30
@@ -25,7 +24,7 @@ GIB = 2**30
 
 def table(
     study: CNFGNNOptions, dataset: TrafficDataset, entries: Mapping[str, Entry]
-) -> str:
+) -> results.Table:
     """RMSE and MAE in the paper's convention, and the masked ones 12 steps ahead.
 
     With `train_fraction` also the RMSE of seen and of unseen sensors.
@@ -145,15 +144,37 @@ def draw(
     entries: Mapping[str, Entry],
     exchanges: Mapping[str, Exchange],
 ) -> None:
-    """Draws forecast against truth, training curves, RMSE by horizon and traffic."""
-    draw_forecasts(workdir, dataset, test_data, runs)
-    draw_curves(study, workdir)
-    by_horizon = {
-        known()[method]: entry["rmse_by_horizon"] for method, entry in entries.items()
-    }
-    path = workdir / "rmse_by_horizon.png"
-    plots.rmse_by_horizon(path, by_horizon, dataset.step, dataset.unit)
-    draw_exchanges(workdir, exchanges, dataset.unit)
+    """Draws forecast against truth, training curves, RMSE by horizon and traffic.
+
+    Args:
+      study: the options.
+      workdir: of the run.
+      dataset: N sensors.
+      test_data: of all of them.
+      runs: of the methods that were run now.
+      entries: of all methods in `results.json`, which have a colour each.
+      exchanges: see `exchanges_of`.
+    """
+
+    def look(*said: str) -> plots.Look:
+        data = f"{dataset.name}, {len(dataset.sensor_ids)} sensors"
+        return pictures.look(study, data, entries, known(), *said)
+
+    def by_horizon(key: str) -> dict[str, Any]:
+        return {known()[m]: entries[m][key] for m in runs if key in entries[m]}
+
+    of_loss = look(pictures.masked(study.masked_loss, "loss"))
+    draw_forecasts(workdir, dataset, test_data, runs, look())
+    draw_curves(study, workdir, entries, of_loss)
+    draw_exchanges(workdir, exchanges, dataset.unit, of_loss)
+    plots.rmse_by_horizon(
+        workdir / "rmse_by_horizon.png",
+        by_horizon("rmse_by_horizon"),
+        dataset.step,
+        dataset.unit,
+        look(pictures.masked(False, "errors")),
+        by_horizon("rmse_by_horizon_std"),
+    )
 
 
 def draw_forecasts(
@@ -161,6 +182,7 @@ def draw_forecasts(
     dataset: TrafficDataset,
     test_data: TrafficData,
     runs: Mapping[str, Run],
+    look: plots.Look,
 ) -> None:
     """Draws `forecasts.png`: a day of the three sensors whose readings vary most.
 
@@ -180,10 +202,8 @@ def draw_forecasts(
     forecasts = {}
     for method in trained or runs:
         algorithm, result, _ = runs[method]
-        state = jax.tree.map(lambda x: x[0], result.best_state)
-        states = jax.tree.map(lambda x: x[None], state)
-        forecast = rounds.predict_seeds(algorithm, states, one_day)[0]
-        forecasts[known()[method]] = {ahead: forecast[:, sensors, -1]}
+        forecast = rounds.predict_seeds(algorithm, result.best_state, one_day)
+        forecasts[known()[method]] = {ahead: forecast[:, :, sensors, -1]}
     plots.forecasts(
         workdir / "forecasts.png",
         times=dataset.timestamps[rows],
@@ -191,22 +211,32 @@ def draw_forecasts(
         forecasts=forecasts,
         unit=dataset.unit,
         sensors=[f"sensor {dataset.sensor_ids[i]}" for i in sensors],
+        look=look,
     )
 
 
-def draw_curves(study: CNFGNNOptions, workdir: pathlib.Path) -> None:
+def draw_curves(
+    study: CNFGNNOptions,
+    workdir: pathlib.Path,
+    methods: Iterable[str],
+    look: plots.Look,
+) -> None:
     """Draws `training_curves.png`, and of chosen strategies `strategies.png`."""
     if records := running.records_of(workdir, known()):
-        plots.training_curves(workdir / "training_curves.png", records)
+        plots.training_curves(workdir / "training_curves.png", records, look=look)
     if records and study.strategy:
         titles = dict(paper.STRATEGIES[name] for name in study.strategy)
         records = running.records_of(workdir, titles)
         records = [r for r in records if r["method"] in titles.values()]
-        plots.training_curves(workdir / "strategies.png", records)
+        look = look._replace(methods=tuple(titles.get(m, m) for m in methods))
+        plots.training_curves(workdir / "strategies.png", records, look=look)
 
 
 def draw_exchanges(
-    workdir: pathlib.Path, exchanges: Mapping[str, Exchange], unit: str
+    workdir: pathlib.Path,
+    exchanges: Mapping[str, Exchange],
+    unit: str,
+    look: plots.Look,
 ) -> None:
     """Draws `communication.png`, where anything was exchanged."""
     lines = {
@@ -217,7 +247,8 @@ def draw_exchanges(
     }
     if lines:
         labels = ("GiB exchanged", f"lowest validation RMSE so far ({unit})")
-        plots.curves(workdir / "communication.png", lines, *labels, log_x=True)
+        path = workdir / "communication.png"
+        plots.curves(path, lines, *labels, look, log_x=True)
 
 
 def draw_sweep(
@@ -226,6 +257,7 @@ def draw_sweep(
     methods: Sequence[str],
     values: Sequence[int],
     unit: str,
+    title: str,
 ) -> None:
     """Draws `sweep.png` (Figure 4): errors and traffic by R_c and R_s.
 
@@ -235,13 +267,15 @@ def draw_sweep(
       methods: whose maps to draw.
       values: of both.
       unit: of the errors.
+      title: of the picture.
     """
-    maps, shape = {}, (len(values), len(values))
+    matrices, shape = {}, (len(values), len(values))
     for method in methods:
-        own, title = [r for r in rows if r["method"] == method], known()[method]
+        own, name = [r for r in rows if r["method"] == method], known()[method]
         rmse = [row["rmse"] for row in own]
         gib = [sum(row["communication_bytes"].values()) / GIB for row in own]
-        maps[f"{title}: RMSE ({unit})"] = np.reshape(rmse, shape)
-        maps[f"{title}: GiB to the best round"] = np.reshape(gib, shape)
+        matrices[f"{name}: RMSE ({unit})"] = np.reshape(rmse, shape)
+        matrices[f"{name}: GiB to the best round"] = np.reshape(gib, shape)
     labels = ("server rounds, R_s", "client rounds, R_c")
-    plots.heat_maps(workdir / "sweep.png", maps, *labels, ticks=(values, values))
+    look, ticks = plots.Look(title=title), (values, values)
+    maps.heat_maps(workdir / "sweep.png", matrices, *labels, ticks, look)

@@ -1,11 +1,20 @@
 """FL-AGCNS: searches and fixed networks on a graph that is cut into clients' parts."""
 
 import dataclasses
+from typing import Any
 
+from experiments import report
 from experiments.studies import fl_agcns_output, fl_agcns_runs, running
-from experiments.studies.fl_agcns_problem import Problem, load_dataset, make_problem
-from experiments.studies.fl_agcns_settings import FLAGCNSSettings
+from experiments.studies.fl_agcns_methods import titles
+from experiments.studies.fl_agcns_problem import (
+    Problem,
+    load_dataset,
+    make_problem,
+    num_clients_of,
+)
+from experiments.studies.fl_agcns_settings import SHORT_RUN, FLAGCNSSettings
 from experiments.studies.running import Entry
+from fedjax_graph.algorithms.fl_agcns.fl_agcns import WARM_UP
 from fedjax_graph.driver import results
 
 
@@ -17,6 +26,26 @@ class FLAGCNSStudy(FLAGCNSSettings):
     `num_retrain` times from other initial weights and tested at its best validation
     round.
     """
+
+    def known_methods(self) -> dict[str, str]:
+        """See `Options.known_methods`."""
+        return titles()
+
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        study = self.resolved()
+        methods = study.check_methods()
+        return super().in_effect() | {
+            **{name: getattr(study, name) for name in SHORT_RUN},
+            "dataset": study.dataset or "synthetic",
+            "methods": methods,
+            "num_clients": num_clients_of(study, study.dataset or "synthetic"),
+            "num_generations": study.generations(),
+            "num_warm_up": study.num_warm_up or WARM_UP[study.space],
+            "fusion": study.chosen_fusion(),
+            "server_optimizer": study.adam(),
+            "patience": None,
+        }
 
     def run_loaded(self) -> dict[str, Entry]:
         """Runs or scores all methods, and writes what came out after each.
@@ -52,6 +81,7 @@ def _run_methods(
     )
     before = results.read_methods(workdir, problem.checksum)
     settings = {
+        "command": study.command(),
         "flags": study.record(),
         "notes": dataset.notes,
         "data": problem.checksum,
@@ -72,5 +102,7 @@ def _run_methods(
     _, scored = running.run_all(study, methods, run_one, before, write)
     print(fl_agcns_output.table(scored))
     if not study.eval_only:
-        print(f"results.json, metrics.jsonl and pictures are in {workdir}")
+        on_record = fl_agcns_output.table({**before, **scored})
+        report.write(workdir, study.system, on_record)
+        print(f"report.html, results.json and pictures are in {workdir}")
     return scored

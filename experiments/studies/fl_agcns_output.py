@@ -8,14 +8,14 @@ from typing import Any
 
 import jax
 
-from experiments.studies import running
+from experiments.studies import pictures, running
 from experiments.studies.fl_agcns_choice import search_name
 from experiments.studies.fl_agcns_methods import SEARCHES, titles
 from experiments.studies.fl_agcns_problem import Problem
 from experiments.studies.fl_agcns_runs import Outcome
 from experiments.studies.fl_agcns_settings import FLAGCNSSettings
 from experiments.studies.running import Entry
-from fedjax_graph.driver import diagrams, plots, results, writers
+from fedjax_graph.driver import diagrams, plots, results, scatter, writers
 from fedjax_graph.models import architecture
 from fedjax_graph.tasks.subgraphs import MONITORS
 
@@ -96,7 +96,7 @@ def search_seconds(entry: Entry) -> str:
     return f"{found['seconds'] + found.get('finalists', {}).get('seconds', 0):.0f}"
 
 
-def table(entries: Mapping[str, Entry]) -> str:
+def table(entries: Mapping[str, Entry]) -> results.Table:
     """Accuracy and cost of each network, and the code of a found one."""
     columns = {
         "accuracy %": "accuracy",
@@ -119,22 +119,24 @@ def draw(
     records = running.records_of(workdir, title_of)
     trained = [r for r in records if r["method"] in title_of.values()]
     monitor = MONITORS[study.fitness]
-    plots.training_curves(workdir / "training_curves.png", trained, [monitor])
+    trainings = f"{study.num_retrain} trainings of each network"
+    look = pictures.look(study, name, entries, title_of, trainings)
+    plots.training_curves(workdir / "training_curves.png", trained, [monitor], look)
     searches = {search_name(method): title_of[method] for method in SEARCHES}
     searched = [r for r in records if r["method"] in searches]
     if searched:
         searched = [r | {"method": searches[r["method"]]} for r in searched]
-        plots.search_curves(workdir / "search_curves.png", searched)
+        plots.search_curves(workdir / "search_curves.png", searched, look)
     points = {
         title_of[method]: (entry["params_millions"], entry["test"]["accuracy"])
         for method, entry in entries.items()
     }
-    plots.scatter(
+    scatter.scatter(
         workdir / "accuracy_and_complexity.png",
         points,
         "parameters (millions)",
         "test accuracy (%)",
-        name,
+        look,
         [title_of[method] for method in entries if method in SEARCHES],
     )
     for method, entry in entries.items():
@@ -143,4 +145,6 @@ def draw(
                 entry["code"], study.chosen_fusion(), study.space
             )
             path = workdir / f"architecture_{method}.png"
-            diagrams.architecture(path, labels, edges, title_of[method])
+            title = title_of[method]
+            said = f"{title}: {name}, {pictures.seeds_in_words(study)}"
+            diagrams.architecture(path, labels, edges, said, look.colour(title))

@@ -46,9 +46,14 @@ def load_dataset(study: FLAGCNSSettings) -> NodeDataset:
     return data.load(study.dataset or "synthetic", study.data_dir, kind="graphs")
 
 
+def num_clients_of(study: FLAGCNSSettings, name: str) -> int:
+    """The clients that share a dataset: as given, else the paper's, else 3."""
+    return study.num_clients or PAPER_CLIENTS.get(name, 3)
+
+
 def make_problem(study: FLAGCNSSettings, dataset: NodeDataset) -> Problem:
     """Cuts the graph and pads the clients' parts."""
-    num_clients = study.num_clients or PAPER_CLIENTS.get(dataset.name, 3)
+    num_clients = num_clients_of(study, dataset.name)
     adjacency = node_dataset.adjacency(dataset)
     parts = subgraphs.parts(adjacency, num_clients, 0.0, study.partition, study.seed)
     published = study.labels == "published"

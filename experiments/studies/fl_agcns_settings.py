@@ -38,6 +38,8 @@ class FLAGCNSSettings(Study):
     round.
     """
 
+    subject: ClassVar[str] = "FL-AGCNS: search and trainings"
+    duration: ClassVar[str] = "Without flags: some three minutes on a CPU."
     system: ClassVar[str] = "fl_agcns"
 
     # Clients are few and their products large enough for one device's threads: two CPU

@@ -7,7 +7,7 @@ import datetime
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from experiments.studies.options import Options, option
 from fedjax_graph.core import processes
@@ -24,6 +24,7 @@ _held: contextvars.ContextVar[contextlib.ExitStack | None] = contextvars.Context
 class FolderOptions(Options):
     """Options of the folder, and of what is done with a run that lies there."""
 
+    subject: ClassVar[str] = "Output"
     system: ClassVar[str]  # name of the binary, and of new folders under runs/
 
     workdir: str | None = option(
@@ -34,6 +35,11 @@ class FolderOptions(Options):
     split: str = option(
         "test", "What --eval_only scores.", choices=["train", "validation", "test"]
     )
+
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        new = f"runs/{self.system}-DATASET-TIME"
+        return super().in_effect() | {"workdir": self.workdir or new}
 
     @contextlib.contextmanager
     def holding_folders(self) -> Iterator[None]:

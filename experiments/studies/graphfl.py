@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.studies import graphfl_methods, graphfl_sweeps, running
+from experiments import report
+from experiments.studies import graphfl_methods, graphfl_sweeps, pictures, running
 from experiments.studies.graphfl_settings import GraphFLSettings
 from experiments.studies.node_problem import (
     Problem,
@@ -40,6 +41,14 @@ class GraphFLStudy(GraphFLSettings):
         """The methods to run; see `graphfl_methods.chosen_methods`."""
         return graphfl_methods.chosen_methods(self)
 
+    def known_methods(self) -> dict[str, str]:
+        """See `Options.known_methods`."""
+        return graphfl_methods.titles()
+
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        return super().in_effect() | graphfl_methods.in_effect(self)
+
     def run_loaded(self) -> dict[str, Entry] | list[dict[str, Any]]:
         """Runs or scores all methods, and writes what came out.
 
@@ -63,7 +72,7 @@ class GraphFLStudy(GraphFLSettings):
         running.check_kind(workdir, is_sweep=False)
         entries = _run_problem(problem, methods, workdir, {}).entries
         if not study.eval_only:
-            print(f"results.json, metrics.jsonl and a picture are in {workdir}")
+            print(f"report.html, results.json and a picture are in {workdir}")
         return entries
 
 
@@ -87,7 +96,9 @@ def _sweep(
     rows = running.sweep(parts, run_part, workdir)
     series = graphfl_sweeps.series(study, field, rows)
     titles = graphfl_sweeps.AXIS_TITLES[field], "test accuracy (%)"
-    plots.curves(workdir / "sweep.png", series, *titles, dataset.name)
+    look = pictures.look(study, dataset.name, (), {})
+    plots.curves(workdir / "sweep.png", series, *titles, look)
+    report.write_sweep(workdir, study.system, dataset.name, study.command(), rows)
     running.announce_sweep(workdir)
     return rows
 
@@ -133,6 +144,7 @@ def _run_problem(
     running.announce(study, text, notes, workdir)
     before = results.read_methods(workdir, checksum)
     settings = {
+        "command": study.command(),
         "flags": study.record(),
         "setting": study.setting(),
         "notes": notes,
@@ -157,7 +169,12 @@ def _run_problem(
     if not study.eval_only:
         records = running.records_of(workdir, graphfl_methods.titles())
         path = workdir / "training_curves.png"
-        plots.training_curves(path, records, running.monitors(runs))
+        data = f"{dataset.name}, {study.num_clients} clients, {study.model_name}"
+        titles = graphfl_methods.titles()
+        look = pictures.look(study, data, {**before, **entries}, titles)
+        plots.training_curves(path, records, running.monitors(runs), look)
+        table = running.table("method", COLUMNS, {**before, **entries}, titles)
+        report.write(workdir, study.system, table)
     return Outcome(entries, facts)
 
 

@@ -113,3 +113,29 @@ def config_values(
         "first_order": study.is_first_order,
         "fine_tune": not study.is_new_labels,
     }
+
+
+def in_effect(study: GraphFLSettings) -> dict[str, Any]:
+    """What options stand for that are not given; see `Options.in_effect`."""
+    chosen = study.resolved()
+    chosen.check()
+    figures = chosen.figures()
+    return {
+        "dataset": chosen.dataset or "synthetic",
+        "methods": chosen_methods(chosen),
+        "num_rounds": figures.num_rounds,
+        "num_seeds": chosen.num_seeds,
+        "eval_every": chosen.eval_every,
+        "model": chosen.model or "gcn,sgc",
+        "labels_per_class": chosen.label_counts().get("labels_per_class"),
+        "num_test": chosen.num_test or "1000 or 10000",
+        "inner_steps": figures.inner_steps,
+        "inner_rate": figures.inner_rate,
+        "local_rate": figures.local_rate,
+        "outer_rate": figures.outer_optimizer.learning_rate,
+        "client_optimizer": client_optimizer(chosen, "fl"),
+        "server_optimizer": server_optimizer(chosen, "graphfl"),
+        "first_order": chosen.is_first_order,
+        "pseudo_labels": chosen.num_pseudo_labels,
+        "sweep_values": chosen.swept_values() or None,
+    }

@@ -24,6 +24,8 @@ NEVER = 10**6  # rounds
 class GraphFLSettings(TrustStudy):
     """Settings of GraphFL's comparison on the nodes of one graph."""
 
+    subject: ClassVar[str] = "GraphFL and its tasks"
+    duration: ClassVar[str] = "Without flags: some two minutes on a CPU."
     system: ClassVar[str] = "graphfl"
 
     participation: float = option(

@@ -6,15 +6,17 @@ for a value from the command line and for one from Python.
 
 import abc
 import dataclasses
+import inspect
 import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from absl import flags
 
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 
 StudyType = TypeVar("StudyType")
 MOST = 10**6  # of a size: where a product of two overflows, XLA aborts the process
@@ -48,6 +50,11 @@ def option(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(abc.ABC):
     """A frozen record of options, which a command line or Python fills."""
+
+    subject: ClassVar[str] = "Options"
+    """Above the options of this class in `--help`."""
+    duration: ClassVar[str] = ""
+    """Of a run without flags, in a sentence of `--help`."""
 
     given: frozenset[str] = frozenset()
     """Names of the flags that stood on the command line."""
@@ -83,6 +90,20 @@ class Options(abc.ABC):
         names = options_of(type(self))
         return {name: recorded(getattr(self, name)) for name in names}
 
+    def in_effect(self) -> dict[str, Any]:
+        """What options stand for that were not given, by name, for `--help`.
+
+        Of those alone whose own value does not say it; None: the option is off.
+
+        Raises:
+          InputError: if another option, on which that depends, makes no sense.
+        """
+        return {}
+
+    def known_methods(self) -> dict[str, str]:
+        """Titles of what `methods` may name; of what has no such option, nothing."""
+        return {}
+
 
 def is_option(field: dataclasses.Field) -> bool:
     """Whether a field was made by `option`."""
@@ -93,6 +114,12 @@ def options_of(study_type: type) -> dict[str, dataclasses.Field]:
     """The options of a study type by name, in the order of their definition."""
     fields = dataclasses.fields(study_type)
     return {field.name: field for field in fields if is_option(field)}
+
+
+def subject_of(study_type: type, name: str) -> str:
+    """The subject of the class that defined an option first."""
+    classes = [x for x in study_type.__mro__ if name in inspect.get_annotations(x)]
+    return classes[-1].subject
 
 
 def defaults_of(study_type: type) -> dict[str, Any]:
@@ -106,6 +133,20 @@ def recorded(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     return list(value) if isinstance(value, tuple) else value
+
+
+def flag(name: str, value: Any) -> str:
+    """An option as on a command line."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    if isinstance(value, OptimizerConfig):
+        usual = dataclasses.asdict(OptimizerConfig()) | {"name": value.name}
+        fields = dataclasses.asdict(value).items()
+        own = [f"{key}={x}" for key, x in fields if x != usual[key]]
+        value = ",".join([value.name, *own])
+    return f"--{name}={value}"
 
 
 def kind_of(study_type: type, name: str) -> type:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from experiments.studies.base import Study
+from experiments.studies.base import PATIENCE, Study
 from fedjax_graph import algorithms
 from fedjax_graph.core import configs, mesh, processes
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
@@ -19,7 +19,6 @@ from fedjax_graph.driver import compile_for, results, rounds, writers
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.rounds import RunResult
 
-PATIENCE = 20  # rounds without a better validation figure, where none is given
 Entry = dict[str, Any]  # of a method in `results.json`
 StudyType = TypeVar("StudyType", bound=Study)
 Outcome = TypeVar("Outcome")
@@ -114,6 +113,7 @@ def run_method(
         rate_name=rate_name,
         profile=study.profile,
         on_nan=study.on_nan,
+        check_memory=study.check_memory,
     )
     run_config = dataclasses.replace(run_config, **run_settings)
     if study.compile_for is not None:
@@ -131,7 +131,7 @@ def run_method(
             "data": checksum,
             "num_devices": mesh.num_devices(),
             "num_processes": processes.count(),
-            "precision": study.precision,
+            "precision": study.precision_in_effect(),
             "eval_every": study.eval_every,
         }
     )
@@ -205,7 +205,7 @@ def announce(
 
 def announce_sweep(workdir: pathlib.Path) -> None:
     """Prints what a sweep left, and where."""
-    print(f"sweep.json, sweep.png and a folder of each run are in {workdir}")
+    print(f"report.html, sweep.json and a folder of each run are in {workdir}")
 
 
 def records_of(workdir: pathlib.Path, titles: Mapping[str, str]) -> list[Entry]:
@@ -227,8 +227,8 @@ def table(
     columns: Mapping[str, Cell],
     entries: Mapping[str, Entry],
     titles: Mapping[str, str],
-) -> str:
-    """The table of a study on the terminal: a row for each method.
+) -> results.Table:
+    """The table of a study: a row for each method.
 
     Args:
       first: header of the column of titles.
@@ -241,7 +241,7 @@ def table(
         [titles.get(name, name), *(_cell(entry, cell) for cell in columns.values())]
         for name, entry in entries.items()
     ]
-    return results.format_table([first, *columns], rows)
+    return results.Table([first, *columns], rows)
 
 
 def _cell(entry: Entry, cell: Cell) -> str:
@@ -250,7 +250,9 @@ def _cell(entry: Entry, cell: Cell) -> str:
     path = (cell,) if isinstance(cell, str) else cell
     mean, std = entry["test"], entry["test_std"]
     for key in path:
-        mean, std = mean[key], std and std[key]
+        mean, std = mean.get(key, ""), std and std.get(key)
+        if mean == "":  # of an earlier run, which was scored otherwise
+            return ""
     return results.with_std(mean, std)
 
 

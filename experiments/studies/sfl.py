@@ -4,7 +4,8 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from experiments.studies import running, sfl_output, sfl_problem
+from experiments import report
+from experiments.studies import pictures, running, sfl_output, sfl_problem
 from experiments.studies.base import TAKES_THE_MEAN, titles_of
 from experiments.studies.running import Entry, Run
 from experiments.studies.sfl_problem import Problem
@@ -24,6 +25,7 @@ METHODS = (
     *("sfl", "sfl_star", "sfl_per", "sfl_lg", "local"),
 )
 GRAPH_METHODS = ("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_per", "sfl_lg")
+NUM_ROUNDS = 20
 METHOD_OPTIONS = {  # option: field of the configs of the methods that it concerns
     "propagation_steps": "propagation_steps",
     "alpha": "alpha",
@@ -39,6 +41,19 @@ METHOD_OPTIONS = {  # option: field of the configs of the methods that it concer
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SFLStudy(SFLSettings):
     """A comparison of methods whose clients are sensors, or share images by labels."""
+
+    def known_methods(self) -> dict[str, str]:
+        """See `Options.known_methods`."""
+        return titles_of(METHODS)
+
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        return super().in_effect() | {
+            **sfl_problem.in_effect(self),
+            "methods": self.chosen_methods(),
+            "num_rounds": self.setting("num_rounds", NUM_ROUNDS),
+            "pull_weight": self.method_values("sfl").get("pull_weight", 0.0),
+        }
 
     def run_loaded(self) -> dict[str, Entry]:
         """Runs or scores the methods; writes tables, figures and pictures.
@@ -64,6 +79,7 @@ class SFLStudy(SFLSettings):
         if self.kind == "traffic":
             save_network(workdir / "network.npz", dataset, problem.splits["train"])
         settings = {
+            "command": self.command(),
             "flags": self.record(),
             "notes": notes,
             "data": problem.checksum,
@@ -85,9 +101,14 @@ class SFLStudy(SFLSettings):
         print(sfl_output.table(problem, entries, titles))
         if self.eval_only:
             return entries
-        sfl_output.draw(workdir, problem, runs, titles)
-        print(f"results.json, metrics.jsonl and pictures are in {workdir}")
-        return {**before, **entries}
+        on_record = {**before, **entries}
+        data = f"{dataset.name}, {len(problem.splits['train'].client_ids)} clients"
+        readings = pictures.masked(True, "errors") if self.kind == "traffic" else ""
+        look = pictures.look(self, data, on_record, titles, readings)
+        sfl_output.draw(workdir, problem, runs, titles, look)
+        report.write(workdir, self.system, sfl_output.table(problem, on_record, titles))
+        print(f"report.html, results.json and pictures are in {workdir}")
+        return on_record
 
     # --- Methods ----------------------------------------------------------------------
 
@@ -165,7 +186,7 @@ class SFLStudy(SFLSettings):
             problem.splits,
             workdir,
             checksum=problem.checksum,
-            num_rounds=self.setting("num_rounds", 20),
+            num_rounds=self.setting("num_rounds", NUM_ROUNDS),
             examples_per_round=examples * problem.task.local_epochs,
             rate_name=problem.rate_name,
         )

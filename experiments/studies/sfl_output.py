@@ -9,14 +9,14 @@ from experiments.studies import running
 from experiments.studies.running import Entry, Run
 from experiments.studies.sfl_problem import Problem
 from fedjax_graph.core import graphs
-from fedjax_graph.driver import plots
+from fedjax_graph.driver import maps, plots, results
 
 MOST_CLIENTS = 25  # in a picture of the graph, as in the paper's
 
 
 def table(
     problem: Problem, entries: Mapping[str, Entry], titles: Mapping[str, str]
-) -> str:
+) -> results.Table:
     """The paper's columns: Table 1, or Tables 2 and 3."""
     columns = {**problem.columns, "best round": running.best_round}
     return running.table(problem.scores, columns, entries, titles)
@@ -27,21 +27,19 @@ def draw(
     problem: Problem,
     runs: Mapping[str, Run],
     titles: Mapping[str, str],
+    look: plots.Look,
 ) -> None:
     """Draws the convergence of all methods, and the given and the learnt graph."""
     records = running.records_of(workdir, titles)
     key, label = problem.curve
     known = [r for r in records if key in r]
     series = {
-        title: plots.Line(
-            [r["round"] for r in known if r["method"] == title],
-            [r[key] for r in known if r["method"] == title],
-        )
+        title: plots.history([r for r in known if r["method"] == title], key)
         for title in dict.fromkeys(r["method"] for r in known)
     }
-    plots.curves(workdir / "convergence.png", series, "round", label)
+    plots.curves(workdir / "convergence.png", series, "round", label, look)
     path = workdir / "training_curves.png"
-    plots.training_curves(path, records, running.monitors(runs))
+    plots.training_curves(path, records, running.monitors(runs), look)
     given = graphs.row_normalise(graphs.dense_adjacency(problem.splits["train"].graph))
     matrices = {"given, row-normalised": given}
     if "sfl_star" in runs:
@@ -51,7 +49,7 @@ def draw(
     few = {t + cut_note(x): np.asarray(x)[:most, :most] for t, x in matrices.items()}
     path = workdir / "client_graph.png"
     if "sfl_star" in runs or not path.exists():  # keeps what an earlier SFL* learnt
-        plots.heat_maps(path, few, "takes from client", "client")
+        maps.heat_maps(path, few, "takes from client", "client", look=look)
 
 
 def cut_note(matrix: np.ndarray) -> str:

@@ -220,3 +220,30 @@ def model_bytes(study: SFLSettings) -> int:
     num_parameters = 596 * study.setting("width", ImageTask.width) ** 2
     copies = 4  # state, best state, the updated models, the mixed ones
     return 4 * copies * study.setting("num_clients") * num_parameters
+
+
+def in_effect(study: SFLSettings) -> dict[str, Any]:
+    """What options stand for that are not given; see `Options.in_effect`."""
+    is_traffic = study.kind == "traffic"
+    task = make_task(study, TrafficRNNTask if is_traffic else ImageTask)
+    found = {
+        "dataset": study.dataset_name,
+        "batch_size": task.batch_size,
+        "local_epochs": task.local_epochs,
+        "learning_rate": task.optimizer.learning_rate,
+        "client_optimizer": task.optimizer,
+    }
+    if isinstance(task, TrafficRNNTask):
+        return found | {
+            "model": study.model or task.model,
+            "rnn_hidden_size": study.rnn_hidden_size or task.hidden_size,
+            "split_ratio": study.split_ratio or "70/10/20",
+        }
+    return found | {
+        "num_clients": study.setting("num_clients"),
+        "width": study.setting("width", task.width),
+        "num_images": study.num_images or "all",
+        "num_test_images": study.num_test_images or "all",
+        "num_sensors": None,
+        "num_days": None,
+    }

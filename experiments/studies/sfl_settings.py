@@ -49,6 +49,8 @@ class SFLSettings(TrafficStudy):
     the dataset's value, see `DEFAULTS`, else the task's.
     """
 
+    subject: ClassVar[str] = "SFL and the methods beside it"
+    duration: ClassVar[str] = "Without flags: one to two minutes on a CPU."
     system: ClassVar[str] = "sfl"
 
     num_clients: int | None = option(None, "Clients that share the data.", lower=1)

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pathlib
 from typing import Any, ClassVar
 
 import jax
@@ -20,11 +21,14 @@ from fedjax_graph.driver import compile_for
 MOST_COPIED_BYTES = 1.3 * 2**30
 MOST_CPU_DEVICES = 8  # each holds a copy of what is not shared out
 _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+AUTO_PRECISION = {"cpu": "float32", "gpu": "tf32", "tpu": "bfloat16"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataOptions(Options):
     """Which data, and what plugins bring."""
+
+    subject: ClassVar[str] = "Data"
 
     dataset: str | None = option(
         None, "Name of a dataset, or the path of a user's own .npz file."
@@ -53,6 +57,10 @@ class DataOptions(Options):
             object.__setattr__(self, "data_dir", os.environ.get("FEDJAX_GRAPH_DATA"))
         super().__post_init__()
 
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        return super().in_effect() | {"data_dir": self.data_dir or str(cache_folder())}
+
     def run(self) -> Any:
         """Does all that the binary does, plugins first.
 
@@ -80,12 +88,14 @@ class DataOptions(Options):
 class MachineOptions(Options):
     """Options of the hardware: matrix precision, and CPU cores as devices."""
 
+    subject: ClassVar[str] = "Machine"
     keeps_programs: ClassVar[bool] = True  # unless told otherwise
 
     precision: str = option(
         "tf32",
-        "Precision of matrix products on accelerators; a CPU always computes float32.",
-        choices=list(_JAX_PRECISION),
+        "Precision of matrix products of float32, which are added up in float32; a CPU "
+        "always computes float32. auto: tf32 on a GPU, bfloat16 on a TPU.",
+        choices=["auto", *_JAX_PRECISION],
     )
     num_cpu_devices: int | None = option(
         None,
@@ -95,6 +105,9 @@ class MachineOptions(Options):
         lower=1,
     )
 
+    check_memory: bool = option(
+        True, "Refuse a round that needs more memory than is free, once it is compiled."
+    )
     compilation_cache: str | None = option(
         None,
         "Folder that keeps compiled programs for later runs, or `off`; by default "
@@ -126,6 +139,14 @@ class MachineOptions(Options):
         None, "Which of them this is, from 0; with --coordinator.", lower=0
     )
 
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        kept = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(programs_folder())
+        return super().in_effect() | {
+            "num_cpu_devices": self.num_cpu_devices or usual_cpu_devices(),
+            "compilation_cache": kept if self.keeps_programs else "off",
+        }
+
     def join_processes(self) -> None:
         """Makes this process one of several, if `coordinator` says so.
 
@@ -150,6 +171,13 @@ class MachineOptions(Options):
         common = {name: x for name, x in self.record().items() if name not in own}
         processes.agree("the command line", json.dumps(common, default=str))
 
+    def precision_in_effect(self) -> str:
+        """What `precision` means on the machine that computes, or is compiled for."""
+        if self.precision != "auto":
+            return self.precision
+        target = self.compile_for and compile_for.parse(self.compile_for)
+        return AUTO_PRECISION[target.backend if target else mesh.backend()]
+
     def set_up_jax(self, copied_bytes: int = 0) -> None:
         """Applies the precision, makes the CPU's cores devices, and sets the mesh.
 
@@ -167,15 +195,15 @@ class MachineOptions(Options):
         if self.compile_for is not None:
             compile_for.use_host()
         self._keep_programs()
-        precision = _JAX_PRECISION[self.precision]
-        jax.config.update("jax_default_matmul_precision", precision)
         is_large = copied_bytes > MOST_COPIED_BYTES
-        usual = 1 if is_large else min(mesh.num_cores(), MOST_CPU_DEVICES)
+        usual = 1 if is_large else usual_cpu_devices()
         chosen = self.num_cpu_devices or min(map(int, processes.gather(str(usual))))
         if self.compile_for is not None:
             chosen = 1  # which describes the data
         with contextlib.suppress(RuntimeError):  # JAX has been used
             mesh.use_cpu_cores(chosen)
+        precision = _JAX_PRECISION[self.precision_in_effect()]
+        jax.config.update("jax_default_matmul_precision", precision)
         found = mesh.all_devices()
         if mesh.backend() == "cpu":
             if len(found) < chosen * processes.count() and self.num_cpu_devices:
@@ -197,6 +225,16 @@ class MachineOptions(Options):
         elif folder or (
             self.keeps_programs and not jax.config.jax_compilation_cache_dir
         ):
-            folder = folder or str(cache_folder() / "programs")
+            folder = folder or str(programs_folder())
             jax.config.update("jax_compilation_cache_dir", folder)
         compilation_cache.reset_cache()  # of what another run in the process used
+
+
+def usual_cpu_devices() -> int:
+    """CPU cores that share the work where nobody says how many."""
+    return min(mesh.num_cores(), MOST_CPU_DEVICES)
+
+
+def programs_folder() -> pathlib.Path:
+    """Where compiled programs are kept where nobody says where."""
+    return cache_folder() / "programs"

@@ -1,7 +1,7 @@
 """What the studies of traffic networks share: the dataset, and how it is cut."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from experiments.studies.options import option
 from experiments.studies.trust import TrustStudy
@@ -14,10 +14,19 @@ from fedjax_graph.data.traffic.network import TrafficDataset
 class TrafficStudy(TrustStudy):
     """A study whose dataset may be a traffic network."""
 
+    subject: ClassVar[str] = "Data"
+
     num_sensors: int | None = option(
         None, "Cut the dataset to this many sensors.", lower=1
     )
     num_days: int | None = option(None, "Cut the dataset to its first days.", lower=1)
+
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        size = {"num_sensors": "all", "num_days": "all"}
+        if self.network_name == "synthetic":
+            size = {"num_sensors": 20, "num_days": 14}
+        return super().in_effect() | size
 
     @property
     def network_name(self) -> str:

@@ -91,7 +91,7 @@ class TablesStudy(Options):
 
 def main() -> None:
     """Writes what the command line asks for."""
-    cli.run_study(TablesStudy)
+    cli.run_study(TablesStudy, __doc__)
 
 
 if __name__ == "__main__":

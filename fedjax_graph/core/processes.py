@@ -8,11 +8,9 @@ The first process alone writes; to save a checkpoint orbax lets all of them meet
 
 import functools
 import itertools
-import os
 import pathlib
 import re
 import secrets
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -55,7 +53,7 @@ def join(
     if jax.distributed.is_initialized():
         return
     _check(coordinator, num_processes, process_id)
-    _report_losses()
+    reporter.pipe_stderr("losses")
     # Which only notes a SIGTERM, that should end the process.
     jax.config.update("jax_enable_preemption_service", False)
     try:
@@ -91,18 +89,6 @@ def _check(
             f"process_id={process_id}: expected 0 to num_processes - 1, with "
             f"num_processes={num_processes}"
         )
-
-
-def _report_losses() -> None:
-    """Sends stderr through `reporter`, which makes one line of XLA's last words."""
-    read, write = os.pipe()  # which no other child inherits
-    command = [sys.executable, "-S", "-E", reporter.__file__]
-    actions = [(os.POSIX_SPAWN_DUP2, read, 0)]
-    os.posix_spawn(sys.executable, command, os.environ, file_actions=actions)
-    sys.stderr.flush()
-    os.dup2(write, 2)
-    os.close(read)
-    os.close(write)
 
 
 def count() -> int:

@@ -265,6 +265,24 @@ def fetch(name: str) -> list[Path]:
     return [_fetch_any(alternatives) for alternatives in REGISTRY[name]]
 
 
+def digests(name: str) -> dict[str, Source]:
+    """The files of a dataset whose digest is known, by file name.
+
+    Files of an archive have none of their own.
+    """
+    sources = (x for files in REGISTRY.get(name, ()) for x in files)
+    return {x.filename: x for x in sources if x.member is None}
+
+
+def difference(path: Path, source: Source) -> str | None:
+    """What of a file's digests is not as published; None where they are right."""
+    try:
+        _check_digests(path, source)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def git_blob_id(path: str | os.PathLike) -> str:
     """SHA-1 of a file as git counts it: what `git hash-object FILE` prints."""
     digest = hashlib.sha1(b"blob %d\0" % os.path.getsize(path))
@@ -296,13 +314,11 @@ def _fetch_any(alternatives: tuple[Source, ...]) -> Path:
 
 def _check_present(path: Path, source: Source) -> None:
     """Checks a file that was there before; a member of an archive has no digest."""
-    try:
-        if source.member is None:
-            _check_digests(path, source)
-    except ValueError as error:
+    reason = None if source.member else difference(path, source)
+    if reason:
         raise InputError(
-            f"{path}: not the published file ({error}); move it away to download it"
-        ) from error
+            f"{path}: not the published file ({reason}); move it away to download it"
+        )
 
 
 def _check_digests(path: Path, source: Source) -> None:

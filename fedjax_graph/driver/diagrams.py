@@ -33,6 +33,7 @@ def architecture(
     labels: Mapping[int, str],
     edges: Sequence[tuple[int, int]],
     title: str = "",
+    colour: str = plots.COLOURS[0],
 ) -> None:
     """Writes a graph without cycles as boxes in rows, with arrows that lead down.
 
@@ -42,15 +43,16 @@ def architecture(
       edges: (from, to). A box stands one row below the last from which an arrow leads
         to it. `architecture.diagram` gives labels and edges of a code.
       title: of the picture.
+      colour: of boxes between others; the first and the last are black.
 
     Raises:
       InputError: if there is no box, an edge joins a place without one, or edges make a
         cycle.
     """
-    plots.save(architecture_figure(labels, edges, title), path)
+    plots.save(architecture_figure(labels, edges, title, colour), path)
 
 
-def architecture_figure(labels, edges, title="") -> Figure:
+def architecture_figure(labels, edges, title="", colour=plots.COLOURS[0]) -> Figure:
     """Draws what `architecture` writes."""
     row_of = _rows(labels, edges)
     chains = _chains(row_of, edges)
@@ -81,15 +83,15 @@ def architecture_figure(labels, edges, title="") -> Figure:
         )
     for index, text in texts.items():
         is_inner = all(index in side for side in zip(*edges, strict=True))
-        colour = plots.COLOURS[not is_inner]
+        edge = colour if is_inner else plots.TRUTH_COLOUR
         corner = x[index] - width / 2, y[index] - height / 2
         box = FancyBboxPatch(
             corner,
             width,
             height,
             boxstyle="round,pad=0,rounding_size=0.06",
-            facecolor=(colour, 0.12),
-            edgecolor=colour,
+            facecolor=(edge, 0.12),
+            edgecolor=edge,
         )
         axes.add_patch(box)
         axes.text(

@@ -2,38 +2,41 @@
 
 Each function `f(path, ...)` writes what its `f_figure(...)` draws. Figures are made
 with matplotlib's object interface and the Agg canvas, so that there is no global state
-and no display is needed. Colours are those of Okabe and Ito, which colour-blind readers
-can tell apart; line styles differ as well where lines may lie on top of each other.
+and no display is needed. A `Look` gives a method the same colour and line in all
+pictures of a run, and all pictures the same title. The first colours are those of Okabe
+and Ito, which colour-blind readers can tell apart, the others Paul Tol's.
 """
 
-import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
-from matplotlib.path import Path as Curve
-from matplotlib.transforms import Bbox
+from matplotlib.ticker import (
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    StrMethodFormatter,
+)
 
 from fedjax_graph.core.processes import by_first
 from fedjax_graph.data.traffic.time_steps import UNIT_NAMES, TimeStep, in_words, unit_of
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
+    *("#882255", "#999933", "#332288", "#117733", "#AA4499"),
+)
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 TRUTH_COLOUR = "#222222"
 MOST_MARKERS = 50  # points of a line; more would only blur it
 DPI = 150
 FONT_SIZE = 10  # of titles and boxes, points
-
-# Of names beside points, in points.
-NAME_MARGIN = 2
-NAME_DISTANCES = (3, 10, 20, 32, 46)
-NAME_DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
 
 
 class Line(NamedTuple):
@@ -44,25 +47,54 @@ class Line(NamedTuple):
     spread: Sequence[float] | None = None
 
 
+class Look(NamedTuple):
+    """What the pictures of a run have in common."""
+
+    methods: tuple[str, ...] = ()  # titles; their order gives colours and line styles
+    title: str = ""  # of the data, seeds and whatever else holds for all
+
+    def of(self, names: Iterable[str]) -> dict[str, tuple[str, Any]]:
+        """Colour and line style of each name, by name; strangers follow the methods."""
+        order = list(dict.fromkeys([*self.methods, *names]))
+        return {
+            name: (COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)])
+            for i, name in enumerate(order)
+        }
+
+    def colour(self, name: str) -> str:
+        """The colour of a method."""
+        return self.of([name])[name][0]
+
+
+PLAIN = Look()
+
+
 def curves(
     path: str | os.PathLike,
     series: Mapping[str, Line],
     xlabel: str,
     ylabel: str,
-    title: str = "",
+    look: Look = PLAIN,
     log_x: bool = False,
 ) -> None:
     """Writes one panel with a line per entry of `series`."""
-    save(curves_figure(series, xlabel, ylabel, title, log_x), path)
+    save(curves_figure(series, xlabel, ylabel, look, log_x), path)
 
 
-def curves_figure(series, xlabel, ylabel, title="", log_x=False) -> Figure:
+def curves_figure(series, xlabel, ylabel, look=PLAIN, log_x=False) -> Figure:
     """Draws what `curves` writes."""
-    figure, (axes,) = new_panels(1, 1, size=(7.0, 4.2))
-    axes.set_xscale("log" if log_x else "linear")
-    _draw(axes, series, _colours(series))
-    label_axes(axes, xlabel, ylabel, title)
-    _legend(figure, axes)
+    figure, (axes,) = new_panels(1, 1, size=(7.0, 4.2), title=look.title)
+    _draw(axes, series, look)
+    label_axes(axes, xlabel, ylabel)
+    xs = [x for line in series.values() for x in line[0]]
+    if log_x:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    elif np.all(np.equal(np.mod(xs, 1), 0)):
+        whole_ticks(axes.xaxis)
+    add_legend(figure, axes)
     return figure
 
 
@@ -70,6 +102,7 @@ def training_curves(
     path: str | os.PathLike,
     records: Iterable[Mapping],
     monitors: Iterable[str] = ("loss",),
+    look: Look = PLAIN,
 ) -> None:
     """Writes the training loss and what rounds are chosen by, one line per method.
 
@@ -77,22 +110,28 @@ def training_curves(
       path: the PNG file.
       records: dicts with "method" and "round" and, as far as known in that round,
         "train_loss" and "validation_loss", or what `monitors` name, and the same keys
-        with "_std" where the values are means over seeds.
+        with "_by_seed" where the values are means over seeds: the band is their
+        standard deviation.
       monitors: of the methods, see `FederatedAlgorithm.monitor`: a panel for each.
+      look: of the run.
     """
-    save(training_curves_figure(records, monitors), path)
+    save(training_curves_figure(records, monitors, look), path)
 
 
-def training_curves_figure(records, monitors=("loss",)) -> Figure:
+def training_curves_figure(records, monitors=("loss",), look=PLAIN) -> Figure:
     """Draws what `training_curves` writes."""
-    panels = {"training loss": ("train_loss", "train_loss_std")}
+    panels = {"training loss": ("train_loss", None)}
     for monitor in monitors:
-        key = f"validation_{monitor}"
-        panels[key.replace("_", " ")] = (key, f"{key}_std")
-    return _histories(records, "round", panels)
+        panels[f"validation {monitor.replace('_', ' ')}"] = (
+            f"validation_{monitor}",
+            None,
+        )
+    return _histories(records, "round", panels, look)
 
 
-def search_curves(path: str | os.PathLike, records: Iterable[Mapping]) -> None:
+def search_curves(
+    path: str | os.PathLike, records: Iterable[Mapping], look: Look = PLAIN
+) -> None:
     """Writes the best and the mean score of a search by generation, a line per method.
 
     Args:
@@ -100,39 +139,53 @@ def search_curves(path: str | os.PathLike, records: Iterable[Mapping]) -> None:
       records: dicts with "method" and "round" and, as far as known in that round,
         "best_score" and "mean_score", federated ones, and "score_spread", the standard
         deviation of the best over clients, which is drawn as a band.
+      look: of the run.
     """
-    save(search_curves_figure(records), path)
+    save(search_curves_figure(records, look), path)
 
 
-def search_curves_figure(records) -> Figure:
+def search_curves_figure(records, look=PLAIN) -> Figure:
     """Draws what `search_curves` writes."""
     panels = {
         "best federated score": ("best_score", "score_spread"),
         "mean federated score": ("mean_score", None),
     }
-    return _histories(records, "generation", panels)
+    return _histories(records, "generation", panels, look)
 
 
-def _histories(records, xlabel, panels):
+def _histories(records, xlabel, panels, look):
     """Draws a panel for each label of `panels`, {label: (key, key of the spread)}."""
     records = sorted(records, key=lambda record: record["round"])
     methods = dict.fromkeys(str(record["method"]) for record in records)
-    figure, all_axes = new_panels(1, len(panels), size=(4.5 * len(panels), 3.8))
+    size = (4.5 * len(panels), 3.8)
+    figure, all_axes = new_panels(1, len(panels), size, look.title)
     for axes, (label, keys) in zip(all_axes, panels.items(), strict=True):
         series = {
-            method: _history([r for r in records if str(r["method"]) == method], *keys)
+            method: history([r for r in records if str(r["method"]) == method], *keys)
             for method in methods
         }
-        _draw(axes, series, _colours(methods))
+        _draw(axes, series, look)
         label_axes(axes, xlabel, label)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    _legend(figure, all_axes[0])
+        whole_ticks(axes.xaxis)
+    add_legend(figure, all_axes[0])
     return figure
 
 
-def _history(records, key, spread_key):
+def history(
+    records: Iterable[Mapping], key: str, spread_key: str | None = None
+) -> Line:
+    """A figure of one method over its rounds, those left out that do not have it.
+
+    Args:
+      records: of `metrics.jsonl`, or some with the same keys.
+      key: of the figure.
+      spread_key: of the band; by default it is the deviation over seeds, if any.
+    """
     known = [r for r in records if r.get(key) is not None]
-    spread = [r.get(spread_key) or 0.0 for r in known]
+    if spread_key:
+        spread = [r.get(spread_key) or 0.0 for r in known]
+    else:
+        spread = [_deviation(r.get(f"{key}_by_seed")) for r in known]
     return Line(
         [r["round"] for r in known],
         [r[key] for r in known],
@@ -140,11 +193,24 @@ def _history(records, key, spread_key):
     )
 
 
+def _deviation(by_seed: Sequence[float | None] | None) -> float:
+    """Standard deviation over seeds, of which some may not be finite."""
+    known = [x for x in by_seed or () if x is not None and np.isfinite(x)]
+    return float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
+
+
+def whole_ticks(axis: Axis) -> None:
+    """Leaves out ticks between whole numbers, as of rounds and of clients."""
+    axis.set_major_locator(MaxNLocator(integer=True))
+
+
 def rmse_by_horizon(
     path: str | os.PathLike,
     rmse: Mapping[str, Sequence[float]],
     step: TimeStep,
     unit: str,
+    look: Look = PLAIN,
+    spread: Mapping[str, Sequence[float]] | None = None,
 ) -> None:
     """Writes the error of each method against the time ahead.
 
@@ -153,25 +219,27 @@ def rmse_by_horizon(
       rmse: [12] by method, one `step` ahead, two and so on.
       step: between readings.
       unit: of the errors.
+      look: of the run.
+      spread: [12] by method, the deviation over seeds of those that have one.
     """
-    save(rmse_by_horizon_figure(rmse, step, unit), path)
+    save(rmse_by_horizon_figure(rmse, step, unit, look, spread), path)
 
 
-def rmse_by_horizon_figure(rmse, step, unit) -> Figure:
+def rmse_by_horizon_figure(rmse, step, unit, look=PLAIN, spread=None) -> Figure:
     """Draws what `rmse_by_horizon` writes."""
     num_steps = max(map(len, rmse.values()), default=0)
     sign, length = unit_of(num_steps * step.delta)
     ahead = np.arange(num_steps + 1) * (step.delta / length)
     series = {
-        method: Line(ahead[1 : len(errors) + 1], errors)
+        method: Line(ahead[1 : len(errors) + 1], errors, (spread or {}).get(method))
         for method, errors in rmse.items()
     }
-    figure, (axes,) = new_panels(1, 1, size=(7.0, 4.2))
-    _draw(axes, series, _colours(series))
+    figure, (axes,) = new_panels(1, 1, (7.0, 4.2), look.title)
+    _draw(axes, series, look)
     label_axes(axes, f"{UNIT_NAMES[sign]} ahead", f"RMSE ({unit})")
     axes.set_xticks(ahead[::3])
     axes.set_ylim(bottom=0)
-    _legend(figure, axes)
+    add_legend(figure, axes)
     return figure
 
 
@@ -183,6 +251,7 @@ def forecasts(
     times: np.ndarray,
     unit: str,
     sensors: Sequence[str] | None = None,
+    look: Look = PLAIN,
 ) -> None:
     """Writes forecast against truth, one panel per sensor.
 
@@ -190,227 +259,62 @@ def forecasts(
       path: the PNG file.
       truth: [T, P] readings of P sensors; NaN, where one is missing, is a gap.
       forecasts: per method and time ahead the forecasts [T, P] *for* the same times as
-        the truth, made so much earlier.
+        the truth, made so much earlier; or [S, T, P] of S seeds, whose mean is drawn
+        and whose deviation is a band.
       times: [T] datetime64 of the rows.
       unit: of the readings.
       sensors: [P] names of the panels.
+      look: of the run.
     """
     save(
         forecasts_figure(
-            truth=truth, forecasts=forecasts, times=times, unit=unit, sensors=sensors
+            truth=truth,
+            forecasts=forecasts,
+            times=times,
+            unit=unit,
+            sensors=sensors,
+            look=look,
         ),
         path,
     )
 
 
-def forecasts_figure(*, truth, forecasts, times, unit, sensors=None) -> Figure:
+def forecasts_figure(
+    *, truth, forecasts, times, unit, sensors=None, look=PLAIN
+) -> Figure:
     """Draws what `forecasts` writes."""
     truth = np.asarray(truth)
     num_panels = truth.shape[1]
     x = np.asarray(times)
     names = [f"sensor {p}" for p in range(num_panels)] if sensors is None else sensors
     horizons = sorted({h for by in forecasts.values() for h in by}, reverse=True)
-    colours = _colours(forecasts)
-    figure, panels = new_panels(num_panels, 1, size=(9.0, 0.7 + 2.0 * num_panels))
+    styles = look.of(forecasts)
+    size = (9.0, 0.9 + 2.0 * num_panels)
+    figure, panels = new_panels(num_panels, 1, size, look.title)
     for p, axes in enumerate(panels):
         axes.plot(x, truth[:, p], color=TRUTH_COLOUR, linewidth=2.2, label="measured")
         for method, by_horizon in forecasts.items():
             for ahead, values in sorted(by_horizon.items(), reverse=True):
+                seeds = np.asarray(values)[..., p].reshape(-1, len(x))
+                colour, mean = styles[method][0], seeds.mean(axis=0)
                 axes.plot(
                     x,
-                    np.asarray(values)[:, p],
-                    color=colours[method],
+                    mean,
+                    color=colour,
                     linewidth=1.5,
                     linestyle=DASHES[horizons.index(ahead) % len(DASHES)],
                     label=f"{method}, {in_words(ahead)} ahead",
                 )
+                if len(seeds) > 1:
+                    _band(axes, x, mean, seeds.std(axis=0, ddof=1), colour)
         label_axes(axes, "", f"readings ({unit})", str(names[p]))
         axes.set_ylim(bottom=0)
         axes.margins(x=0.01)
         locator = axes.xaxis.get_major_locator()
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     panels[-1].set_xlabel("time")
-    _legend(figure, panels[0])
+    add_legend(figure, panels[0])
     return figure
-
-
-def heat_maps(
-    path: str | os.PathLike,
-    matrices: Mapping[str, np.ndarray],
-    xlabel: str,
-    ylabel: str,
-    ticks: tuple[Sequence, Sequence] | None = None,
-) -> None:
-    """Writes matrices side by side, each with its own scale from 0, dark is large.
-
-    Args:
-      path: the PNG file.
-      matrices: titles and non-negative matrices [N, M].
-      xlabel: what the columns are.
-      ylabel: what the rows are.
-      ticks: names of the N rows and of the M columns. Where given, cells bear their
-        values, and scales begin at the smallest.
-    """
-    save(heat_maps_figure(matrices, xlabel, ylabel, ticks), path)
-
-
-def heat_maps_figure(matrices, xlabel, ylabel, ticks=None) -> Figure:
-    """Draws what `heat_maps` writes."""
-    figure, panels = new_panels(1, len(matrices), size=(4.6 * len(matrices), 4.2))
-    for axes, (title, matrix) in zip(panels, matrices.items(), strict=True):
-        smallest = np.min(matrix) if ticks else 0
-        largest = np.max(matrix, initial=0) or 1
-        image = axes.imshow(matrix, cmap="Blues", vmin=smallest, vmax=largest)
-        axes.grid(False)
-        label_axes(axes, xlabel, ylabel, title)
-        figure.colorbar(image, ax=axes, shrink=0.8)
-        if ticks:
-            _name_cells(axes, image, *ticks)
-    return figure
-
-
-def _name_cells(axes: Axes, image, rows: Sequence, columns: Sequence):
-    """Names rows and columns and writes the values of a heat map into its cells."""
-    axes.set_xticks(range(len(columns)), columns)
-    axes.set_yticks(range(len(rows)), rows)
-    for (i, j), value in np.ndenumerate(image.get_array()):
-        colour = "white" if image.norm(value) > 0.5 else TRUTH_COLOUR
-        axes.text(j, i, f"{value:.4g}", ha="center", va="center", color=colour)
-
-
-def sensor_map(
-    path: str | os.PathLike,
-    longitude: np.ndarray,
-    latitude: np.ndarray,
-    is_seen: np.ndarray,
-) -> None:
-    """Writes a map of sensors, those seen in training marked.
-
-    Args:
-      path: the PNG file.
-      longitude: [N] degrees.
-      latitude: [N] degrees.
-      is_seen: [N] bool.
-    """
-    save(sensor_map_figure(longitude, latitude, is_seen), path)
-
-
-def sensor_map_figure(longitude, latitude, is_seen) -> Figure:
-    """Draws what `sensor_map` writes."""
-    figure, (axes,) = new_panels(1, 1, size=(6.4, 6.0))
-    groups = (("seen in training", "o", is_seen), ("unseen", "^", ~is_seen))
-    for colour, (name, marker, group) in zip(COLOURS[:2], groups, strict=True):
-        axes.plot(
-            longitude[group],
-            latitude[group],
-            marker,
-            color=colour,
-            markersize=5,
-            label=f"{name}: {np.sum(group)}",
-        )
-    axes.set_aspect(1 / np.cos(np.deg2rad(np.mean(latitude))), adjustable="datalim")
-    axes.ticklabel_format(useOffset=False)
-    label_axes(axes, "longitude (degrees)", "latitude (degrees)")
-    _legend(figure, axes)
-    return figure
-
-
-def scatter(
-    path: str | os.PathLike,
-    points: Mapping[str, tuple[float, float]],
-    xlabel: str,
-    ylabel: str,
-    title: str = "",
-    highlight: Collection[str] = (),
-) -> None:
-    """Writes points (x, y) with their names beside them.
-
-    Args:
-      path: the PNG file.
-      points: by name.
-      xlabel: of the first coordinate.
-      ylabel: of the second.
-      title: of the picture.
-      highlight: names of points to be larger and of another colour.
-    """
-    save(scatter_figure(points, xlabel, ylabel, title, highlight), path)
-
-
-def scatter_figure(points, xlabel, ylabel, title="", highlight=()) -> Figure:
-    """Draws what `scatter` writes."""
-    figure, (axes,) = new_panels(1, 1, size=(7.0, 4.8))
-    for name, (x, y) in points.items():
-        is_large = name in highlight
-        size, colour = (11, COLOURS[1]) if is_large else (6, COLOURS[0])
-        axes.plot(x, y, "o", color=colour, markersize=size, label=name)
-    axes.margins(0.12)
-    label_axes(axes, xlabel, ylabel, title)
-    _name_points(figure, axes)
-    return figure
-
-
-def _name_points(figure: Figure, axes: Axes):
-    """Writes the label of each line, which is one point, beside it.
-
-    A name takes, of the positions around its point, one where it covers least of other
-    names and points, of those one where links cross fewest, and of those the first.
-    Places are found in pixels of the finished layout, large points first.
-    """
-    figure.draw_without_rendering()
-    pixels = figure.dpi / 72  # per point
-    lines = sorted(axes.lines, key=lambda line: -line.get_markersize())
-    centres = [axes.transData.transform(line.get_xydata()[0]) for line in lines]
-    radii = [line.get_markersize() / 2 * pixels for line in lines]
-    markers = [_box(c, 2 * r) for c, r in zip(centres, radii, strict=True)]
-    names, links = [], []
-    for i, line in enumerate(lines):
-        note = axes.annotate(
-            line.get_label(),
-            line.get_xydata()[0],
-            (0, 0),
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            fontsize=9,
-            zorder=1.5,  # the link lies under the points
-            arrowprops={
-                "arrowstyle": "-",
-                "color": "#888888",
-                "linewidth": 0.6,
-                "shrinkB": 0,
-            },
-        )
-        note.set_in_layout(False)
-        size = np.array(note.get_window_extent().size) + NAME_MARGIN * pixels
-        others = names + markers[:i] + markers[i + 1 :]
-
-        def hidden(position, size=size, centre=centres[i], others=others):
-            name, link = _box(position, size), Curve([centre, position])
-            crossed = [link.intersects_bbox(other) for other in others]
-            crossed += [other.intersects_bbox(name) for other in links]
-            covered = [_overlap(name, other) for other in others]
-            outside = size.prod() - _overlap(name, axes.bbox)
-            return round(outside + sum(covered), 3), sum(crossed)
-
-        positions = [
-            centres[i] + np.array(direction) * (size / 2 + radii[i] + distance * pixels)
-            for distance in NAME_DISTANCES
-            for direction in NAME_DIRECTIONS
-        ]
-        position = min(positions, key=hidden)
-        note.set_position((position - centres[i]) / pixels)
-        names.append(_box(position, size))
-        links.append(Curve([centres[i], position]))
-
-
-def _box(centre, size) -> Bbox:
-    return Bbox([centre - np.divide(size, 2), centre + np.divide(size, 2)])
-
-
-def _overlap(a: Bbox, b: Bbox) -> float:
-    """Computes the area that two boxes have in common."""
-    common = Bbox.intersection(a, b)
-    return 0.0 if common is None else common.width * common.height
 
 
 @by_first
@@ -423,10 +327,12 @@ def save(figure: Figure, path: str | os.PathLike) -> None:
     os.replace(temporary, path)
 
 
-def new_panels(rows, columns, size) -> tuple[Figure, np.ndarray]:
+def new_panels(rows, columns, size, title="") -> tuple[Figure, np.ndarray]:
     """Makes a figure in the common style and its axes, row by row."""
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=FONT_SIZE)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
@@ -435,28 +341,29 @@ def new_panels(rows, columns, size) -> tuple[Figure, np.ndarray]:
     return figure, panels
 
 
-def _colours(names: Iterable[str]) -> dict[str, str]:
-    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
-
-
-def _draw(axes: Axes, series: Mapping[str, Line], colours):
-    num_styles = math.lcm(len(COLOURS), len(DASHES))  # then the pairs would repeat
-    for i, (name, line) in enumerate(series.items()):
+def _draw(axes: Axes, series: Mapping[str, Line], look: Look):
+    styles = look.of(series)
+    for name, line in series.items():
         x, y, spread = Line(*line)
-        y = np.asarray(y, float)
+        y, (colour, dashes) = np.asarray(y, float), styles[name]
         axes.plot(
             x,
             y,
             label=name,
-            color=colours[name],
+            color=colour,
             linewidth=1.8,
-            linestyle=DASHES[(i + i // num_styles) % len(DASHES)],
+            linestyle=dashes,
             marker="o" if len(y) <= MOST_MARKERS else None,
             markersize=4,
         )
         if spread is not None:
-            low, high = y - spread, y + spread
-            axes.fill_between(x, low, high, color=colours[name], alpha=0.18, lw=0)
+            _band(axes, x, y, spread, colour)
+
+
+def _band(axes: Axes, x, y, spread, colour):
+    """Draws what is within `spread` of a line."""
+    low, high = np.subtract(y, spread), np.add(y, spread)
+    axes.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
 
 
 def label_axes(axes: Axes, xlabel, ylabel, title="") -> None:
@@ -466,11 +373,11 @@ def label_axes(axes: Axes, xlabel, ylabel, title="") -> None:
     axes.set_title(title, loc="left", fontsize=FONT_SIZE)
 
 
-def _legend(figure: Figure, axes: Axes):
-    """Puts one legend for all panels above them."""
+def add_legend(figure: Figure, axes: Axes) -> None:
+    """Puts one legend for all panels below them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         columns = min(len(handles), 3)
         figure.legend(
-            handles, labels, loc="outside upper center", ncols=columns, frameon=False
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False
         )

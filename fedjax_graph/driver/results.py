@@ -19,13 +19,14 @@ import pathlib
 import platform
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import provenance
 from fedjax_graph.driver.rounds import RunResult
 from fedjax_graph.driver.writers import to_jsonable, write_atomically
 
@@ -33,8 +34,9 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "jraph", "numpy", "orbax-checkpoin
 
 
 def environment() -> dict[str, Any]:
-    """Records hardware and versions."""
+    """Records hardware, versions, and which code it is."""
     return {
+        "source": provenance.source(),
         "hardware": {
             "device": mesh.device_kind(),
             "backend": mesh.backend(),
@@ -71,7 +73,8 @@ def method_entry(
       result: of the run.
       test_keys: of the metrics that make `test`.
       config: hyper-parameters, for the record.
-      entry_keys: of the metrics that stand beside `test`, as means over seeds.
+      entry_keys: of the metrics that stand beside `test`, arrays as means over seeds,
+        and of several with their deviations.
     """
     kept = {key: result.test[key] for key in test_keys if key in result.test}
     beside = {key: result.test[key] for key in entry_keys if key in result.test}
@@ -102,6 +105,9 @@ def method_entry(
         "config": config,
     }
     entry |= jax.tree.map(lambda x: np.mean(x, axis=0), beside)
+    if num_seeds > 1:
+        for key, values in beside.items():
+            entry[f"{key}_std"] = np.std(values, axis=0, dtype=np.float64, ddof=1)
     return to_jsonable(entry)
 
 
@@ -151,6 +157,17 @@ def write_results(
         "methods": methods,
     }
     write_atomically(workdir / "results.json", json.dumps(results, indent=2) + "\n")
+
+
+class Table(NamedTuple):
+    """A table of texts, which `str` aligns for a terminal."""
+
+    header: list[str]
+    rows: list[list[str]]
+
+    def __str__(self) -> str:
+        """Aligns the columns."""
+        return format_table(self.header, self.rows)
 
 
 def format_table(header: list[str], rows: list[list[str]]) -> str:

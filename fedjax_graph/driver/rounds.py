@@ -24,11 +24,13 @@ from fedjax_graph.core import (
     faults,
     mesh,
     processes,
+    reporter,
 )
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import nothing
+from fedjax_graph.driver import memory
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.divergence import Divergence, OnNaN
 from fedjax_graph.driver.profile import Profile
@@ -72,6 +74,8 @@ class RunConfig(Checked):
     """What is done where a training loss or the model is not finite: the run stops and
     keeps its last checkpoint; clients whose update is not finite have weight 0 in that
     round, and the run stops if that does not help; or it goes on."""
+    check_memory: bool = True
+    """Whether data or a compiled round that would not fit in memory is refused."""
     keep_last: bool = False
     """Whether the state after the last round counts as the best one, whatever the
     validation figure; no seed stops early."""
@@ -171,6 +175,8 @@ def run(
         folder = workdir / name / "checkpoints"
         checkpoints = _open_checkpoints(folder, settings, resume, eval_only, defaults)
     with contextlib.closing(checkpoints) if checkpoints else contextlib.nullcontext():
+        if config.check_memory:
+            memory.check_copies("the data", splits)
         splits = mesh.put_replicated(splits)
         data = splits["train"]
         seed_state, seconds = _start(algorithm, config, data, checkpoints, eval_only)
@@ -247,6 +253,7 @@ class _Loop:
         self._data = (splits["train"], splits["validation"])
         self._workdir, self._checkpoints = workdir, checkpoints
         self._programs = {}
+        self._note = lambda text: None  # until there is progress to show
         self._divergence = Divergence(name, config.on_nan)
         self.compile_seconds = 0.0
         self.bytes_per_round = communication.Bytes()
@@ -269,6 +276,7 @@ class _Loop:
             return seed_state, seconds
         shown = ("train_loss", f"validation_{self._algorithm.monitor}")
         progress = Progress(self._name, config.num_rounds, round_, shown)
+        self._note = progress.note
         writes = self._workdir and processes.is_first()
         writer = writes and MetricsWriter(self._workdir, self._name, round_)
         with contextlib.ExitStack() as stack:
@@ -353,6 +361,7 @@ class _Loop:
         """Compiles `advance` over all seeds, once for each number of rounds."""
         if (num_rounds, watch) not in self._programs:
             config = self._config
+            self._note(f"{self._name}: compiling the round ...")
             start = time.perf_counter()
             lowered = _advance_seeds.lower(
                 self._algorithm,
@@ -365,8 +374,11 @@ class _Loop:
                 seed_state,
                 *self._data,
             )
-            self._programs[num_rounds, watch] = lowered.compile()
+            with reporter.without_alarms():
+                self._programs[num_rounds, watch] = lowered.compile()
             self.compile_seconds += time.perf_counter() - start
+            if config.check_memory:
+                memory.check_program(self._name, self._programs[num_rounds, watch])
         return self._programs[num_rounds, watch]
 
     def _record(self, metrics, i, round_, stopped) -> dict[str, Any]:

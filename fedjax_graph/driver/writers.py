@@ -159,8 +159,20 @@ class MetricsWriter:
         self._tensorboard.close()
 
 
+def _columns(stream: Any) -> int:
+    """How wide a terminal is; 0 of one that does not say, and of what is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        return 0
+
+
 class Progress:
-    """Shows a bar with figures and rate on a terminal, and plain lines elsewhere."""
+    """Shows a bar with figures and rate on a terminal, and plain lines elsewhere.
+
+    Elsewhere is a file, a pipe, or a terminal that does not say how wide it is. Where
+    the bar is on a terminal and stdout elsewhere, there are both.
+    """
 
     def __init__(
         self, method: str, num_rounds: int, first_round: int, shown: Sequence[str]
@@ -180,26 +192,34 @@ class Progress:
             initial=first_round,
             desc=method,
             unit="round",
-            disable=not sys.stderr.isatty(),
+            disable=not _columns(sys.stderr),
         )
+        self._has_lines = self._bar.disable or not _columns(sys.stdout)
+
+    def note(self, text: str) -> None:
+        """Shows a line, above the bar where there is one."""
+        if self._has_lines:
+            print(text, flush=True)
+        if not self._bar.disable:
+            self._bar.write(text, file=sys.stderr)
 
     def update(self, record: Record) -> None:
         """Shows the record of a round, and a note where clients were left out."""
         if skipped := record.get("skipped_clients"):
             clients = ", ".join(map(str, skipped))
             place = f"{self._method}, round {record['round']}"
-            self._bar.write(f"note: {place}: not finite and left out: client {clients}")
+            self.note(f"note: {place}: not finite and left out: client {clients}")
         rates = [key for key in record if key.endswith("_per_s")]
         shown = {
             key: f"{record[key]:.4g}"
             for key in (*self._shown, *rates)
             if isinstance(record.get(key), float) and math.isfinite(record[key])
         }
-        if self._bar.disable:
+        if self._has_lines:
             figures = "  ".join(f"{key} {value}" for key, value in shown.items())
             progress = f"round {record['round']}/{self._num_rounds}"
             print(f"{self._method}  {progress}  {figures}", flush=True)
-        else:
+        if not self._bar.disable:
             self._bar.set_postfix(shown, refresh=False)
             self._bar.update(record["round"] - self._bar.n)
 

@@ -23,3 +23,9 @@ def text_boxes(figure):
         text.get_text(): Text.get_window_extent(text, renderer)
         for text in figure.axes[0].texts
     }
+
+
+def plot(axes, label):
+    """The line of that label."""
+    (line,) = [line for line in axes.lines if line.get_label() == label]
+    return line

@@ -1,5 +1,3 @@
-import itertools
-
 import matplotlib.image
 import numpy as np
 import numpy.testing as npt
@@ -7,9 +5,10 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from fedjax_graph.data.traffic.time_steps import TimeStep
-from fedjax_graph.driver import diagrams, plots
-from tests.driver.pictures import contains, covers, text_boxes
+from fedjax_graph.driver import diagrams, plots, scatter
+from tests.driver.pictures import plot
 
+LOOK = plots.Look(("persistence", "local", "cnfgnn"), "tiny, 5 sensors, seeds 0 to 2")
 HOUR = 12
 STEP = TimeStep(300)
 AHEAD = np.timedelta64(15, "m"), np.timedelta64(1, "h")
@@ -23,10 +22,9 @@ RECORDS = [
         "round": 2,
         "train_loss": float("nan"),
         "validation_loss": 0.6,
-        "validation_loss_std": 0.1,
+        "validation_loss_by_seed": [0.5, 0.7, None],
     },
 ]
-GRAPHS = {"given": np.eye(3), "learnt": np.array([[0, 0.2, 0.4], [0.1, 0, 0.3]])}
 SEARCH = [
     {"method": "b", "round": 1, "best_score": -0.5, "mean_score": -0.9},
     {
@@ -39,20 +37,6 @@ SEARCH = [
     {"method": "a", "round": 1, "best_score": -0.4, "score_spread": None},
     {"method": "b", "round": 2, "train_loss": 0.3},
 ]
-POINTS = {  # millions of parameters and accuracy on Cora, Table 3 of FL-AGCNS
-    "FL-AGCNS": (0.105, 82.9),
-    "FL-Gradient": (0.045, 65.4),
-    "FL-RL": (0.101, 75.6),
-    "FL-Random": (0.113, 79.8),
-    "GAT": (0.092, 79.0),
-    "SAGE": (0.184, 78.8),
-    "GCN": (0.102, 81.3),
-    "SGC": (0.010, 78.1),
-    "APPNP": (0.092, 82.2),
-    "AGNN": (0.023, 81.2),
-    "ARMA": (0.092, 75.2),
-    "GatedGraph": (0.130, 76.6),
-}
 RMSE = {"cnfgnn": np.linspace(2, 6, 12), "persistence": np.linspace(2, 8, 12)}
 
 
@@ -73,11 +57,6 @@ def day(num_sensors=2):
     }
 
 
-def plot(axes, label):
-    (line,) = [line for line in axes.lines if line.get_label() == label]
-    return line
-
-
 def legend(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
@@ -90,13 +69,11 @@ def legend(figure):
             {"a": ([0, 1, 2, 3], [1, np.nan, 3, 4])},
             "time (s)",
             "speed (mph)",
-            "A",
         ),
         lambda path: plots.training_curves(path, RECORDS),
         lambda path: plots.rmse_by_horizon(path, RMSE, STEP, "mph"),
         lambda path: plots.forecasts(path, **day()),
         lambda path: plots.search_curves(path, SEARCH),
-        lambda path: plots.scatter(path, POINTS, "x", "y"),
         lambda path: diagrams.architecture(
             path,
             {index: f"place {index}" for index in range(9)},
@@ -109,7 +86,6 @@ def legend(figure):
         "rmse_by_horizon",
         "forecasts",
         "search_curves",
-        "scatter",
         "architecture",
     ],
 )
@@ -126,14 +102,14 @@ def test_writes_the_same_png_twice(tmp_path, write):
 
 def test_curves_carry_the_data_and_the_band():
     line = plots.Line([1, 2, 3], [4.0, np.nan, 6.0], [0.5, 0.5, 1.0])
-    figure = plots.curves_figure({"a": line, "b": ([1], [2])}, "x (s)", "y (m)", "T")
+    figure = plots.curves_figure({"a": line, "b": ([1], [2])}, "x (s)", "y (m)", LOOK)
     (axes,) = figure.axes
     np.testing.assert_array_equal(plot(axes, "a").get_ydata(), line.y)
     np.testing.assert_array_equal(plot(axes, "b").get_xdata(), [1])
     (band,) = axes.collections
     assert band.get_datalim(axes.transData).ymax == 7.0
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("x (s)", "y (m)")
-    assert axes.get_title(loc="left") == "T"
+    assert figure.get_suptitle() == LOOK.title
     assert legend(figure) == ["a", "b"]
     assert plot(axes, "a").get_color() != plot(axes, "b").get_color()
     assert plot(axes, "a").get_linestyle() != plot(axes, "b").get_linestyle()
@@ -201,83 +177,6 @@ def test_forecasts_against_wall_clock_time(tmp_path):
     assert figure.axes[0].get_title(loc="left") == "sensor 0"
 
 
-def test_heat_maps_have_a_scale_each():
-    figure = plots.heat_maps_figure(GRAPHS, "sender", "receiver")
-    maps, bars = figure.axes[: len(GRAPHS)], figure.axes[len(GRAPHS) :]
-    assert [axes.get_title(loc="left") for axes in maps] == list(GRAPHS)
-    assert len(bars) == len(maps)
-    for axes, bar, matrix in zip(maps, bars, GRAPHS.values(), strict=True):
-        (image,) = axes.images
-        np.testing.assert_array_equal(image.get_array(), matrix)
-        assert image.get_clim() == bar.get_ylim() == (0, matrix.max())
-        assert (axes.get_xlabel(), axes.get_ylabel()) == ("sender", "receiver")
-
-
-def test_heat_maps_are_dark_where_large():
-    matrix = np.array([[0.0, 0.5], [0.25, 2.0]])
-    (image,) = plots.heat_maps_figure({"a": matrix}, "x", "y").axes[0].images
-    brightness = image.to_rgba(matrix)[..., :3].sum(-1)
-    assert list(np.argsort(-brightness, axis=None)) == [0, 2, 1, 3]
-    assert brightness[0, 0] > 2.9 and brightness[1, 1] < 1
-
-
-def test_heat_maps_are_the_same_png_twice(tmp_path):
-    paths = [tmp_path / "new" / name for name in ("a.png", "b.png")]
-    for path in paths:
-        plots.heat_maps(path, GRAPHS, "sender", "receiver")
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-    pixels = matplotlib.image.imread(paths[0])[..., :3]
-    assert min(pixels.shape[:2]) > 400
-    darkest = np.array(to_rgb("#08306B"))  # of the colour map: the diagonal
-    assert (np.abs(pixels - darkest).max(-1) < 0.02).sum() > 1000
-
-
-def test_heat_maps_of_no_edges_are_drawn(tmp_path):
-    path = tmp_path / "empty.png"
-    plots.heat_maps(path, {"none": np.zeros((3, 3))}, "sender", "receiver")
-    assert (matplotlib.image.imread(path)[..., :3] > 0.96).all(-1).mean() > 0.9
-
-
-def test_heat_maps_with_ticks_bear_their_values():
-    matrix = np.array([[11.5, 12.25], [11.0, 13.0], [12.0, 11.75]])
-    ticks = ([1, 10, 20], [2, 3])
-    figure = plots.heat_maps_figure({"a": matrix}, "x", "y", ticks)
-    axes = figure.axes[0]
-    (image,) = axes.images
-    assert image.get_clim() == (11, 13)
-    found = {text.get_position(): text.get_text() for text in axes.texts}
-    assert found == {(j, i): f"{x:g}" for (i, j), x in np.ndenumerate(matrix)}
-    colours = {text.get_text(): text.get_color() for text in axes.texts}
-    assert colours["13"] == "white" and colours["11"] == plots.TRUTH_COLOUR
-    rows, columns = axes.get_yticklabels(), axes.get_xticklabels()
-    assert [text.get_text() for text in rows] == ["1", "10", "20"]
-    assert [text.get_text() for text in columns] == ["2", "3"]
-
-
-@pytest.mark.parametrize("value", [0.0, 7.0])
-def test_heat_maps_of_a_single_cell_are_drawn(tmp_path, value):
-    path = tmp_path / "one.png"
-    plots.heat_maps(path, {"one": np.full((1, 1), value)}, "x", "y", ([1], [1]))
-    assert np.ptp(matplotlib.image.imread(path)) > 0.5
-
-
-def test_a_map_has_seen_and_unseen_sensors(tmp_path):
-    longitude, latitude = np.array([-118.4, -118.2, -118.3]), np.array([34.1, 34, 34.2])
-    is_seen = np.array([True, False, True])
-    figure = plots.sensor_map_figure(longitude, latitude, is_seen)
-    (axes,) = figure.axes
-    indices = np.stack([longitude, latitude], axis=1)
-    npt.assert_array_equal(plot(axes, "seen in training: 2").get_xydata(), indices[::2])
-    npt.assert_array_equal(plot(axes, "unseen: 1").get_xydata(), indices[1:2])
-    colours = {to_rgb(line.get_color()) for line in axes.lines}
-    assert len(colours) == len(axes.lines) == 2
-    kilometres = np.cos(np.deg2rad(np.mean(latitude)))  # of a degree east, over north
-    assert axes.get_aspect() == pytest.approx(1 / kilometres)
-    path = tmp_path / "map.png"
-    plots.sensor_map(path, longitude, latitude, is_seen)
-    assert np.ptp(matplotlib.image.imread(path)) > 0.5
-
-
 def test_search_curves_have_a_band_around_the_best():
     figure = plots.search_curves_figure(SEARCH)
     best, mean = figure.axes
@@ -298,44 +197,46 @@ def test_search_curves_have_a_band_around_the_best():
     assert not mean.collections and sorted(legend(figure)) == ["a", "b"]
 
 
-# --- Points with names ---------------------------------------------------------------
+def test_a_method_looks_the_same_in_all_pictures_of_a_run():
+    """Also where others are left out, or a stranger comes first."""
+    figures = [
+        plots.training_curves_figure(RECORDS, look=LOOK),
+        plots.rmse_by_horizon_figure(RMSE, STEP, "mph", LOOK),
+        plots.curves_figure({"a": ([1], [2]), "local": ([1], [2])}, "x", "y", LOOK),
+        plots.forecasts_figure(**day(), look=LOOK),
+        scatter.scatter_figure({"cnfgnn": (1, 1), "local": (2, 3)}, "x", "y", LOOK),
+    ]
+    for figure in figures:
+        assert figure.get_suptitle() == LOOK.title
+        for line in (line for axes in figure.axes for line in axes.lines):
+            name = line.get_label().partition(",")[0]
+            if name in LOOK.methods:
+                assert line.get_color() == plots.COLOURS[LOOK.methods.index(name)]
+    assert LOOK.colour("a stranger") == plots.COLOURS[3]
+    styles = plots.Look(tuple(map(str, range(30)))).of(())
+    assert len(set(styles.values())) == 30
 
 
-def scattered(num_points, spread, seed):
-    """A cloud, and two points apart from it that make it small."""
-    cloud = np.random.default_rng(seed).normal(0, spread, (num_points, 2))
-    points = {f"model {i}": tuple(xy) for i, xy in enumerate(cloud)}
-    return points | {"low": (-1, -1), "high": (1, 1)}
+def test_the_deviation_over_seeds_is_a_band():
+    data = day(1)
+    truth = data["truth"]
+    seeds = np.stack([truth, truth + 2])
+    data["forecasts"] = {"cnfgnn": {AHEAD[1]: seeds}, "local": {AHEAD[1]: seeds[:1]}}
+    (axes,) = plots.forecasts_figure(**data).axes
+    line = plot(axes, "cnfgnn, 60 min ahead")
+    np.testing.assert_allclose(line.get_ydata(), truth[:, 0] + 1)
+    assert len(axes.collections) == 1
+    spread = {"cnfgnn": np.full(12, 0.5)}
+    (axes,) = plots.rmse_by_horizon_figure(RMSE, STEP, "mph", LOOK, spread).axes
+    (band,) = axes.collections
+    assert band.get_datalim(axes.transData).ymax == 6.5
+    line = plots.history(RECORDS[3:], "validation_loss")
+    np.testing.assert_allclose(line.spread, [np.std([0.5, 0.7], ddof=1)])
+    assert plots.history(RECORDS[:2], "train_loss").spread is None
 
 
-@pytest.mark.parametrize(
-    "points",
-    [POINTS, scattered(10, 0.3, 0), scattered(10, 0.1, 1), scattered(6, 0.03, 2)],
-)
-def test_names_cover_neither_names_nor_points(points):
-    figure = plots.scatter_figure(points, "x", "y", highlight=list(points)[:1])
-    (axes,), boxes = figure.axes, text_boxes(figure)
-    assert set(boxes) == set(points)
-    markers = {line.get_label(): line.get_window_extent() for line in axes.lines}
-    for a, b in itertools.combinations(boxes, 2):
-        assert not covers(boxes[a], boxes[b]), (a, b)
-    for a, b in itertools.product(boxes, markers):
-        assert not covers(boxes[a], markers[b]), (a, b)
-    for name, box in boxes.items():
-        assert contains(axes.bbox, box), name
-        middles = (box.min + box.max) / 2, axes.transData.transform(points[name])
-        reach = (box.size + markers[name].size) / 2 + plots.NAME_DISTANCES[-1] * 3
-        assert (np.abs(np.subtract(*middles)) <= reach).all(), name
-
-
-def test_points_are_where_they_belong_and_highlighted_ones_larger():
-    figure = plots.scatter_figure(POINTS, "size", "score", "T", ["GCN", "SGC"])
-    (axes,) = figure.axes
-    for name, point in POINTS.items():
-        npt.assert_array_equal(plot(axes, name).get_xydata(), [point])
-    sizes = {name: plot(axes, name).get_markersize() for name in POINTS}
-    colours = {name: plot(axes, name).get_color() for name in POINTS}
-    assert sizes["GCN"] == sizes["SGC"] > 1.5 * sizes["GAT"]
-    assert colours["GCN"] == colours["SGC"] != colours["GAT"] == colours["SAGE"]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("size", "score")
-    assert axes.get_title(loc="left") == "T"
+def test_whole_numbers_get_whole_ticks():
+    figure = plots.curves_figure({"a": ([1, 2, 3], [1, 2, 3])}, "clients", "y")
+    assert all(tick == int(tick) for tick in figure.axes[0].get_xticks())
+    figure = plots.curves_figure({"a": ([0.1, 0.2], [1, 2])}, "share", "y")
+    assert any(tick != int(tick) for tick in figure.axes[0].get_xticks())

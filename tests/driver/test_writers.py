@@ -1,8 +1,10 @@
 """Files that a kill cannot tear, TensorBoard, and progress."""
 
+import contextlib
 import io
 import json
 import os
+import termios
 import warnings
 
 import jax.numpy as jnp
@@ -145,9 +147,14 @@ def test_lines_without_what_chooses_the_round_are_refused(tmp_path):
         check_monitored(tmp_path, "cnfgnn", "error")
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+@contextlib.contextmanager
+def terminal(columns):
+    """A terminal's file, and a function that reads what was written there."""
+    main, end = os.openpty()
+    termios.tcsetwinsize(end, (24, columns))
+    with open(end, "w") as file:
+        yield file, lambda: os.read(main, 10_000).decode()
+    os.close(main)
 
 
 SHOWN = ("train_loss", "validation_loss")
@@ -178,12 +185,33 @@ def test_progress_shows_whatever_rate_there_is(capsys, monkeypatch):
     ]
 
 
-def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    progress = Progress("cnfgnn", 8, 3, SHOWN)
-    progress.update(RECORD)
-    progress.close()
-    assert "4/8" in terminal.getvalue()
-    assert "train_loss=0.25" in terminal.getvalue()
-    assert capsys.readouterr().out == ""
+@pytest.mark.parametrize("is_kept", [False, True], ids=["seen", "kept"])
+def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch, is_kept):
+    """And lines as well where stdout goes to a file."""
+    with terminal(100) as (file, read):
+        monkeypatch.setattr("sys.stderr", file)
+        if not is_kept:
+            monkeypatch.setattr("sys.stdout", file)
+        progress = Progress("cnfgnn", 8, 3, SHOWN)
+        progress.note("cnfgnn: compiling the round ...")
+        progress.update(RECORD)
+        progress.close()
+        file.flush()
+        shown = read()
+    assert "compiling the round ..." in shown
+    assert "4/8" in shown and "train_loss=0.25" in shown
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:17] for line in lines] == (
+        ["cnfgnn: compiling", "cnfgnn  round 4/8"] if is_kept else []
+    )
+
+
+def test_a_terminal_of_no_columns_gets_lines(monkeypatch):
+    with terminal(0) as (file, read):
+        monkeypatch.setattr("sys.stderr", file)
+        monkeypatch.setattr("sys.stdout", file)
+        progress = Progress("cnfgnn", 8, 3, SHOWN)
+        progress.update(RECORD)
+        progress.close()
+        file.flush()
+        assert read().startswith("cnfgnn  round 4/8  train_loss 0.25  ")

@@ -84,6 +84,7 @@ def test_a_run_prints_plain_lines_and_a_table(machine, whole):
     names = ("forecasts", "training_curves", "rmse_by_horizon", "communication")
     pictures = {f"{name}.png" for name in names}
     files = {"results.json", "metrics.jsonl", "network.npz", "tensorboard"}
+    files |= {"report.html"}
     assert written == pictures | files | {"gru_fedavg", "cnfgnn"}
 
 

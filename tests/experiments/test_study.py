@@ -17,7 +17,9 @@ from experiments.studies.fl_agcns import FLAGCNSStudy
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.sfl import SFLStudy
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import results
 from tests import tables
 
 SYSTEMS = (CNFGNNStudy, SFLStudy, GraphFLStudy, FLAGCNSStudy)
@@ -210,6 +212,41 @@ def test_programs_are_kept_unless_told_otherwise(cache, monkeypatch, tmp_path):
     assert cache() is None, "a benchmark measures compiling"
     SFLStudy()._keep_programs()
     assert cache() == str(tmp_path / "programs")
+
+
+@pytest.mark.parametrize(
+    ("backend", "target", "expected"),
+    [
+        ("cpu", None, "float32"),
+        ("gpu", None, "tf32"),
+        ("tpu", None, "bfloat16"),
+        ("cpu", "h200x1", "tf32"),
+        ("cpu", "v5e:2x2", "bfloat16"),
+    ],
+)
+def test_the_automatic_precision_is_that_of_what_computes(
+    monkeypatch, backend, target, expected
+):
+    monkeypatch.setattr(mesh, "backend", lambda: backend)
+    study = SFLStudy(precision="auto", compile_for=target)
+    assert study.precision_in_effect() == expected
+    assert dataclasses.replace(study, precision="tf32").precision_in_effect() == "tf32"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [("auto", "float32"), ("tf32", "tensorfloat32"), ("bfloat16", "bfloat16")],
+)
+def test_the_precision_that_is_in_effect_is_on_record(monkeypatch, chosen, said):
+    """JAX has what was chosen; a CPU's record says float32 all the same."""
+    before = jax.config.jax_default_matmul_precision
+    with mesh.restored():
+        SFLStudy(precision=chosen, num_cpu_devices=1).set_up_jax()
+        assert jax.config.jax_default_matmul_precision == said
+        assert results.precision() == "float32"
+        monkeypatch.setattr(mesh, "backend", lambda: "tpu")
+        assert results.precision() == said
+    jax.config.update("jax_default_matmul_precision", before)
 
 
 def test_scores_stay_where_a_later_method_fails():

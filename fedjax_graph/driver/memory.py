@@ -1,0 +1,106 @@
+"""Whether what is going to run fits in memory, told before it is tried.
+
+XLA says of a compiled program how much it will allocate, and of data one knows; both
+are compared with what is free. Linux ends a process that takes more than there is
+without a word, and often only after minutes.
+"""
+
+import pathlib
+from typing import Any
+
+import jax
+
+from fedjax_graph.core import mesh, processes
+from fedjax_graph.core.errors import InputError
+
+GIB = 2**30
+CGROUP = pathlib.Path("/sys/fs/cgroup")
+ADVICE = (
+    "take fewer clients at a time with clients_per_chunk, smaller minibatches or a "
+    "smaller part of the data, or free memory; check_memory=False tries all the same"
+)
+
+
+def free_bytes(meminfo: pathlib.Path = pathlib.Path("/proc/meminfo")) -> int | None:
+    """What a process may still allocate on the host; None where nobody says."""
+    try:
+        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        free = 1024 * sum(
+            int(lines[key].split()[0]) for key in ("MemAvailable", "SwapFree")
+        )
+    except (OSError, KeyError, ValueError):
+        return None
+    return min(free, *_group_bytes(free))
+
+
+def _group_bytes(free: int, folder: pathlib.Path = CGROUP) -> tuple[int]:
+    """What the limit of a container leaves, or else what is free."""
+    try:
+        most = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        stat = (folder / "memory.stat").read_text().splitlines()
+        files = sum(int(x.split()[1]) for x in stat if "_file " in x)
+    except (OSError, ValueError, IndexError):
+        return (free,)
+    return (most - used + files,)
+
+
+def needed_bytes(compiled: Any) -> int:
+    """What a device allocates for a program beside its arguments; 0 if it is unsaid."""
+    found = compiled.memory_analysis()
+    if found is None:
+        return 0
+    sizes = found.temp_size_in_bytes, found.output_size_in_bytes
+    return max(sum(sizes) - found.alias_size_in_bytes, 0)
+
+
+def check_program(name: str, compiled: Any) -> None:
+    """Checks that a compiled round fits in what is free.
+
+    Args:
+      name: of the method.
+      compiled: the program; its arguments are in memory already.
+
+    Raises:
+      InputError: if it does not.
+    """
+    needed, (free, place) = needed_bytes(compiled), _free()
+    if mesh.backend() == "cpu":
+        needed *= _own_devices()
+    _check(f"{name}: a round needs", needed, free, place)
+
+
+def check_copies(what: str, tree: Any) -> None:
+    """Checks that a copy of some arrays on each device fits in what is free.
+
+    Raises:
+      InputError: if it does not.
+    """
+    size = sum(getattr(x, "nbytes", 0) for x in jax.tree.leaves(tree))
+    free, place = _free()
+    copies = _own_devices() - 1 if mesh.backend() == "cpu" else 1  # beside what is here
+    _check(f"copies of {what} for the devices need", size * copies, free, place)
+
+
+def _own_devices() -> int:
+    """The devices in use that share this host's memory."""
+    return mesh.num_devices() // processes.count()
+
+
+def _free() -> tuple[int | None, str]:
+    """What is free where the programs run, and where that is."""
+    if mesh.backend() == "cpu":
+        return free_bytes(), "of memory is free"
+    stats = mesh.memory_stats()
+    if "bytes_limit" not in stats:
+        return None, ""
+    free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return free, "of the device's memory is free"
+
+
+def _check(what: str, needed: int, free: int | None, place: str) -> None:
+    if free is not None and needed > free:
+        raise InputError(
+            f"{what} {needed / GIB:.1f} GiB, and {max(free, 0) / GIB:.1f} GiB {place}; "
+            f"{ADVICE}"
+        )
