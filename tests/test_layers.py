@@ -12,7 +12,7 @@ LAYERS = ("core", "models", "data", "tasks", "algorithms", "driver", "experiment
 FLOORS = {
     ("experiments" if layer == "experiments" else f"fedjax_graph.{layer}"): floor
     for floor, layer in enumerate(LAYERS)
-}
+} | {"fedjax_graph.doctor": LAYERS.index("experiments")}
 
 
 def module_name(path):
