@@ -90,6 +90,8 @@ def client_adjacency(data: Any) -> jax.Array:
     Raises:
       InputError: if the graph has another number of nodes, or is none.
     """
+    if data.graph is None:
+        raise InputError("the data have no graph of their clients, expected one")
     if data.graph.num_nodes != len(data.client_ids):
         raise InputError(
             f"the graph has {data.graph.num_nodes} nodes, expected one for each of "

@@ -147,25 +147,26 @@ class Subgraphs(Problem):
     SCORES = {"loss", "accuracy", "cross_entropy"}
     OUTPUTS_AXIS = 0
 
-    def __init__(self):
-        train = client_graphs.make_splits()["train"]
+    def __init__(self, graph):
+        train = client_graphs.make_splits()["train"]._replace(graph=graph)
         num_outputs = client_graphs.MOST_NODES
         super().__init__(train, (NUM_CLIENTS, num_outputs, client_graphs.NUM_CLASSES))
 
     def is_of_clients(self, path, leaf):
-        """Stacks of weights may have as many rows as there are clients."""
+        """In a search, by name: stacks of weights may have as many rows."""
         names = {getattr(key, "name", None) for key in path}
-        if names & {"models", "homophily"}:
-            return super().is_of_clients(path, leaf)
-        return bool(names & {"clients", "memories"})
+        if names & {"weights", "code", "learnt", "populations"}:
+            return "clients" in names
+        return super().is_of_clients(path, leaf)
 
     def _fields(self, change):
         fields = self.train._asdict()
-        del fields["client_ids"], fields["client_weights"]
+        del fields["client_ids"], fields["client_weights"], fields["graph"]
         return {name: change(name, x) for name, x in fields.items() if x is not None}
 
     def reordered(self, order):
-        return self._fields(lambda name, x: x[order])
+        graph = graphs.permute(self.train.graph, order)
+        return self._fields(lambda name, x: x[order]) | {"graph": graph}
 
     def extended(self, fill):
         def extend(name, x):
@@ -173,7 +174,8 @@ class Subgraphs(Problem):
             is_kept = fill == "random" and name not in ("is_trained", "is_scored")
             return jnp.concatenate([x, more if is_kept else 0 * more])
 
-        return self._fields(extend)
+        graph = graphs.pad_nodes(self.train.graph, NUM_PADDED)
+        return self._fields(extend) | {"graph": graph}
 
 
 def all_problems(train) -> dict[type[Problem], Problem]:
@@ -182,5 +184,5 @@ def all_problems(train) -> dict[type[Problem], Problem]:
         Traffic: Traffic(train),
         Seq2SeqTraffic: Seq2SeqTraffic(train),
         Nodes: Nodes(),
-        Subgraphs: Subgraphs(),
+        Subgraphs: Subgraphs(train.graph),
     }

@@ -43,23 +43,9 @@ from tests.conftest import forget_programs_if_many
 
 pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
 
-OF_ANY_TASK = {
-    "ditto": {},
-    "fed_adam": {"participation": 0.6},
-    "fed_att": {},
+ON_TRAFFIC = {  # data that are one array for all, and random minibatches
     "fed_avg": {"aggregation_noise": 0.01},
-    "fed_avg_m": {},
-    "fed_per": {"server_optimizer": {"momentum": 0.5}},
-    "fed_prox": {"proximal_weight": 0.5},
-    "fed_yogi": {},
-    "gcfl_plus": {"num_norms": 1, "first_rounds": 0, "mean_below": 10.0},
-    "graph_fed_avg": {},
-    "lg_fed_avg": {},
-    "local": {},
-    "mp_fed_avg": {},
     "scaffold": {},
-    "sfl": {"alpha": 0.7, "pull_weight": 0.3},
-    "sfl_lg": {},
     "sfl_per": {
         "start": "personal",
         "pull_weight": 0.3,
@@ -72,18 +58,49 @@ OF_ANY_TASK = {
         "structure": {"embedding_size": 3, "num_neighbours": 2},
     },
 }
-ON_NODES = {  # a model for all, part of a model each, controls, meta-gradients
+ON_SUBGRAPHS = {
+    "ada_fgl": {"federated_rounds": 1, "num_hops": 1, "hidden_size": 4},
+    "ditto": {},
+    "fed_adam": {"participation": 0.6},
+    "fed_att": {},
+    "fed_avg": {"aggregation_noise": 0.01},
+    "fed_avg_m": {},
+    "fed_dc": {},
+    "fed_gta": {"num_moments": 3},
+    "fed_per": {"server_optimizer": {"momentum": 0.5}},
+    "fed_prox": {"proximal_weight": 0.5},
+    "fed_pub": {
+        "mask_weight": 0.01,
+        "pull_weight": 0.1,
+        "num_blocks": 2,
+        "block_size": 3,
+    },
+    "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},
+    "fed_star": {
+        "participation": 0.6,
+        "task": Subgraphs.TASK
+        | {"model": "decoupled_gin", "structure_size": 2, "hidden_size": 4},
+    },
+    "fed_yogi": {},
+    "fgssl": {},
+    "gcfl_plus": {"num_norms": 1, "first_rounds": 0, "mean_below": 10.0},
+    "graph_fed_avg": {},
+    "lg_fed_avg": {},
+    "local": {},
+    "moon": {"contrast_on": "all", "participation": 0.6},
+    "mp_fed_avg": {},
+    "sfl": {"alpha": 0.7, "pull_weight": 0.3},
+    "sfl_lg": {},
+}
+ON_NODES = {
     "fed_avg": {},
-    "fed_per": {},
     "fed_proto": {"participation": 0.6},
     "graphfl": {"participation": 0.6, "server_optimizer": {"learning_rate": 0.5}},
-    "scaffold": {"participation": 0.6},
 }
 ON_SEQ2SEQ = {  # with scheduled sampling, which counts the rounds
     "fed_avg": {},
     "gru_centralized": {},
     "gru_fmtl": {"regulariser": "frobenius"},
-    "local": {"participation": 0.6},
 }
 HALVES = {
     "hidden_size": 4,
@@ -102,26 +119,6 @@ FORECASTERS = {
     "split_learning_fedavg": HALVES,
 }
 CENTRALISED = {"gru_centralized"}  # trained, and no clients to map over
-ON_SUBGRAPHS = {
-    "ada_fgl": {"federated_rounds": 1, "num_hops": 1, "hidden_size": 4},
-    "fed_avg": {},
-    "fed_gta": {"num_moments": 3},
-    "fed_pub": {
-        "mask_weight": 0.01,
-        "pull_weight": 0.1,
-        "num_blocks": 2,
-        "block_size": 3,
-    },
-    "fed_dc": {},
-    "fed_star": {
-        "participation": 0.6,
-        "task": Subgraphs.TASK
-        | {"model": "decoupled_gin", "structure_size": 2, "hidden_size": 4},
-    },
-    "fgssl": {},
-    "moon": {"contrast_on": "all", "participation": 0.6},
-    "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},
-}
 SEARCH = {
     "num_features": client_graphs.NUM_FEATURES,
     "num_classes": client_graphs.NUM_CLASSES,
@@ -158,7 +155,7 @@ def on(problem, methods):
 
 
 TINY = {  # problem -> method -> its config
-    Traffic: on(Traffic, OF_ANY_TASK) | FORECASTERS,
+    Traffic: on(Traffic, ON_TRAFFIC) | FORECASTERS,
     Seq2SeqTraffic: on(Seq2SeqTraffic, ON_SEQ2SEQ),
     Nodes: on(Nodes, ON_NODES),
     Subgraphs: on(Subgraphs, ON_SUBGRAPHS) | SEARCHES,
@@ -172,10 +169,12 @@ CASES = {
 # compile, have tests of their own of padding and chunks.
 SLOW = SEARCHES.keys() | {
     "at_without_fedavg",
+    "fed_adam",
     "fed_avg_m",
     "fed_yogi",
     "gru_gn",
     "lg_fed_avg",
+    "mp_fed_avg",
     "sfl_lg",
     "split_learning_fedavg",
 }
