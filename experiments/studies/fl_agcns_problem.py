@@ -43,7 +43,7 @@ def load_dataset(study: FLAGCNSSettings) -> NodeDataset:
     Raises:
       InputError: one line, as in `data.load`.
     """
-    return data.load(study.dataset or "synthetic", study.data_dir, kind="graphs")
+    return data.load(study.dataset or "synthetic_mixed", study.data_dir, kind="graphs")
 
 
 def num_clients_of(study: FLAGCNSSettings, name: str) -> int:

@@ -15,6 +15,8 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models import architecture
 
 SHORT_RUN = {  # without a dataset
+    "num_layers": 3,
+    "stages": "3,5",
     "num_generations": 2,
     "population_size": 18,
     "codes_per_step": 8,
@@ -23,8 +25,10 @@ SHORT_RUN = {  # without a dataset
     "rungs": (6, 3, 2),
     "num_epochs": 30,
     "num_retrain": 3,
+    "fitness": "accuracy",
+    "weight_decay": 5e-4,
 }
-SHORT_RUN_METHODS = ("fl_agcns", "gcn", "appnp")
+SHORT_RUN_METHODS = ("fl_agcns", "gcn", "appnp", "sage_relu")
 SHARED_GENERATIONS = 250  # the paper's
 EXAMPLE_CODE = "3,4,16,0,0,0,0,5"
 

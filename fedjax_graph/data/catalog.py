@@ -109,6 +109,11 @@ DATASETS: Registry[Entry] = Registry(
             "stochastic block model with hubs and bags of words, 3000 nodes, 6 classes",
             synthetic_graphs.node_graph,
         ),
+        "synthetic_mixed": _made(
+            "graphs",
+            "the same with 2000 nodes and three edges of five to the next class",
+            synthetic_graphs.mixed_graph,
+        ),
         "synthetic_large": _made(
             "graphs",
             "the same at Amazon2M's size, dense features; needs 6 GiB",

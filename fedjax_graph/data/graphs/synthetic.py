@@ -24,6 +24,7 @@ from fedjax_graph.data.graphs.node_dataset import NodeDataset, distinct
 WORD_SPREAD = 0.7  # of log-probabilities of words between classes
 MEAN_SPREAD = 0.3  # standard deviation between class means; within a class it is 1
 LARGE_HOMOPHILY = 0.8
+MIXED_HOMOPHILY = 0.4
 _CHUNK = 1 << 22  # edges or nodes drawn at a time
 
 
@@ -76,6 +77,23 @@ def node_graph(
     edges = _edges(rng, blocks, round(mean_degree * num_nodes / 2), homophily)
     features = _bags_of_words(rng, blocks.labels, num_features, words_per_node)
     return _dataset("synthetic", blocks, edges, features, seed)
+
+
+def mixed_graph(num_nodes: int = 2000, seed: int = 0) -> NodeDataset:
+    """Draws a graph of documents most of whose edges lead to the next class.
+
+    Neither a node's own words nor those around it tell its class well; which mixture of
+    convolutions does is what a search has to find.
+
+    Args:
+      num_nodes: N.
+      seed: the same seed gives the same graph.
+
+    Raises:
+      InputError: as `node_graph` does.
+    """
+    graph = node_graph(num_nodes, homophily=MIXED_HOMOPHILY, seed=seed)
+    return graph._replace(name="synthetic_mixed")
 
 
 def large_node_graph(
