@@ -22,11 +22,11 @@ METHODS = (
     *("local", "fed_avg", "fed_avg_m", "fed_adam", "fed_yogi", "fed_prox"),
     *("scaffold", "fed_per", "lg_fed_avg", "ditto", "fed_att"),
     *("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_star", "sfl_per", "sfl_lg"),
-    *("graphfl", "fed_gta", "fed_pub", "gcfl_plus", "ada_fgl"),
+    *("graphfl", "fed_gcn", "fed_gta", "fed_pub", "gcfl_plus", "ada_fgl"),
     *NETWORKS,
 )
 DEFAULT = ("local", "fed_avg", "fed_gta")
-SEES_OUTSIDE = ()  # methods whose clients know of neighbours outside
+SEES_OUTSIDE = ("fed_gcn",)  # methods whose clients know of neighbours outside
 NETWORK_STEPS = OptimizerConfig("adam", 0.02, weight_decay=5e-6)  # of FL-AGCNS's code
 KEYS = ("accuracy", "cross_entropy")
 

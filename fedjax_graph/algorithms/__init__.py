@@ -115,6 +115,7 @@ REGISTRY: Registry[Method] = Registry(
         "fed_avg_m": _lazy(
             "fed_avg:fed_avg", "FedAvgM", config="fed_opt:FedAvgMConfig"
         ),
+        "fed_gcn": _lazy("fed_gcn:fed_gcn", "FedGCN"),
         "fed_gta": _lazy("fed_gta:fed_gta", "FedGTA"),
         "fed_per": _lazy("fed_per:fed_per", "FedPer"),
         "fed_prox": _lazy("fed_prox:fed_prox", "FedProx"),

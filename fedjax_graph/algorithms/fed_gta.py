@@ -32,8 +32,7 @@ from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.kept import KeepsLocal, Score, aggregated, is_local
-from fedjax_graph.models.message_passing import make_structure
-from fedjax_graph.tasks.subgraphs import as_graph
+from fedjax_graph.tasks.subgraphs import structure_of
 
 LOG_FLOOR = 1e-8  # added in a logarithm
 
@@ -82,7 +81,7 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
 
 def measure(config: FedGTAConfig, own, logits) -> tuple[jax.Array, jax.Array]:
     """ONE client's confidence H_i [] and moments M_i [2 m C], of logits [N, C]."""
-    structure = make_structure(as_graph(own), None)
+    structure = structure_of(own)
     is_trained = own.is_trained[:, None]
     first = jax.nn.softmax(logits) * is_trained
     labels = first

@@ -27,6 +27,8 @@ from fedjax_graph.core.task import Task
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
 from fedjax_graph.models.fixed_gnns import FixedGNN, find_layout
+from fedjax_graph.models.gcn import GCN
+from fedjax_graph.models.message_passing import Structure, make_structure
 from fedjax_graph.models.supernet import WIDTH, SuperNet, empty_graph
 
 Fitness = Literal["loss", "accuracy"]
@@ -41,7 +43,9 @@ class SubgraphTask(Checked):
     num_features: int = dataclasses.field(metadata=limits(lower=1))
     num_classes: int = dataclasses.field(metadata=limits(lower=1))
     kind: Literal["subgraphs"] = "subgraphs"
-    model: str = "gcn"  # see `models.fixed_gnns`; or "code", the network of one
+    # see `models.fixed_gnns`; or "spread_gcn", that of `models.gcn` on features and
+    # edges as it reads them; or "code", the network of one
+    model: str = "gcn"
     code: tuple[int, ...] = ()
     space: Space = "paper"  # of a code
     fusion: Fusion = "all"  # of a code
@@ -64,6 +68,8 @@ class SubgraphTask(Checked):
         Raises:
           InputError: if there is none of this name, or the code is not valid.
         """
+        if self.model == "spread_gcn":
+            return GCN(self.num_classes, self.hidden_size or 64, self.dropout)
         if self.model != "code":
             find_layout(self.model)
             return FixedGNN(
@@ -116,7 +122,8 @@ def in_last_layer(path: tuple[Any, ...]) -> bool:
 
 def init(module: nn.Module, num_features: int, key: jax.Array) -> Model:
     """Fresh parameters and running statistics; no graph changes their shapes."""
-    drawn = module.init(key, empty_graph(num_features))
+    graph = empty_graph(num_features)._replace(edges=jnp.zeros(0))
+    drawn = module.init(key, graph)
     return {"batch_stats": {}} | drawn
 
 
@@ -174,6 +181,11 @@ def random_blocks(
         client_ids=jnp.zeros(1, jnp.int32),
         client_weights=jnp.zeros(1),
     )
+
+
+def structure_of(client_data: SubgraphData) -> Structure:
+    """All of the padded subgraph of ONE client but its features."""
+    return make_structure(as_graph(client_data), None)
 
 
 def cross_entropy(outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:

@@ -33,6 +33,7 @@ from tests import client_graphs
 from tests.algorithms.problems import (
     NUM_CLIENTS,
     NUM_PADDED,
+    LinkedSubgraphs,
     Nodes,
     Seq2SeqTraffic,
     Subgraphs,
@@ -153,6 +154,7 @@ TINY = {  # problem -> method -> its config
     Seq2SeqTraffic: on(Seq2SeqTraffic, ON_SEQ2SEQ),
     Nodes: on(Nodes, ON_NODES),
     Subgraphs: on(Subgraphs, ON_SUBGRAPHS) | SEARCHES,
+    LinkedSubgraphs: on(LinkedSubgraphs, {"fed_gcn": {}}),
 }
 CASES = {
     f"{name}-{problem.TASK['kind']}": (name, problem)

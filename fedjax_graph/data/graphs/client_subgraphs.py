@@ -42,6 +42,7 @@ class SubgraphData(NamedTuple):
     client_weights: jax.Array  # [K] float32, number of trained nodes; 0 = padding
     graph: graphs.Graph | None = None  # of the K clients; weights: edges between them
     node_ids: jax.Array | None = None  # [K, N] int32, the node of the dataset
+    is_own: jax.Array | None = None  # [K, N] float32, 0 for copies and padding
 
     def by_client(self) -> "SubgraphData":
         """Leaves out the graph of the clients: all that is left has K rows."""
@@ -197,7 +198,7 @@ def make_splits(
       normalise_features: whether the features of a node are divided by their sum;
         those of sum 0 are left.
       is_linked: whether the data say which clients have edges between them (`graph`),
-        and which node of the dataset each row is (`node_ids`).
+        and which node of the dataset each row is (`node_ids`, `is_own`).
 
     Raises:
       InputError: if parts or split do not fit the dataset.
@@ -233,7 +234,8 @@ def make_splits(
     )
     if is_linked:
         graph = graphs.from_adjacency(_edges_between(adjacency, parts.owners))
-        train = train._replace(graph=graph, node_ids=nodes)
+        own = is_own.astype(np.float32)
+        train = train._replace(graph=graph, node_ids=nodes, is_own=own)
     train = jax.device_put(train)  # `jnp.asarray` would copy the features twice
     test = train._replace(is_scored=jax.device_put(marks(split.test)))
     return dict(zip(batching.SPLITS, (train, train, test), strict=True))
