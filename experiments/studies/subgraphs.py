@@ -15,17 +15,20 @@ from fedjax_graph import algorithms
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.data.graphs import structure
 from fedjax_graph.driver import plots, results
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 
 METHODS = (
     *("local", "fed_avg", "fed_avg_m", "fed_adam", "fed_yogi", "fed_prox"),
+    *("moon", "fed_dc", "fed_proto", "fgssl", "fed_star"),
     *("scaffold", "fed_per", "lg_fed_avg", "ditto", "fed_att"),
     *("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_star", "sfl_per", "sfl_lg"),
     *("graphfl", "fed_gcn", "fed_gta", "fed_pub", "gcfl_plus", "ada_fgl"),
     *NETWORKS,
 )
 DEFAULT = ("local", "fed_avg", "fed_gta")
+ENCODES_STRUCTURE = ("fed_star",)  # methods whose model is decoupled_gin
 SEES_OUTSIDE = ("fed_gcn",)  # methods whose clients know of neighbours outside
 NETWORK_STEPS = OptimizerConfig("adam", 0.02, weight_decay=5e-6)  # of FL-AGCNS's code
 KEYS = ("accuracy", "cross_entropy")
@@ -109,9 +112,10 @@ class SubgraphStudy(SubgraphSettings):
     def method_values(self, method: str, problem: Problem) -> dict[str, Any]:
         """The options under the names of the methods' config fields."""
         is_network = method in NETWORKS
+        encodes = method in ENCODES_STRUCTURE
         task = SubgraphTask(
-            **problem.sizes,
-            model=method if is_network else self.model,
+            **(problem.structure_sizes if encodes else problem.sizes),
+            model=method if is_network else "decoupled_gin" if encodes else self.model,
             hidden_size=None if is_network else self.hidden_size,
             dropout=self.dropout,
             drops_features=False,
@@ -135,6 +139,8 @@ class SubgraphStudy(SubgraphSettings):
         splits = problem.splits
         if method in SEES_OUTSIDE:
             splits = problem.with_outside()
+        if method in ENCODES_STRUCTURE:
+            splits = structure.with_structure(splits)
         if self.eval_only:  # in training, validation nodes choose the round
             train = splits["train"]
             splits = splits | {"train": train._replace(is_scored=train.is_trained)}

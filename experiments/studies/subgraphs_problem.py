@@ -8,7 +8,12 @@ import numpy as np
 from experiments.studies import running
 from experiments.studies.subgraphs_settings import SubgraphSettings
 from fedjax_graph import data
-from fedjax_graph.data.graphs import client_subgraphs, node_dataset, subgraphs
+from fedjax_graph.data.graphs import (
+    client_subgraphs,
+    node_dataset,
+    structure,
+    subgraphs,
+)
 from fedjax_graph.data.graphs.client_subgraphs import NodeSplit, SubgraphData
 from fedjax_graph.data.graphs.node_dataset import NodeDataset
 
@@ -31,6 +36,13 @@ class Problem(NamedTuple):
             "num_features": self.dataset.features.shape[1],
             "num_classes": len(self.dataset.class_names),
         }
+
+    @property
+    def structure_sizes(self) -> dict[str, int]:
+        """The same where the last features encode structure."""
+        size = structure.NUM_WALKS + structure.NUM_DEGREES
+        sizes = self.sizes | {"structure_size": size}
+        return sizes | {"num_features": sizes["num_features"] + size}
 
     def with_outside(self) -> dict[str, SubgraphData]:
         """The splits of clients that know of their nodes' neighbours outside."""

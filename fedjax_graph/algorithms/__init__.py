@@ -115,13 +115,17 @@ REGISTRY: Registry[Method] = Registry(
         "fed_avg_m": _lazy(
             "fed_avg:fed_avg", "FedAvgM", config="fed_opt:FedAvgMConfig"
         ),
+        "fed_dc": _lazy("fed_dc:fed_dc", "FedDC"),
         "fed_gcn": _lazy("fed_gcn:fed_gcn", "FedGCN"),
         "fed_gta": _lazy("fed_gta:fed_gta", "FedGTA"),
         "fed_per": _lazy("fed_per:fed_per", "FedPer"),
         "fed_prox": _lazy("fed_prox:fed_prox", "FedProx"),
+        "fed_proto": _lazy("fed_proto:fed_proto", "FedProto"),
         "fed_pub": _lazy("fed_pub:fed_pub", "FED-PUB"),
         "fed_sgd": _lazy("fed_sgd:fed_sgd", "FedSGD"),
+        "fed_star": _lazy("fed_star:fed_star", "FedStar"),
         "fed_yogi": _lazy("fed_avg:fed_avg", "FedYogi", config="fed_opt:FedYogiConfig"),
+        "fgssl": _lazy("fgssl:fgssl", "FGSSL"),
         "fl_agcns": _lazy("fl_agcns.fl_agcns:fl_agcns", "FL-AGCNS"),
         "fl_gradient": _lazy("fl_agcns.fl_gradient:fl_gradient", "FL-Gradient"),
         "fl_random": _lazy("fl_agcns.fl_random:fl_random", "FL-Random"),
@@ -139,6 +143,7 @@ REGISTRY: Registry[Method] = Registry(
         ),
         "lg_fed_avg": _lazy("lg_fed_avg:lg_fed_avg", "LG-FedAvg"),
         "local": _lazy("local:local_training", "local"),
+        "moon": _lazy("moon:moon", "MOON"),
         "mp_fed_avg": _lazy("graph_fed_avg:mp_fed_avg", "MPFedAvg"),
         "persistence": _lazy(
             "cnfgnn.naive:persistence", "persistence", is_trained=False

@@ -20,22 +20,14 @@ import optax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.core import aggregation, communication
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.clients import cohort_size
-from fedjax_graph.core.federated import scored, task_round
-from fedjax_graph.core.server import server_step
+from fedjax_graph.core.remembering import remembering
 
 
 class ControlState(NamedTuple):
     count: jax.Array  # [] int32, steps so far
     mean_gradient: Any  # of the steps so far, before the correction
-
-
-class ScaffoldState(NamedTuple):
-    models: Any  # x, leaves [1, ...]
-    num_rounds: jax.Array  # [] int32
-    server_opt_state: Any  # of the server's optimizer, () without one
-    controls: Any  # c_i, leaves [K, ...]
 
 
 def control(correction: Any) -> optax.GradientTransformation:
@@ -56,38 +48,28 @@ def control(correction: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, add)
 
 
+def control_mean(config: FedAvgConfig, controls: Any, data: Data) -> tuple[Any, ...]:
+    """Averages what all clients keep, [K, ...] -> [...], which crosses both ways."""
+    mean = aggregation.client_mean(controls, data.client_weights)
+    size = cohort_size(len(data.client_ids), config.participation)
+    # and as many changes
+    return (communication.up(communication.down(mean, size), size),)
+
+
 def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
-    """Factory of SCAFFOLD on any task."""
-    task, server = config.task.build(), server_step(config.server_optimizer)
+    """Factory of SCAFFOLD on any task; a client's memory is its control."""
 
-    def update(own, client_data, key, data, num_rounds, c):
-        adjust = control(jax.tree.map(jnp.subtract, c, own["control"]))
-        result = task.update(own["model"], client_data, key, data, adjust, num_rounds)
-        new = result.opt_state[0].mean_gradient
-        return {"model": result.model, "control": new}, result.loss
+    def update(task, model, own, client_data, key, data, num_rounds, c):
+        adjust = control(jax.tree.map(jnp.subtract, c, own))
+        result = task.update(model, client_data, key, data, adjust, num_rounds)
+        return result.model, result.opt_state[0].mean_gradient, result.loss
 
-    def is_personal(path):
-        return path[0].key == "control"
-
-    def init(key, data):
-        model = task.init(key)
-        num_clients = len(data.client_ids)
-        controls = jax.tree.map(
-            lambda x: jnp.zeros((num_clients, *x.shape)), model["params"]
-        )
-        models = jax.tree.map(lambda x: x[None], model)
-        return ScaffoldState(models, jnp.int32(0), server.init(models), controls)
-
-    def round_(state, data, key):
-        train_key, aggregate_key = task.round_keys(key)
-        c = aggregation.client_mean(state.controls, data.client_weights)
-        size = cohort_size(len(data.client_ids), config.participation)
-        c = communication.up(communication.down(c, size), size)  # and as many changes
-        average = config.average(state, data, aggregate_key)
-        run = task_round(config, task, update, average, is_personal=is_personal)
-        own = {"model": state.models, "control": state.controls}
-        own, loss = run(own, data, train_key, state.num_rounds, c)
-        after = state._replace(num_rounds=state.num_rounds + 1, controls=own["control"])
-        return server.step(after, own["model"]), {"train_loss": loss}
-
-    return scored(task, init, round_)._replace(reads_all_clients=True)  # for c
+    algorithm = remembering(
+        config,
+        config.average,
+        first_memory=lambda model: jax.tree.map(jnp.zeros_like, model["params"]),
+        update=update,
+        shared=lambda state, data: control_mean(config, state.memories, data),
+        server_optimizer=config.server_optimizer,
+    )
+    return algorithm._replace(reads_all_clients=True)  # for c

@@ -10,10 +10,29 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import optax
 
 from fedjax_graph.core.algorithm import Data, Metrics
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import LocalResult, Model, Params
+
+
+class Embedded(NamedTuple):
+    """Holds examples of ONE client as the last layer of a model reads them."""
+
+    embeddings: jax.Array  # [B, D] float32
+    labels: jax.Array  # [B] int32
+    is_trained: jax.Array  # [B], 0 for those whose labels are not trained on
+    is_real: jax.Array  # [B], 0 for padding
+
+
+Embed = Callable[[Model], jax.Array]
+"""Another model -> its embeddings [B, D] of the examples of a step, as it scores."""
+Term = Callable[[Embed], Callable[[Params, Embedded, jax.Array], jax.Array]]
+"""What a method adds to the loss of ONE client's steps.
+
+embed -> (params, what the step's model reads, key of the step) -> []. What `embed`
+gives is computed once for all steps where these see the same examples.
+"""
 
 
 class Task(NamedTuple):
@@ -24,21 +43,12 @@ class Task(NamedTuple):
     model without running statistics."""
     client_data: Callable[[Data], Any]
     """data -> what each client trains on: a pytree of [K, ...]."""
-    update: Callable[
-        [
-            Model,
-            Any,
-            jax.Array,
-            Data,
-            optax.GradientTransformation | None,
-            jax.Array,
-        ],
-        LocalResult,
-    ]
+    update: Callable[..., LocalResult]
     """(model, own client data, key, data, adjust, num_rounds) -> the local steps of ONE
-    client. `adjust`, if any, acts on the gradients ahead of the task's optimizer; its
-    state is the first element of the result's `opt_state`. `num_rounds` is how many
-    rounds there were before this one, [] int32."""
+    client. `adjust`, if any, is a `GradientTransformation` that acts on the gradients
+    ahead of the task's optimizer; its state is the first element of the result's
+    `opt_state`. `num_rounds` is how many rounds there were before this one, [] int32.
+    A task with `embed` also takes `term`, a `Term` of the loss, or None."""
     evaluate: Callable[[Model, Data], Metrics]
     """(models, data) -> scores; the models' leaves are [1 or K, ...]."""
     predict: Callable[[Model, Data], jax.Array]
@@ -56,6 +66,12 @@ class Task(NamedTuple):
     ) = None
     """(params, batch_stats, own client data, key, data) -> [] mean loss over all that
     ONE client trains on, and the new batch_stats; None for a task with minibatches."""
+    embed: Callable[..., Embedded] | None = None
+    """(model, own client data, data) -> what the last layer reads, of ONE client and
+    all that it trains on, as the model scores; with `key=` that of a dropout as it
+    trains. None for a task without a last layer or classes."""
+    num_classes: int = 0
+    """Of its labels; 0 for a task without classes."""
     update_by: Callable[[Callable[..., tuple[jax.Array, Any]]], Any] | None = None
     """A loss in the form of `train_loss`, of parameters of any shape -> local steps in
     the form of `update` that minimise it; None for a task with minibatches."""
@@ -85,3 +101,24 @@ class TaskConfig(Protocol):
     def build(self) -> Task:
         """The task's functions."""
         ...
+
+
+def embedding_task(
+    config: TaskConfig, method: str
+) -> tuple[Task, Callable[..., Embedded]]:
+    """Builds a task, and takes its `embed`, for a method that needs it.
+
+    Args:
+      config: of the task.
+      method: its name, for messages.
+
+    Raises:
+      InputError: if the task has none.
+    """
+    task = config.build()
+    if task.embed is None:
+        raise InputError(
+            f"{method}: the task {config.kind!r} has no embeddings of classes; use "
+            "images, nodes or subgraphs"
+        )
+    return task, task.embed

@@ -20,8 +20,9 @@ from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.task import Task, in_head
+from fedjax_graph.core.task import Embedded, Task, in_head
 from fedjax_graph.data.images.label_shards import ImageData
+from fedjax_graph.models.embeddings import apply_with_embeddings
 from fedjax_graph.models.resnet import ResNet9, init_model
 from fedjax_graph.tasks import augmentation
 
@@ -72,6 +73,8 @@ class ImageTask(Checked):
             evaluate=evaluate_images(model, self.eval_batch_size),
             predict=predict_images(model, self.eval_batch_size),
             is_head=in_head,
+            embed=embed_images(model, self.eval_batch_size),
+            num_classes=self.num_classes,
             monitor="error",
         )
 
@@ -85,7 +88,7 @@ def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResul
     The loss it reports is the mean over the images of all epochs.
     """
 
-    def update(start, client_data, key, data: ImageData, adjust, num_rounds):
+    def update(start, client_data, key, data: ImageData, adjust, num_rounds, term=None):
         del num_rounds
         indices, mask = client_data
 
@@ -93,15 +96,21 @@ def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResul
             images = normalise(data, data.images[batch.indices])
             if config.augment:
                 images = augmentation.augment(batch.key, images)
-            logits, changed = model.apply(
+            (logits, changed), embeddings = apply_with_embeddings(
+                model,
                 {"params": params, "batch_stats": stats},
                 images,
                 batch.mask,
                 mutable=["batch_stats"],
             )
-            losses = cross_entropy(logits, data.labels[batch.indices])
-            total = jnp.sum(batch.mask * losses)
-            return total / config.batch_size, changed["batch_stats"]
+            labels = data.labels[batch.indices]
+            total = jnp.sum(batch.mask * cross_entropy(logits, labels))
+            value = total / config.batch_size
+            if term is not None:
+                add = term(lambda other: apply_with_embeddings(model, other, images)[1])
+                seen = Embedded(embeddings, labels, batch.mask, batch.mask)
+                value += add(params, seen, batch.key)
+            return value, changed["batch_stats"]
 
         batches = epoch_batches(
             key,
@@ -119,6 +128,23 @@ def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResul
         return result._replace(loss=total / num_images)
 
     return update
+
+
+def embed_images(model: ResNet9, batch_size: int) -> Callable[..., Embedded]:
+    """Factory of one client's embeddings, of images without noise; see `Task.embed`."""
+
+    def embed(variables: Model, client_data, data: ImageData, key=None) -> Embedded:
+        del key  # there is no dropout
+        indices, mask = client_data
+
+        def of_batch(indices):
+            images = normalise(data, data.images[indices])
+            return apply_with_embeddings(model, variables, images)[1]
+
+        embeddings = map_batches(of_batch, indices, batch_size)
+        return Embedded(embeddings, data.labels[indices], mask, mask)
+
+    return embed
 
 
 def epoch_batches(

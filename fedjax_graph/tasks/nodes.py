@@ -23,8 +23,9 @@ from fedjax_graph.core.local import LocalResult, Model
 from fedjax_graph.core.meta_learning import inner_update, masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.registry import Registry
-from fedjax_graph.core.task import Task, in_head
+from fedjax_graph.core.task import Embedded, Task, Term, in_head
 from fedjax_graph.data.graphs.receptive_fields import Field, NodeData
+from fedjax_graph.models.embeddings import apply_with_embeddings
 from fedjax_graph.models.gcn import GCN, SGC
 from fedjax_graph.models.protocols import NodeModel, built
 
@@ -69,6 +70,8 @@ class NodeTask(Checked):
             is_head=in_head,
             query_loss=query_loss(model),
             has_query=lambda data: jnp.any(data.query.mask > 0, axis=1),
+            embed=embed_support(model),
+            num_classes=self.num_classes,
             monitor="error",
         )
 
@@ -123,30 +126,72 @@ def cross_entropy(logits: jax.Array, field: Field) -> jax.Array:
     return masked_mean(losses, field.mask)
 
 
+def in_training(key: jax.Array) -> dict[str, Any]:
+    """Settings of a model's `apply` while it trains, with the key of the dropout."""
+    return {"is_training": True, "rngs": {"dropout": key}}
+
+
 def field_loss(
-    model: NodeModel, graph: jraph.GraphsTuple, field: Field
+    model: NodeModel,
+    graph: jraph.GraphsTuple,
+    field: Field,
+    term: Term | None = None,
 ) -> Callable[..., jax.Array]:
-    """Factory of (params, key of the dropout) -> mean loss on a field."""
+    """Factory of (params, key of the dropout) -> mean loss on a field, and the term."""
+
+    if term is not None:
+        add = term(lambda other: embedded(model, other, graph, field)[1].embeddings)
 
     def loss(params, key):
-        logits = model.apply(
-            {"params": params}, graph, is_training=True, rngs={"dropout": key}
-        )
-        return cross_entropy(logits, field)
+        settings = in_training(key)
+        if term is None:
+            logits = model.apply({"params": params}, graph, **settings)
+            return cross_entropy(logits, field)
+        logits, seen = embedded(model, {"params": params}, graph, field, **settings)
+        return cross_entropy(logits, field) + add(params, seen, key)
 
     return loss
+
+
+def embedded(
+    model: NodeModel,
+    variables: Model,
+    graph: jraph.GraphsTuple,
+    field: Field,
+    **settings: Any,
+) -> tuple[jax.Array, Embedded]:
+    """The logits of a field's nodes, and the embeddings of the labelled ones."""
+    logits, embeddings = apply_with_embeddings(
+        model, {"params": variables["params"]}, graph, **settings
+    )
+    labelled = embeddings[: len(field.labels)]
+    return logits, Embedded(labelled, field.labels, field.mask, field.mask)
+
+
+def embed_support(model: NodeModel) -> Callable[..., Embedded]:
+    """Factory of the embeddings of one client's support set; see `Task.embed`."""
+
+    def embed(
+        variables: Model, client_data, data: NodeData, key: jax.Array | None = None
+    ) -> Embedded:
+        support, _ = client_data
+        graph = as_graph(data.features, support)
+        settings = {} if key is None else in_training(key)
+        return embedded(model, variables, graph, support, **settings)[1]
+
+    return embed
 
 
 def client_update(model: NodeModel, config: NodeTask) -> Callable[..., LocalResult]:
     """Factory of the inner steps of one client; see `Task.update`."""
 
-    def update(start, client_data, key, data: NodeData, adjust, num_rounds):
+    def update(start, client_data, key, data: NodeData, adjust, num_rounds, term=None):
         del num_rounds
         support, _ = client_data
         graph = as_graph(data.features, support)
-        if adjust is None:
+        if adjust is None and term is None:
             return support_steps(model, config, graph, support)(start, key)
-        loss = field_loss(model, graph, support)
+        loss = field_loss(model, graph, support, term)
         return gradient_steps(config, loss, adjust=adjust)(start, key)
 
     return update

@@ -23,9 +23,11 @@ from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.meta_learning import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.task import Task
+from fedjax_graph.core.task import Embedded, Task
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
+from fedjax_graph.models.decoupled import DecoupledGIN
+from fedjax_graph.models.embeddings import HEADS, apply_with_embeddings
 from fedjax_graph.models.fixed_gnns import FixedGNN, find_layout
 from fedjax_graph.models.gcn import GCN
 from fedjax_graph.models.message_passing import Structure, make_structure
@@ -43,16 +45,17 @@ class SubgraphTask(Checked):
     num_features: int = dataclasses.field(metadata=limits(lower=1))
     num_classes: int = dataclasses.field(metadata=limits(lower=1))
     kind: Literal["subgraphs"] = "subgraphs"
-    # see `models.fixed_gnns`; or "spread_gcn", that of `models.gcn` on features and
-    # edges as it reads them; or "code", the network of one
+    # see `models.fixed_gnns`; or "decoupled_gin"; or "spread_gcn", that of `models.gcn`
+    # on features and edges as it reads them; or "code", the network of one
     model: str = "gcn"
     code: tuple[int, ...] = ()
     space: Space = "paper"  # of a code
     fusion: Fusion = "all"  # of a code
     width: int = limited(WIDTH, lower=1)  # of a code
-    hidden_size: int | None = limited(
-        None, lower=1
-    )  # of a fixed network; None: its own
+    # of a fixed network or decoupled_gin; None: its own
+    hidden_size: int | None = limited(None, lower=1)
+    # last features that encode structure, of decoupled_gin
+    structure_size: int = limited(0, lower=0)
     dropout: float = limited(0.0, lower=0, below=1)
     drops_features: bool = True  # of a fixed network: or its hidden units alone
     # epochs: of methods that take steps at the client, each on all its training nodes
@@ -70,6 +73,13 @@ class SubgraphTask(Checked):
         """
         if self.model == "spread_gcn":
             return GCN(self.num_classes, self.hidden_size or 64, self.dropout)
+        if self.model == "decoupled_gin":
+            return DecoupledGIN(
+                self.num_classes,
+                self.structure_size,
+                self.hidden_size or DecoupledGIN.hidden_size,
+                dropout=self.dropout,
+            )
         if self.model != "code":
             find_layout(self.model)
             return FixedGNN(
@@ -95,21 +105,27 @@ class SubgraphTask(Checked):
         loss = training_loss(module)
         halves = partial(query_halves, query_every=self.query_every)
 
-        def train_loss(params, stats, client_data, key, data):
+        def train_loss(params, stats, client_data, key, data, add=None):
             del data
-            return loss(params, stats, (halves(client_data)[0], key))
+            return loss(params, stats, (halves(client_data)[0], key), add)
+
+        def embed(model, client_data, data, key=None):
+            del data
+            return embed_nodes(module, model, halves(client_data)[0], key)
 
         return Task(
             init=lambda key: init(module, self.num_features, key),
             client_data=SubgraphData.by_client,
-            update=client_update(train_loss, self),
+            update=client_update(train_loss, embed, self),
             evaluate=evaluate_subgraphs(module, self.fitness),
             predict=predict_subgraphs(module),
             is_head=in_last_layer,
             train_loss=train_loss,
-            update_by=lambda loss: client_update(loss, self),
+            update_by=lambda loss: client_update(loss, embed, self),
             logits=map_outputs(module, lambda outputs, client_data: outputs),
             query_loss=query_loss(loss, halves) if self.query_every else None,
+            embed=embed,
+            num_classes=self.num_classes,
             has_query=lambda data: jnp.any(halves(data)[1].is_trained > 0, axis=1),
             monitor=MONITORS[self.fitness],
         )
@@ -117,7 +133,7 @@ class SubgraphTask(Checked):
 
 def in_last_layer(path: tuple[Any, ...]) -> bool:
     """`Task.is_head`: `head` of a fixed network, `output` of a code's."""
-    return any(getattr(key, "key", None) in ("head", "output") for key in path)
+    return any(getattr(key, "key", None) in HEADS for key in path)
 
 
 def init(module: nn.Module, num_features: int, key: jax.Array) -> Model:
@@ -198,23 +214,56 @@ def training_loss(module: nn.Module) -> Callable[..., tuple[jax.Array, Any]]:
     """Factory of the mean loss over the training nodes of ONE client.
 
     Returns:
-      (params, batch_stats, (client_data, key)) -> (loss, batch_stats).
+      (params, batch_stats, (client_data, key), add=None) -> (loss, batch_stats); `add`
+      is a term of the loss, (params, embeddings, key) -> [].
     """
 
-    def loss(params, stats, batch):
+    def loss(params, stats, batch, add=None):
         client_data, key = batch
-        outputs, new = module.apply(
-            {"params": params, "batch_stats": stats},
-            as_graph(client_data),
-            client_data.is_real,
-            is_training=True,
-            rngs={"dropout": key},
-            mutable=["batch_stats"],
-        )
+        variables = {"params": params, "batch_stats": stats}
+        (outputs, new), seen = forward(module, variables, client_data, key)
         value = cross_entropy(outputs, client_data.labels, client_data.is_trained)
+        if add is not None:
+            value += add(params, seen, key)
         return value, new.get("batch_stats", stats)
 
     return loss
+
+
+def forward(
+    module: nn.Module, variables: Model, client_data: SubgraphData, key: jax.Array
+) -> tuple[tuple[jax.Array, Any], Embedded]:
+    """The outputs in training, with the statistics' changes, and the embeddings."""
+    results, embeddings = apply_with_embeddings(
+        module,
+        variables,
+        as_graph(client_data),
+        client_data.is_real,
+        is_training=True,
+        rngs={"dropout": key},
+        mutable=["batch_stats"],
+    )
+    return results, as_embedded(embeddings, client_data)
+
+
+def as_embedded(embeddings: jax.Array, client_data: SubgraphData) -> Embedded:
+    """Embeddings of the nodes of ONE client, with what is known of them."""
+    return Embedded(
+        embeddings, client_data.labels, client_data.is_trained, client_data.is_real
+    )
+
+
+def embed_nodes(
+    module: nn.Module,
+    model: Model,
+    client_data: SubgraphData,
+    key: jax.Array | None = None,
+) -> Embedded:
+    """The embeddings of all nodes of ONE client; see `Task.embed`."""
+    if key is not None:
+        return forward(module, model, client_data, key)[1]
+    embeddings = apply_with_embeddings(module, model, as_graph(client_data))[1]
+    return as_embedded(embeddings, client_data)
 
 
 def query_halves(
@@ -247,13 +296,26 @@ def query_loss(loss, halves) -> Callable[..., jax.Array]:
     return run
 
 
-def client_update(loss, config: SubgraphTask) -> Callable[..., LocalResult]:
-    """Factory of one client's gradient steps on its subgraph; see `Task.update_by`."""
+def client_update(
+    loss, embed: Callable[..., Embedded], config: SubgraphTask
+) -> Callable[..., LocalResult]:
+    """Factory of one client's gradient steps on its subgraph.
 
-    def update(start, client_data, key, data, adjust, num_rounds):
+    Args:
+      loss: in the form of `Task.train_loss`, to which `update` may append a term.
+      embed: see `Task.embed`.
+      config: number of the steps, and their optimizer.
+    """
+
+    def update(start, client_data, key, data, adjust, num_rounds, term=None):
         del num_rounds
+        terms = (
+            () if term is None else (term(lambda m: embed(m, client_data, data)[0]),)
+        )
         steps = local_steps(
-            lambda params, stats, key: loss(params, stats, client_data, key, data),
+            lambda params, stats, key: loss(
+                params, stats, client_data, key, data, *terms
+            ),
             config.optimizer.build(config.local_steps),
             adjust=adjust,
         )

@@ -159,13 +159,13 @@ class World:
                 torch.save(mask, folder / f"{name}_{k}.pt")
                 (folder / f"glb_{name}_{k}.pkl").write_bytes(pickle.dumps([0]))
 
-    def run(self, rounds: int = 1, first: int = 0) -> "World":
+    def run(self, rounds: int = 1, first: int = 0, optimizer=torch.optim.Adam):
         """Runs rounds as OpenFGL's trainer does, from round `first` on."""
         for number in range(first, first + rounds):
             self.pool["round"] = number
             self.server.send_message()
             for client in self.clients:
-                client.task.optim = torch.optim.Adam(
+                client.task.optim = optimizer(
                     client.task.model.parameters(), lr=RATE, weight_decay=DECAY
                 )
                 client.execute()
@@ -334,14 +334,129 @@ def fed_gta() -> Arrays:
     return stacked(world.run(2).server.aggregated_models)
 
 
+def under(name: str, arrays: Arrays) -> Arrays:
+    return {f"{name}/{key}": x for key, x in arrays.items()}
+
+
+def moon() -> Arrays:
+    """Two rounds, as the first has no contrast."""
+    return weights_of(World("moon").run(2).server.task.model)
+
+
+def fed_proto() -> Arrays:
+    """Two rounds, as the first has no prototypes; what the first one ends with too."""
+    world = World("fedproto").run()
+    first = under("first", stacked(world.models))
+    prototypes = world.server.global_prototype
+    first["prototypes"] = np.stack([prototypes[c].numpy() for c in range(NUM_CLASSES)])
+    return first | stacked(world.run(first=1).models)
+
+
+def fed_dc() -> Arrays:
+    """Two rounds of plain SGD, as the first has no penalties.
+
+    Also the server's model between them, and the clients' in the end.
+    """
+    world = World("feddc").run(optimizer=torch.optim.SGD)
+    middle = under("first", weights_of(world.server.task.model))
+    middle |= under("clients_first", stacked(world.models))
+    world.run(first=1, optimizer=torch.optim.SGD)
+    ends = under("clients", stacked(world.models))
+    return middle | ends | weights_of(world.server.task.model)
+
+
+def fgssl() -> Arrays:
+    """Two rounds, on graphs that lose the same edges and features in each step."""
+    scatter = mock.Mock()  # imported, and not called
+    with mock.patch.dict(sys.modules, {"torch_scatter": scatter}):
+        world, rng, kept = World("fgssl"), np.random.default_rng(3), {}
+    for k, client in enumerate(world.clients):
+        for name, share in (("augWeak", 0.7), ("augStrongF", 0.4)):
+            edges = rng.random(len(world.problem[f"edges_{k}"])) < share
+            features = rng.random(NUM_FEATURES) < share
+            kept |= {f"{name}/edges_{k}": edges, f"{name}/features_{k}": features}
+
+            def augment(x, edge_index, edges=edges, features=features):
+                return x * torch.tensor(features), edge_index[:, edges], None
+
+            setattr(client, name, augment)
+    return kept | weights_of(world.run(2).server.task.model)
+
+
+def fed_star() -> Arrays:
+    """A round by hand, as OpenFGL has it for graphs: each node is pooled by itself.
+
+    Weights at the start, encodings, the clients' own weights and the server's.
+    """
+    from types import SimpleNamespace
+
+    from openfgl.flcore.fedstar._utils import init_structure_encoding
+    from openfgl.flcore.fedstar.gin_dc import DecoupledGIN, serverGIN_dc
+    from openfgl.flcore.fedstar.server import FedStarServer
+
+    torch.manual_seed(1)
+    sizes = dict(num_layers=2, hid_dim=NUM_HIDDEN, n_se=32)
+    problem, pool = make_problem(), {"sampled_clients": list(range(len(SIZES)))}
+    first = DecoupledGIN(NUM_FEATURES, output_dim=NUM_CLASSES, dropout=0.0, **sizes)
+    start, arrays, clients = first.state_dict(), {}, []
+    for k, size in enumerate(SIZES):
+        graph = make_data(problem, k)
+        init_structure_encoding(16, 16, [graph], "rw_dg")
+        arrays[f"encoding_{k}"] = graph.stc_enc.numpy()
+        graph.stc_enc, graph.batch = graph.stc_enc.double(), torch.arange(size)
+        model = DecoupledGIN(NUM_FEATURES, output_dim=NUM_CLASSES, dropout=0.0, **sizes)
+        model.load_state_dict(start)
+        step = torch.optim.Adam(model.parameters(), lr=RATE, weight_decay=DECAY)
+        mask = torch.tensor(problem[f"set_{k}"] == 0)
+        for _ in range(STEPS):
+            step.zero_grad()
+            outputs = model(graph)[1][mask]
+            torch.nn.functional.nll_loss(outputs, graph.y[mask]).backward()
+            step.step()
+        pool[f"client_{k}"] = {"num_samples": size, "weight": model.state_dict()}
+        clients.append(decoupled(model.state_dict()))
+    server = FedStarServer.__new__(FedStarServer)
+    server.message_pool = pool
+    server.task = SimpleNamespace(model=serverGIN_dc(**sizes))
+    server.execute()
+    shared = {n: x for n, x in server.task.model.state_dict().items() if "_s" in n}
+    rows = {name: np.stack([own[name] for own in clients]) for name in clients[0]}
+    arrays |= under("start", decoupled(start)) | under("clients", rows)
+    return arrays | under("server", decoupled(shared))
+
+
+def decoupled(weights: dict[str, torch.Tensor]) -> Arrays:
+    """Weights of `DecoupledGIN` under the names of ours."""
+    names = {"pre.0": "input", "embedding_s": "structure_input", "Whp": "fuse"}
+    names |= {"post.0": "last", "readout.0": "head"}
+    for i in range(2):
+        names[f"graph_convs_s_gcn.{i}.lin"] = names[f"graph_convs_s_gcn.{i}"] = (
+            f"structure_{i}"
+        )
+        for j, name in ((0, "first"), (2, "second")):
+            names[f"graph_convs.{i}.nn.{j}"] = f"layer_{i}/{name}"
+    arrays = {}
+    for name, x in weights.items():
+        layer, _, kind = name.rpartition(".")
+        if layer in names:
+            ours = {"weight": "kernel", "bias": "bias"}[kind]
+            arrays[f"{names[layer]}/{ours}"] = x.detach().numpy().T.copy()
+    return arrays
+
+
 METHODS: dict[str, Callable[[], Arrays]] = {
     "ada_fgl": ada_fgl,
     "fed_avg": fed_avg,
+    "fed_dc": fed_dc,
     "fed_gta": fed_gta,
+    "fed_proto": fed_proto,
     "fed_prox": fed_prox,
     "fed_pub": fed_pub,
+    "fed_star": fed_star,
+    "fgssl": fgssl,
     "gcfl_plus": gcfl_plus,
     "local": local,
+    "moon": moon,
 }
 
 

@@ -155,9 +155,9 @@ class Subgraphs(Problem):
     def is_of_clients(self, path, leaf):
         """Of a search, whose stacks of weights may have as many rows, by name."""
         names = {getattr(key, "name", None) for key in path}
-        if names & {"models", "homophily", "known"}:
-            return super().is_of_clients(path, leaf)
-        return "clients" in names
+        of_rows = names & {"models", "homophily", "known"}
+        is_row = super().is_of_clients(path, leaf)
+        return bool(names & {"clients", "memories"} or of_rows and is_row)
 
     def _fields(self, change):
         fields = self.train._asdict()

@@ -76,6 +76,7 @@ OF_ANY_TASK = {
 ON_NODES = {  # a model for all, part of a model each, controls, meta-gradients
     "fed_avg": {},
     "fed_per": {},
+    "fed_proto": {"participation": 0.6},
     "graphfl": {"participation": 0.6, "server_optimizer": {"learning_rate": 0.5}},
     "scaffold": {"participation": 0.6},
 }
@@ -112,6 +113,14 @@ ON_SUBGRAPHS = {
         "num_blocks": 2,
         "block_size": 3,
     },
+    "fed_dc": {},
+    "fed_star": {
+        "participation": 0.6,
+        "task": Subgraphs.TASK
+        | {"model": "decoupled_gin", "structure_size": 2, "hidden_size": 4},
+    },
+    "fgssl": {},
+    "moon": {"contrast_on": "all", "participation": 0.6},
     "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},
 }
 SEARCH = {

@@ -28,7 +28,7 @@ WEIGHTS = {"equal": (1, 1, 1, 1, 1), "unequal": (2, 1, 5, 3, 4)}
 
 def controls_of(state):
     """c_i, [K, 5]."""
-    return to_rows({"params": state.controls})
+    return to_rows({"params": state.memories})
 
 
 def scaffold_round(twin, x, c, controls, key):

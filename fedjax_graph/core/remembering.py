@@ -1,0 +1,77 @@
+"""Methods whose clients keep something from round to round beside the model."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_graph.core.aggregation import Aggregator
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.federated import FederatedConfig, scored, task_round
+from fedjax_graph.core.local import Model
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.server import server_step
+
+
+class RememberingState(NamedTuple):
+    """What the server and the clients keep."""
+
+    models: Any  # {"params": ..., "batch_stats": ...}, leaves [1, ...]
+    num_rounds: jax.Array  # [] int32, rounds so far
+    server_opt_state: Any  # of the server's optimizer, () without one
+    memories: Any  # of each client, leaves [K, ...]
+
+
+def remembering(
+    config: FederatedConfig,
+    aggregator: Callable[[RememberingState, Data, jax.Array], Aggregator],
+    *,
+    first_memory: Callable[[Model], Any],
+    update: Callable[..., tuple[Model, Any, jax.Array]],
+    shared: Callable[[RememberingState, Data], tuple] = lambda state, data: (),
+    server_optimizer: OptimizerConfig | None = None,
+) -> FederatedAlgorithm:
+    """Factory of a method of one model for all whose clients have a memory.
+
+    A memory never leaves its client, and who takes no part keeps the one it has.
+
+    Args:
+      config: task, participation and mapping.
+      aggregator: (state, data, key of the round) -> aggregator.
+      first_memory: first model -> memory of ONE client before its first round.
+      update: (task, model, memory, client data, key, data, num_rounds, *shared) ->
+        (what the server averages, memory, loss), of ONE client.
+      shared: (state, data) -> what `update` gets besides, the same for all clients.
+      server_optimizer: see `server.server_step`.
+    """
+    task, server = config.task.build(), server_step(server_optimizer)
+
+    def update_one(own, *args):
+        model, memory, loss = update(task, own["model"], own["memory"], *args)
+        return {"model": model, "memory": memory}, loss
+
+    def init(key, data):
+        model = task.init(key)
+        models, size = jax.tree.map(lambda x: x[None], model), len(data.client_ids)
+        memories = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (size, *x.shape)), first_memory(model)
+        )
+        return RememberingState(models, jnp.int32(0), server.init(models), memories)
+
+    def round_(state, data, key):
+        train_key, aggregate_key = task.round_keys(key)
+        run = task_round(
+            config,
+            task,
+            update_one,
+            aggregator(state, data, aggregate_key),
+            is_personal=lambda path: path[0].key == "memory",
+        )
+        own = {"model": state.models, "memory": state.memories}
+        extra = shared(state, data)
+        own, loss = run(own, data, train_key, state.num_rounds, *extra)
+        after = state._replace(num_rounds=state.num_rounds + 1, memories=own["memory"])
+        return server.step(after, own["model"]), {"train_loss": loss}
+
+    return scored(task, init, round_)

@@ -1,0 +1,170 @@
+"""Rounds of methods where OpenFGL departs from the paper, against OpenFGL's in float64.
+
+Each test says in what, and gives our method what OpenFGL would have; see
+`openfgl_golden.py` for where the golden numbers come from.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+
+from fedjax_graph.algorithms import fed_dc as fed_dc_module
+from fedjax_graph.algorithms import fgssl as fgssl_module
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig
+from fedjax_graph.algorithms.fed_dc import FedDCConfig, fed_dc
+from fedjax_graph.algorithms.fed_proto import FedProtoConfig, Prototypes, fed_proto
+from fedjax_graph.algorithms.fed_star import fed_star
+from fedjax_graph.algorithms.fgssl import FGSSLConfig, fgssl
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.data.graphs.structure import with_structure
+from tests import dense_gcn
+from tests.algorithms.test_openfgl import (
+    CLIENTS,
+    NUM_CLASSES,
+    NUM_CLIENTS,
+    PROBLEM,
+    assert_same,
+    in_float64,  # noqa: F401
+    load,
+    make_data,
+    make_task,
+    nested,
+)
+from tests.client_graphs import alone
+
+STEPS, RATE = 3, 0.01
+KEY = jax.random.key(1)
+
+
+def parts_of(golden):
+    """Weights in the end; those under other names, as trees."""
+    last = {n: x for n, x in golden.items() if n.split("/")[0] in ("hidden", "head")}
+    return last, nested({n: x for n, x in golden.items() if n not in last})
+
+
+def sizes():
+    return np.array([len(PROBLEM[f"x_{k}"]) for k in range(NUM_CLIENTS)])
+
+
+def flat(tree, prefix=""):
+    """Trees of dicts -> `a/b`."""
+    for name, x in tree.items():
+        if isinstance(x, dict):
+            yield from flat(x, f"{prefix}{name}/")
+        else:
+            yield prefix + name, x
+
+
+def test_fed_proto():
+    """OpenFGL weighs clients by their nodes; a class that one lacks counts as 0."""
+    last, golden = parts_of(load("fed_proto"))
+    data = make_data()
+    algorithm = fed_proto(FedProtoConfig(make_task(), distance="examples"))
+    round_ = jax.jit(algorithm.round)
+    state, _ = round_(algorithm.init(KEY, data), data, KEY)
+    assert_same(state.models["params"], dict(flat(golden["first"])))
+
+    expected, weights = 0, sizes() / sizes().sum()
+    for client, weight in enumerate(weights):
+        own = alone(data, client)
+        z, _ = dense_gcn.layers(own, dense_gcn.row(state.models["params"], client))
+        members = np.eye(NUM_CLASSES)[own.labels] * own.is_trained[:, None]
+        expected += weight * members.T @ z / np.maximum(members.sum(axis=0), 1)[:, None]
+    npt.assert_allclose(golden["prototypes"], expected, atol=1e-10)
+
+    theirs = Prototypes(golden["prototypes"][None], jnp.ones((1, NUM_CLASSES)))
+    state, _ = round_(state._replace(prototypes=theirs), data, KEY)
+    assert_same(state.models["params"], last)
+
+
+def test_fed_dc(monkeypatch):
+    """OpenFGL begins its penalties, and its drifts, a round later, and leaves g out."""
+    last, golden = parts_of(load("fed_dc"))
+    data = make_data()
+    task = make_task(optimizer=OptimizerConfig("sgd", RATE, weight_decay=5e-4))
+    plain = fed_dc(FedDCConfig(task, drift_weight=0.0))
+    start = plain.init(KEY, data)
+    state, _ = jax.jit(plain.round)(start, data, KEY)
+    w = start.models["params"]
+    first = jax.tree.map(jnp.add, w, state.memories["drift"])
+    assert_same(first, dict(flat(golden["clients_first"])))
+
+    went = jax.tree.map(jnp.subtract, golden["clients_first"], w)
+    memories = {
+        "drift": jax.tree.map(jnp.zeros_like, went),
+        "gradient": jax.tree.map(lambda g: -g / (RATE * STEPS), went),
+    }
+    w = jax.tree.map(lambda x: x[None], golden["first"])
+    state = state._replace(
+        models=state.models | {"params": w}, num_rounds=jnp.int32(1), memories=memories
+    )
+    no_mean = jax.tree.map(lambda g: jnp.zeros(g.shape[1:]), went)
+    monkeypatch.setattr(fed_dc_module, "control_mean", lambda *_: (no_mean,))
+    state, _ = jax.jit(fed_dc(FedDCConfig(task)).round)(state, data, KEY)
+    theta = jax.tree.map(jnp.add, w, state.memories["drift"])
+    assert_same(theta, dict(flat(golden["clients"])))
+
+    mean = jax.tree.map(
+        lambda v, g: np.average(v + g, axis=0, weights=sizes()), theta, went
+    )
+    assert_same(mean, last)
+
+
+def test_fgssl(monkeypatch):
+    """OpenFGL computes its contrast and leaves it out; the same is dropped in steps."""
+    last, golden = parts_of(load("fgssl"))
+    data = make_data()
+    config = FGSSLConfig(make_task(), contrast_weight=0.0, structure="edges")
+    orders = [np.argsort(PROBLEM[f"edges_{k}"][:, 1], kind="stable") for k in CLIENTS]
+
+    def kept(name, what):
+        rows = [golden[name][f"{what}_{k}"] for k in CLIENTS]
+        if what == "edges":
+            rows = [row[order] for row, order in zip(rows, orders, strict=True)]
+            rows = [np.pad(r, (0, data.senders.shape[1] - len(r))) for r in rows]
+        return jnp.stack(rows).astype(float)
+
+    views = {
+        share: (kept(name, "edges"), kept(name, "features"))
+        for share, name in (
+            (config.server_edges, "augWeak"),
+            (config.client_edges, "augStrongF"),
+        )
+    }
+
+    def augment(key, own, edges, features):
+        is_kept, is_seen = (x[own.client_ids] for x in views[edges])
+        return own._replace(
+            edge_weights=own.edge_weights * is_kept, features=own.features * is_seen
+        )
+
+    monkeypatch.setattr(fgssl_module, "augment", augment)
+    algorithm = fgssl(config)
+    state, round_ = algorithm.init(KEY, data), jax.jit(algorithm.round)
+    for _ in range(2):
+        state, _ = round_(state, data, KEY)
+    assert_same(state.models["params"], last)
+
+
+def test_fed_star():
+    """OpenFGL classifies graphs: here each node is one, in its own batch."""
+    _, golden = parts_of(load("fed_star"))
+    plain = make_data()
+    data = with_structure({"train": plain})["train"]
+    for k in CLIENTS:
+        found = data.features[k, : sizes()[k], plain.features.shape[2] :]
+        npt.assert_allclose(found, golden[f"encoding_{k}"], atol=1e-7)
+    start = {"params": golden["start"], "batch_stats": {}}
+    task = dataclasses.replace(
+        make_task(model="decoupled_gin", structure_size=32),
+        num_features=data.features.shape[2],
+        weights=start,
+    )
+    algorithm = fed_star(FedAvgConfig(task))
+    state, _ = jax.jit(algorithm.round)(algorithm.init(KEY, data), data, KEY)
+    assert_same(state.models["params"], dict(flat(golden["server"])), 1e-7)
+    own = {n: x for n, x in flat(golden["clients"]) if not n.startswith("structure")}
+    assert_same(state.models["params"], own, 1e-7)
