@@ -48,7 +48,7 @@ def test_every_partition_deals_all_nodes(partition):
     assert sum(len(nodes) for nodes in problem.parts.nodes) == len(
         problem.dataset.labels
     )
-    outside = problem.with_outside()["train"]
+    outside = problem.deal(outside_neighbours=True)["train"]
     trained = np.asarray(problem.splits["train"].is_trained).sum()
     assert np.asarray(outside.is_trained).sum() == trained > 0
 
