@@ -115,12 +115,13 @@ REGISTRY: Registry[Method] = Registry(
         "fed_avg_m": _lazy(
             "fed_avg:fed_avg", "FedAvgM", config="fed_opt:FedAvgMConfig"
         ),
+        "fed_dc": _lazy("fed_dc:fed_dc", "FedDC"),
+        "fed_gcn": _lazy("fed_gcn:fed_gcn", "FedGCN"),
         "fed_gta": _lazy("fed_gta:fed_gta", "FedGTA"),
         "fed_per": _lazy("fed_per:fed_per", "FedPer"),
         "fed_prox": _lazy("fed_prox:fed_prox", "FedProx"),
-        "fed_pub": _lazy("fed_pub:fed_pub", "FED-PUB"),
-        "fed_dc": _lazy("fed_dc:fed_dc", "FedDC"),
         "fed_proto": _lazy("fed_proto:fed_proto", "FedProto"),
+        "fed_pub": _lazy("fed_pub:fed_pub", "FED-PUB"),
         "fed_sgd": _lazy("fed_sgd:fed_sgd", "FedSGD"),
         "fed_star": _lazy("fed_star:fed_star", "FedStar"),
         "fed_yogi": _lazy("fed_avg:fed_avg", "FedYogi", config="fed_opt:FedYogiConfig"),

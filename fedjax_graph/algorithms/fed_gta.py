@@ -29,11 +29,10 @@ import jax.numpy as jnp
 from fedjax_graph.core import aggregation, clients, communication, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.kept import KeepsLocal, Score, aggregated, is_local
-from fedjax_graph.models.message_passing import make_structure
-from fedjax_graph.tasks.subgraphs import as_graph
+from fedjax_graph.core.task import logits_task
+from fedjax_graph.tasks.subgraphs import structure_of
 
 LOG_FLOOR = 1e-8  # added in a logarithm
 
@@ -54,11 +53,7 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the task is of something else.
     """
-    logits = config.task.build().logits
-    if logits is None:
-        raise InputError(
-            f"fed_gta: the task {config.task.kind} has no subgraphs; use subgraphs"
-        )
+    _, logits = logits_task(config.task, "fed_gta")
     if config.score == "local":
         keeping = KeepsLocal(config.task, config.score)
         config = dataclasses.replace(config, task=keeping)
@@ -82,7 +77,7 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
 
 def measure(config: FedGTAConfig, own, logits) -> tuple[jax.Array, jax.Array]:
     """ONE client's confidence H_i [] and moments M_i [2 m C], of logits [N, C]."""
-    structure = make_structure(as_graph(own), None)
+    structure = structure_of(own)
     is_trained = own.is_trained[:, None]
     first = jax.nn.softmax(logits) * is_trained
     labels = first

@@ -90,25 +90,22 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         return GCFLPlusState(models, zero, together, norms, zero)
 
     def round_(state, data, key):
-        rows, size = task.client_data(data), len(data.client_ids)
-        ids, weights = data.client_ids, data.client_weights
-        sent, loss, cohort = train(
-            state.models, rows, ids, weights, key, data, state.num_rounds
-        )
+        size, rows = len(data.client_ids), task.client_data(data)
+        args = rows, data.client_ids, data.client_weights, key, data, state.num_rounds
+        sent, loss, cohort = train(state.models, *args)
         last = write_back(state.norms[:, -1], sent["norm"], cohort, size)
         norms = jnp.concatenate([state.norms[:, 1:], last[:, None]], axis=1)
         changes = jax.tree.map(
             lambda x, u: x - u[cohort.indices], sent["model"], state.models
         )
         num_norms = state.num_norms + 1
-        is_time = state.num_rounds > config.first_rounds
-        is_time = is_time & (num_norms >= config.num_norms)
-        together, is_split = split(
-            config, state.together, norms, changes["params"], cohort, is_time
-        )
+        is_late = state.num_rounds > config.first_rounds
+        is_time = is_late & (num_norms >= config.num_norms)
+        args = state.together, norms, changes["params"], cohort, is_time
+        together, is_split = split(config, *args)
         is_same = together[cohort.indices][:, cohort.indices]
-        mixed = aggregation.mix_rows(sent["model"], is_same * cohort.weights)  # Eq. 1
-        models = write_back(state.models, mixed, cohort, size)
+        mixed = aggregation.mix_rows(sent["model"], is_same * cohort.weights)
+        models = write_back(state.models, mixed, cohort, size)  # Eq. 1
         num_norms = jnp.where(is_split, 0, num_norms)
         state = GCFLPlusState(models, state.num_rounds + 1, together, norms, num_norms)
         return state, {"train_loss": loss}

@@ -35,8 +35,8 @@ class KeepsLocal:
             return model | {LOCAL: model}
 
         def keeping(update):
-            def run(start, *args) -> LocalResult:
-                result = update(aggregated(start), *args)
+            def run(start, *args, **named) -> LocalResult:
+                result = update(aggregated(start), *args, **named)
                 model = result.model | {LOCAL: result.model}
                 return result._replace(model=model)
 

@@ -70,6 +70,7 @@ class Masked:
             evaluate=lambda models, data: task.evaluate(used(models), data),
             predict=lambda models, data: task.predict(used(models), data),
             logits=logits and (lambda models, data: logits(used(models), data)),
+            embed=None,
             query_loss=None,
             train_loss=None,
             update_by=None,

@@ -29,6 +29,8 @@ from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
 from fedjax_graph.models.decoupled import DecoupledGIN
 from fedjax_graph.models.embeddings import HEADS, apply_with_embeddings
 from fedjax_graph.models.fixed_gnns import FixedGNN, find_layout
+from fedjax_graph.models.gcn import GCN
+from fedjax_graph.models.message_passing import Structure, make_structure
 from fedjax_graph.models.supernet import WIDTH, SuperNet, empty_graph
 
 Fitness = Literal["loss", "accuracy"]
@@ -43,7 +45,8 @@ class SubgraphTask(Checked):
     num_features: int = dataclasses.field(metadata=limits(lower=1))
     num_classes: int = dataclasses.field(metadata=limits(lower=1))
     kind: Literal["subgraphs"] = "subgraphs"
-    # see `models.fixed_gnns`; or "decoupled_gin", or "code", the network of one
+    # see `models.fixed_gnns`; or "decoupled_gin"; or "spread_gcn", that of `models.gcn`
+    # on features and edges as it reads them; or "code", the network of one
     model: str = "gcn"
     code: tuple[int, ...] = ()
     space: Space = "paper"  # of a code
@@ -68,6 +71,8 @@ class SubgraphTask(Checked):
         Raises:
           InputError: if there is none of this name, or the code is not valid.
         """
+        if self.model == "spread_gcn":
+            return GCN(self.num_classes, self.hidden_size or 64, self.dropout)
         if self.model == "decoupled_gin":
             return DecoupledGIN(
                 self.num_classes,
@@ -137,7 +142,8 @@ def in_last_layer(path: tuple[Any, ...]) -> bool:
 
 def init(module: nn.Module, num_features: int, key: jax.Array) -> Model:
     """Fresh parameters and running statistics; no graph changes their shapes."""
-    drawn = module.init(key, empty_graph(num_features))
+    graph = empty_graph(num_features)._replace(edges=jnp.zeros(0))
+    drawn = module.init(key, graph)
     return {"batch_stats": {}} | drawn
 
 
@@ -197,6 +203,11 @@ def random_blocks(
     )
 
 
+def structure_of(client_data: SubgraphData) -> Structure:
+    """All of the padded subgraph of ONE client but its features."""
+    return make_structure(as_graph(client_data), None)
+
+
 def cross_entropy(outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean over marked nodes of outputs [N, classes] before a softmax; 0 of none."""
     losses = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
@@ -231,7 +242,7 @@ def forward(
         module,
         variables,
         as_graph(client_data),
-        client_data.is_real,
+        mask=client_data.is_real,
         is_training=True,
         rngs={"dropout": key},
         mutable=["batch_stats"],

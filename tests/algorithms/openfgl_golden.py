@@ -447,14 +447,14 @@ def decoupled(weights: dict[str, torch.Tensor]) -> Arrays:
 METHODS: dict[str, Callable[[], Arrays]] = {
     "ada_fgl": ada_fgl,
     "fed_avg": fed_avg,
+    "fed_dc": fed_dc,
     "fed_gta": fed_gta,
+    "fed_proto": fed_proto,
     "fed_prox": fed_prox,
     "fed_pub": fed_pub,
-    "gcfl_plus": gcfl_plus,
-    "fed_dc": fed_dc,
-    "fed_proto": fed_proto,
     "fed_star": fed_star,
     "fgssl": fgssl,
+    "gcfl_plus": gcfl_plus,
     "local": local,
     "moon": moon,
 }

@@ -147,9 +147,9 @@ class Subgraphs(Problem):
     SCORES = {"loss", "accuracy", "cross_entropy"}
     OUTPUTS_AXIS = 0
 
-    def __init__(self, graph):
-        train = client_graphs.make_splits()["train"]._replace(graph=graph)
-        num_outputs = client_graphs.MOST_NODES
+    def __init__(self, **settings):
+        train = client_graphs.make_splits(is_linked=True, **settings)["train"]
+        num_outputs = train.labels.shape[1]
         super().__init__(train, (NUM_CLIENTS, num_outputs, client_graphs.NUM_CLASSES))
 
     def is_of_clients(self, path, leaf):
@@ -171,11 +171,19 @@ class Subgraphs(Problem):
     def extended(self, fill):
         def extend(name, x):
             more = x[: NUM_PADDED - NUM_CLIENTS]
-            is_kept = fill == "random" and name not in ("is_trained", "is_scored")
+            marks = ("is_trained", "is_scored", "is_own")
+            is_kept = fill == "random" and name not in marks
             return jnp.concatenate([x, more if is_kept else 0 * more])
 
         graph = graphs.pad_nodes(self.train.graph, NUM_PADDED)
         return self._fields(extend) | {"graph": graph}
+
+
+class OverlappingSubgraphs(Subgraphs):
+    """Clients know of their nodes' neighbours outside."""
+
+    def __init__(self):
+        super().__init__(outside_neighbours=True)
 
 
 def all_problems(train) -> dict[type[Problem], Problem]:
@@ -184,5 +192,6 @@ def all_problems(train) -> dict[type[Problem], Problem]:
         Traffic: Traffic(train),
         Seq2SeqTraffic: Seq2SeqTraffic(train),
         Nodes: Nodes(),
-        Subgraphs: Subgraphs(train.graph),
+        Subgraphs: Subgraphs(),
+        OverlappingSubgraphs: OverlappingSubgraphs(),
     }

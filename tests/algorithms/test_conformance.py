@@ -34,6 +34,7 @@ from tests.algorithms.problems import (
     NUM_CLIENTS,
     NUM_PADDED,
     Nodes,
+    OverlappingSubgraphs,
     Seq2SeqTraffic,
     Subgraphs,
     Traffic,
@@ -159,6 +160,7 @@ TINY = {  # problem -> method -> its config
     Seq2SeqTraffic: on(Seq2SeqTraffic, ON_SEQ2SEQ),
     Nodes: on(Nodes, ON_NODES),
     Subgraphs: on(Subgraphs, ON_SUBGRAPHS) | SEARCHES,
+    OverlappingSubgraphs: on(OverlappingSubgraphs, {"fed_gcn": {}}),
 }
 CASES = {
     f"{name}-{problem.TASK['kind']}": (name, problem)

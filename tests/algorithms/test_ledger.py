@@ -26,6 +26,11 @@ TASK = {
 }
 
 
+def linked():
+    settings = {"outside_neighbours": True, "is_linked": True}
+    return client_graphs.make_splits(**settings)["train"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """What all clients together send and get in a round."""
@@ -47,6 +52,7 @@ CASES = {
     # theta_i and h_i; u_i
     "fed_pub": Case(K * (MODEL + FLOAT * C), K * MODEL, {"block_size": 3}),
     "ada_fgl": Case(K * MODEL, K * MODEL, {"hidden_size": 4}),  # at most
+    "fed_gcn": Case(K * MODEL, K * MODEL, data=linked),
     "gcfl_plus": Case(K * (MODEL + FLOAT), K * MODEL),  # the norm of a gradient
 }
 
@@ -59,3 +65,11 @@ def test_a_round_exchanges_what_the_paper_says(name):
     state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
     counted = bytes_per_round(algorithm.round, state, data, jax.random.key(1))
     assert counted == (case.up, case.down)
+
+
+def test_fed_gcn_exchanges_a_sum_and_a_scale_of_each_row_before_the_rounds():
+    data = linked()
+    method = get_method("fed_gcn").factory(make_config("fed_gcn", {"task": TASK}))
+    counted = bytes_per_round(method.init, jax.random.key(0), data)
+    size = FLOAT * data.is_own.size * (F + 1)
+    assert counted == (size, size)
