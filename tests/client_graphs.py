@@ -31,7 +31,7 @@ def make_dataset() -> NodeDataset:
     )
 
 
-def make_splits() -> dict[str, SubgraphData]:
+def make_splits(**settings) -> dict[str, SubgraphData]:
     """Of the tiny graph; a client's nodes are in no order."""
     order = np.random.default_rng(5).permutation(NUM_NODES).astype(np.int32)
     held = np.split(order, np.cumsum(SIZES)[:-1])
@@ -47,7 +47,7 @@ def make_splits() -> dict[str, SubgraphData]:
         *(np.sort(np.concatenate(own)) for own in zip(*sets, strict=True))
     )
     parts = Parts(owners, tuple(map(np.sort, held)))
-    return client_graphs.make_splits(make_dataset(), parts, split)
+    return client_graphs.make_splits(make_dataset(), parts, split, **settings)
 
 
 def alone(data: SubgraphData, index: int) -> SubgraphData:

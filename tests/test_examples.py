@@ -49,6 +49,12 @@ def test_fl_agcns_trains_networks_and_takes_one():
     assert accuracy > 60  # percent, of three classes
 
 
+def test_clients_of_a_graph_gain_by_cooperation():
+    scores = scores_of("subgraphs")
+    assert scores["fed_avg"] > scores["local"] > 40  # percent, of four classes
+    assert scores["fed_gta"] > scores["local"]
+
+
 def test_a_method_of_ones_own_withstands_broken_clients():
     scores = scores_of("own_method")
     assert scores["trimmed_mean"] < 0.01 < 1 < scores["fed_avg"]

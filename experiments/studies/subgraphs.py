@@ -25,13 +25,15 @@ METHODS = (
     "fed_sage_plus",
     *("scaffold", "fed_per", "lg_fed_avg", "ditto", "fed_att"),
     *("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_star", "sfl_per", "sfl_lg"),
-    *("graphfl",),
+    *("graphfl", "fed_gcn", "fed_gta", "fed_pub", "gcfl_plus", "ada_fgl"),
     *NETWORKS,
 )
-DEFAULT = ("local", "fed_avg", "sfl")
+DEFAULT = ("local", "fed_avg", "fed_gta")
 OWN_MODELS = {"fed_star": "decoupled_gin", "fed_sage_plus": "sage_relu"}
 ENCODES_STRUCTURE = ("fed_star",)  # methods whose model reads it
-SEES_OUTSIDE = ()  # methods whose clients know of neighbours outside
+SEES_OUTSIDE = ("fed_gcn",)  # methods whose clients know of neighbours outside
+READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
+"""Methods that do more with features than multiply them by a first kernel."""
 NETWORK_STEPS = OptimizerConfig("adam", 0.02, weight_decay=5e-6)  # of FL-AGCNS's code
 KEYS = ("accuracy", "cross_entropy")
 
@@ -139,9 +141,12 @@ class SubgraphStudy(SubgraphSettings):
 
     def _run_method(self, method: str, problem: Problem, workdir: pathlib.Path) -> Run:
         """Runs or scores one method."""
+        is_known = method in METHODS and method not in READS_FEATURES
         splits = problem.splits
         if method in SEES_OUTSIDE:
-            splits = problem.with_outside()
+            splits = problem.deal(outside_neighbours=True)
+        elif is_known and problem.is_sparse:
+            splits = problem.deal(is_sparse=True)
         if method in ENCODES_STRUCTURE:
             splits = structure.with_structure(splits)
         if self.eval_only:  # in training, validation nodes choose the round
@@ -162,8 +167,8 @@ class SubgraphStudy(SubgraphSettings):
             examples_per_round=cohort * self.local_epochs,
             rate_name="client_steps_per_s",
             registered_name="fed_sgd" if method in NETWORKS else method,
-            patience=self.patience
-            or num_rounds + 1,  # the best of all rounds is tested
+            # By default the best of all rounds is tested.
+            patience=self.patience or num_rounds + 1,
         )
 
 

@@ -1,9 +1,11 @@
 """A graph dealt out to the clients of a study of subgraphs."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import scipy.sparse
 
 from experiments.studies import running
 from experiments.studies.subgraphs_settings import SubgraphSettings
@@ -17,6 +19,8 @@ from fedjax_graph.data.graphs import (
 from fedjax_graph.data.graphs.client_subgraphs import NodeSplit, SubgraphData
 from fedjax_graph.data.graphs.node_dataset import NodeDataset
 
+SPARSE = 0.05  # share of features other than 0, below
+
 
 class Problem(NamedTuple):
     """The graph as the clients hold it."""
@@ -24,10 +28,10 @@ class Problem(NamedTuple):
     dataset: NodeDataset
     parts: subgraphs.Parts
     split: NodeSplit
-    splits: dict[str, SubgraphData]
-    statistics: dict[str, Any]
-    checksum: int
     normalises: bool  # the features
+    splits: dict[str, SubgraphData] = {}
+    statistics: dict[str, Any] = {}
+    checksum: int = 0
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -44,26 +48,29 @@ class Problem(NamedTuple):
         sizes = self.sizes | {"structure_size": size}
         return sizes | {"num_features": sizes["num_features"] + size}
 
-    def with_outside(self) -> dict[str, SubgraphData]:
-        """The splits of clients that know of their nodes' neighbours outside."""
-        return _splits(self.dataset, self.parts, self.split, self.normalises, True)
+    @property
+    def is_sparse(self) -> bool:
+        """Whether so few features are other than 0 that products take these alone."""
+        features = self.dataset.features
+        return np.count_nonzero(_entries(features)) < SPARSE * math.prod(features.shape)
+
+    def deal(
+        self, outside_neighbours: bool = False, is_sparse: bool = False
+    ) -> dict[str, SubgraphData]:
+        """The splits of clients, as `client_subgraphs.make_splits` makes them."""
+        return client_subgraphs.make_splits(
+            self.dataset,
+            self.parts,
+            self.split,
+            outside_neighbours=outside_neighbours,
+            normalise_features=self.normalises,
+            is_linked=True,
+            is_sparse=is_sparse,
+        )
 
 
-def _splits(
-    dataset: NodeDataset,
-    parts: subgraphs.Parts,
-    split: NodeSplit,
-    normalises: bool,
-    outside: bool = False,
-) -> dict[str, SubgraphData]:
-    return client_subgraphs.make_splits(
-        dataset,
-        parts,
-        split,
-        outside_neighbours=outside,
-        normalise_features=normalises,
-        is_linked=True,
-    )
+def _entries(features: scipy.sparse.csr_array | np.ndarray) -> np.ndarray:
+    return features.data if scipy.sparse.issparse(features) else features
 
 
 def make_problem(study: SubgraphSettings) -> Problem:
@@ -84,15 +91,9 @@ def make_problem(study: SubgraphSettings) -> Problem:
     split = client_subgraphs.client_split(
         dataset.labels, parts.owners, study.fractions(), study.seed
     )
-    splits = _splits(dataset, parts, split, study.normalise_features)
+    problem = Problem(dataset, parts, split, study.normalise_features)
+    splits = problem.deal()
     leaves = jax.tree.leaves(splits["train"])
     checksum = running.fingerprint(*map(np.asarray, leaves), splits["test"].is_scored)
-    return Problem(
-        dataset,
-        parts,
-        split,
-        splits,
-        client_subgraphs.statistics(dataset, parts, splits),
-        checksum,
-        study.normalise_features,
-    )
+    statistics = client_subgraphs.statistics(dataset, parts, splits)
+    return problem._replace(splits=splits, statistics=statistics, checksum=checksum)

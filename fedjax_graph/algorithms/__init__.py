@@ -101,6 +101,7 @@ def _annotated_config(factory: Factory) -> type | None:
 REGISTRY: Registry[Method] = Registry(
     "method",
     {
+        "ada_fgl": _lazy("ada_fgl:ada_fgl", "AdaFGL"),
         "at_without_fedavg": _lazy(
             "cnfgnn.cnfgnn:at_without_fedavg", "CNFGNN (AT, w/o FedAvg)"
         ),
@@ -115,9 +116,12 @@ REGISTRY: Registry[Method] = Registry(
             "fed_avg:fed_avg", "FedAvgM", config="fed_opt:FedAvgMConfig"
         ),
         "fed_dc": _lazy("fed_dc:fed_dc", "FedDC"),
+        "fed_gcn": _lazy("fed_gcn:fed_gcn", "FedGCN"),
+        "fed_gta": _lazy("fed_gta:fed_gta", "FedGTA"),
         "fed_per": _lazy("fed_per:fed_per", "FedPer"),
         "fed_prox": _lazy("fed_prox:fed_prox", "FedProx"),
         "fed_proto": _lazy("fed_proto:fed_proto", "FedProto"),
+        "fed_pub": _lazy("fed_pub:fed_pub", "FED-PUB"),
         "fed_sage_plus": _lazy("fed_sage_plus:fed_sage_plus", "FedSage+"),
         "fed_sgd": _lazy("fed_sgd:fed_sgd", "FedSGD"),
         "fed_star": _lazy("fed_star:fed_star", "FedStar"),
@@ -127,6 +131,7 @@ REGISTRY: Registry[Method] = Registry(
         "fl_gradient": _lazy("fl_agcns.fl_gradient:fl_gradient", "FL-Gradient"),
         "fl_random": _lazy("fl_agcns.fl_random:fl_random", "FL-Random"),
         "fl_rl": _lazy("fl_agcns.fl_rl:fl_rl", "FL-RL"),
+        "gcfl_plus": _lazy("gcfl_plus:gcfl_plus", "GCFL+"),
         "graph_fed_avg": _lazy("graph_fed_avg:graph_fed_avg", "GraphFedAvg"),
         "graphfl": _lazy("graphfl:graphfl", "GraphFL"),
         "gru_centralized": _lazy(

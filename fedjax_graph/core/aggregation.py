@@ -175,6 +175,29 @@ def graph_convolution(
     return aggregate
 
 
+def mix_rows(stacked: Stacked, weights: jax.Array) -> Stacked:
+    """Row i of the result is the mean of all models by the weights [i]: A V.
+
+    Args:
+      stacked: V, pytree of [C, ...].
+      weights: [C, C], not negative; rows are normalised to sum 1, and one of zeros
+        keeps its own model.
+
+    Raises:
+      InputError: if the weights are not [C, C].
+    """
+    _check_rows(stacked, len(weights))
+    rows = graphs.row_normalise(weights)
+    return jax.tree.map(lambda x: _mix(rows, x), stacked)
+
+
+def cosines(vectors: jax.Array) -> jax.Array:
+    """The cosines between the rows of [C, M]: [C, C], 0 with a row of zeros."""
+    norms = jnp.linalg.norm(vectors, axis=1, keepdims=True)
+    units = vectors / jnp.where(norms > 0, norms, 1)
+    return jnp.matmul(units, units.T, precision=jax.lax.Precision.HIGHEST)
+
+
 def cohort_adjacency(adjacency: jax.Array, cohort: Cohort) -> jax.Array:
     """The [C, C] part of a [K, K] adjacency; nobody takes from a client of weight 0.
 

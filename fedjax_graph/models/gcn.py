@@ -70,17 +70,22 @@ class GCN(nn.Module):
 
     @nn.compact
     def __call__(
-        self, graph: jraph.GraphsTuple, is_training: bool = False
+        self,
+        graph: jraph.GraphsTuple,
+        mask: jax.Array | None = None,
+        is_training: bool = False,
     ) -> jax.Array:
         """Computes the logits of all nodes.
 
         Args:
           graph: nodes S X [N, F], edges S's entries [E], receivers ascending.
+          mask: [N], 0 for padding; changes nothing.
           is_training: whether to drop hidden units, by the random stream `dropout`.
 
         Returns:
           [N, classes].
         """
+        del mask
         glorot = nn.initializers.glorot_uniform()
         hidden = nn.Dense(self.hidden_size, kernel_init=glorot, name="hidden")
         x = nn.relu(hidden(graph.nodes))

@@ -6,6 +6,7 @@ Section 4.1), which is the accuracy over all of them.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -28,6 +29,8 @@ from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
 from fedjax_graph.models.decoupled import DecoupledGIN
 from fedjax_graph.models.embeddings import HEADS, apply_with_embeddings
 from fedjax_graph.models.fixed_gnns import FixedGNN, find_layout
+from fedjax_graph.models.gcn import GCN
+from fedjax_graph.models.message_passing import Structure, make_structure
 from fedjax_graph.models.supernet import WIDTH, SuperNet, empty_graph
 
 Fitness = Literal["loss", "accuracy"]
@@ -42,7 +45,8 @@ class SubgraphTask(Checked):
     num_features: int = dataclasses.field(metadata=limits(lower=1))
     num_classes: int = dataclasses.field(metadata=limits(lower=1))
     kind: Literal["subgraphs"] = "subgraphs"
-    # see `models.fixed_gnns`; or "decoupled_gin", or "code", the network of one
+    # see `models.fixed_gnns`; or "decoupled_gin"; or "spread_gcn", that of `models.gcn`
+    # on features and edges as it reads them; or "code", the network of one
     model: str = "gcn"
     code: tuple[int, ...] = ()
     space: Space = "paper"  # of a code
@@ -67,6 +71,8 @@ class SubgraphTask(Checked):
         Raises:
           InputError: if there is none of this name, or the code is not valid.
         """
+        if self.model == "spread_gcn":
+            return GCN(self.num_classes, self.hidden_size or 64, self.dropout)
         if self.model == "decoupled_gin":
             return DecoupledGIN(
                 self.num_classes,
@@ -132,7 +138,8 @@ def in_last_layer(path: tuple[Any, ...]) -> bool:
 
 def init(module: nn.Module, num_features: int, key: jax.Array) -> Model:
     """Fresh parameters and running statistics; no graph changes their shapes."""
-    drawn = module.init(key, empty_graph(num_features))
+    graph = empty_graph(num_features)._replace(edges=jnp.zeros(0))
+    drawn = module.init(key, graph)
     return {"batch_stats": {}} | drawn
 
 
@@ -147,6 +154,54 @@ def as_graph(client_data: SubgraphData) -> jraph.GraphsTuple:
         n_node=jnp.array([len(client_data.features)], jnp.int32),
         n_edge=jnp.array([len(client_data.senders)], jnp.int32),
     )
+
+
+def random_blocks(
+    key: jax.Array, num_features: int, num_blocks: int, size: int, edge_share: float
+) -> SubgraphData:
+    """Draws a graph of blocks with edges inside them only, and normal features.
+
+    Args:
+      key: of the draw.
+      num_features: F.
+      num_blocks: B, of `size` nodes each.
+      size: nodes of a block, 2 or more.
+      edge_share: part of a block's pairs of nodes that an edge joins, rounded up.
+
+    Returns:
+      Of one client, [1, B x size, ...]; nothing in it is trained or scored.
+    """
+    first, second = jnp.triu_indices(size, 1)
+    num_edges = math.ceil(edge_share * len(first))
+    edges_key, features_key = jax.random.split(key)
+
+    def draw(key, block):
+        chosen = jax.random.permutation(key, len(first))[:num_edges]
+        return block * size + first[chosen], block * size + second[chosen]
+
+    blocks = jnp.arange(num_blocks)
+    one, other = jax.vmap(draw)(jax.random.split(edges_key, num_blocks), blocks)
+    senders, receivers = jnp.append(one, other), jnp.append(other, one)
+    order = jnp.argsort(receivers)
+    num_nodes = num_blocks * size
+    none = jnp.zeros((1, num_nodes))
+    return SubgraphData(
+        features=jax.random.normal(features_key, (1, num_nodes, num_features)),
+        senders=senders[order][None],
+        receivers=receivers[order][None],
+        edge_weights=jnp.ones((1, len(order))),
+        labels=jnp.zeros((1, num_nodes), jnp.int32),
+        is_real=none + 1,
+        is_trained=none,
+        is_scored=none,
+        client_ids=jnp.zeros(1, jnp.int32),
+        client_weights=jnp.zeros(1),
+    )
+
+
+def structure_of(client_data: SubgraphData) -> Structure:
+    """All of the padded subgraph of ONE client but its features."""
+    return make_structure(as_graph(client_data), None)
 
 
 def cross_entropy(outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
@@ -337,6 +392,14 @@ def evaluate_subgraphs(
         return federated_scores(share_right, entropy, data, fitness)
 
     return evaluate
+
+
+def evaluate_outputs(
+    outputs: jax.Array, data: SubgraphData, fitness: Fitness
+) -> Metrics:
+    """What `evaluate` returns, of outputs [K, N, classes] that are already there."""
+    share_right, entropy = jax.vmap(scores)(outputs, data.by_client())
+    return federated_scores(share_right, entropy, data, fitness)
 
 
 def predict_subgraphs(module: nn.Module) -> Callable[[Model, SubgraphData], jax.Array]:

@@ -5,7 +5,8 @@ Run by hand, where OpenFGL and torch are and this package need not be:
     python tests/algorithms/openfgl_golden.py [METHOD ...]
 
 It was run with Python 3.11, openfgl-lib 1.1.0, torch 2.13.0+cpu, torch-geometric 2.8.1,
-networkx 3.6.1, scikit-network 0.33.5, dtaidistance 2.5.1 and NumPy 2.4.6. It writes `data/openfgl/problem.npz`, what all start from, and a file for each method,
+networkx 3.6.1, scikit-network 0.33.5, dtaidistance 2.5.1 and NumPy 2.4.6.
+It writes `data/openfgl/problem.npz`, what all start from, and a file for each method,
 all in float64. What OpenFGL does is left as it is, but for what stands here:
 
 - everybody trains the two-layer GCN, of the weights in `problem.npz`, without dropout;
@@ -20,6 +21,7 @@ import pathlib
 import random
 import sys
 import tempfile
+import types
 from collections.abc import Callable
 from unittest import mock
 
@@ -180,6 +182,56 @@ class World:
 # --- Methods --------------------------------------------------------------------------
 
 
+def ada_fgl() -> Arrays:
+    """Each client's networks before and after one step, after one round of FedAvg.
+
+    Products that it takes by a C library of its authors' machine are SciPy's, features
+    that it makes float32 stay float64, and the 0.5 of its dropouts is 0.
+    """
+    from openfgl.flcore.adafgl import adafgl_models, client, op, server
+
+    client.config["num_rounds_vanilla"] = server.config["num_rounds_vanilla"] = 1
+    op.csr_sparse_dense_matmul = lambda adjacency, x: adjacency @ x
+    world, first = World("adafgl").run(), []
+    preprocess = adafgl_models.AdaFGLModel.preprocess
+
+    def observed(model, adj):
+        preprocess(model, adj)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        first.append({key: x.clone() for key, x in model.state_dict().items()})
+
+    with (
+        mock.patch.object(adafgl_models.AdaFGLModel, "preprocess", observed),
+        mock.patch.object(torch, "FloatTensor", torch.tensor),
+        mock.patch.object(torch, "float", torch.float64),
+    ):
+        world.run(first=1)
+    last = [one.adafgl_model.state_dict() for one in world.clients]
+    ours = {
+        "homo_model.": "homo",
+        "hete_model.lr_smooth_trans.": "spread",
+        "hete_model.lr_local_trans.": "own",
+        "hete_model.hete_propagation.": "signed",
+        "hete_model.": "hete",
+    }
+    arrays = {}
+    for stage, rows in {"first": first, "last": last}.items():
+        for name in rows[0]:
+            network = next(own for start, own in ours.items() if name.startswith(start))
+            values = np.stack([row[name].numpy() for row in rows])
+            if "prelu" in name:
+                arrays[f"{stage}/{network}_slope"] = values[:, 0]
+                continue
+            layer, kind = name.split(".")[-2:]
+            is_kernel = kind == "weight"
+            values = values.swapaxes(1, 2) if is_kernel else values
+            kind = "kernel" if is_kernel else "bias"
+            arrays[f"{stage}/{network}_{kind}_{layer}"] = values
+    return arrays
+
+
 def fed_avg() -> Arrays:
     return weights_of(World("fedavg").run().server.task.model)
 
@@ -189,8 +241,98 @@ def fed_prox() -> Arrays:
     return weights_of(World("fedprox").run(2).server.task.model)
 
 
+class TwoMaskedLayers(torch.nn.Module):
+    """OpenFGL's masked convolutions, two of them, as everybody else has."""
+
+    def __init__(self, *args, **kwargs):
+        from openfgl.flcore.fedpub.maskedgcn import MaskedGCNConv
+
+        super().__init__()
+        self.conv1 = MaskedGCNConv(NUM_FEATURES, NUM_HIDDEN)
+        self.clsif = MaskedGCNConv(NUM_HIDDEN, NUM_CLASSES)
+        self.layers = [self.conv1, self.clsif]
+        self.double()
+
+    def forward(self, data):
+        y = self.clsif(self.conv1(data.x, data.edge_index).relu(), data.edge_index)
+        return y, y
+
+
+def fed_pub() -> Arrays:
+    """u_i and masks after two rounds; a random graph that is smaller than its own."""
+    scatter, sparse = types.ModuleType("torch_scatter"), mock.MagicMock()
+    scatter.scatter_add = lambda x, index, dim, dim_size: torch.zeros(
+        dim_size, dtype=x.dtype
+    ).scatter_add(dim, index, x)
+    sparse.SparseTensor = type("SparseTensor", (), {})
+    sys.modules |= {"torch_scatter": scatter, "torch_sparse": sparse}
+    from openfgl.flcore.fedpub import client, server
+
+    client.MaskedGCN = server.MaskedGCN = TwoMaskedLayers
+    world = World("fedpub")
+    proxy = make_data(world.problem, 1)
+    world.server.proxy = proxy
+    world.run(2)
+    arrays = {}
+    for name, layer in {"hidden": "conv1", "head": "clsif"}.items():
+        sent = [
+            {key: x.numpy() for key, x in weights.items()}
+            for weights in world.server.update_weights
+        ]
+        arrays[f"weights/{name}/kernel"] = np.stack(
+            [x[f"{layer}.lin.weight"].T for x in sent]
+        )
+        arrays[f"weights/{name}/bias"] = np.stack([x[f"{layer}.bias"] for x in sent])
+        masks = [getattr(model, layer).mask for model in world.models]
+        arrays[f"masks/{name}/kernel"] = np.stack([x.detach().numpy().T for x in masks])
+    return arrays
+
+
+def gcfl_plus() -> Arrays:
+    """u_C after two rounds, at the end of which the clusters are split.
+
+    Its own networks read whole graphs out: in their place stands the GCN. Rounds have
+    numbers from 21 on, the limits let it split, by the norms of two rounds.
+    """
+    from openfgl.flcore.gcfl_plus import client, server
+    from openfgl.model.gcn import GCN
+
+    def network(**sizes):
+        return load(GCN(NUM_FEATURES, NUM_HIDDEN, NUM_CLASSES, 2, 0.0), make_problem())
+
+    client.GIN = server.CrossDomainGIN = network
+    server.config |= {"eps1": 10.0, "eps2": 0.0, "seq_length": 2}
+    world = World("gcfl_plus")
+    for one in world.clients:
+        one.gconvNames = [name for name, _ in one.task.model.named_parameters()]
+    world.run(2, first=21)
+    rows = [None] * len(SIZES)
+    for clients, weights in zip(
+        world.server.cluster_indices, world.server.cluster_weights, strict=True
+    ):
+        for k, own in zip(clients, weights, strict=True):
+            rows[k] = {name: x.detach().numpy() for name, x in own.items()}
+    arrays = {}
+    for i, name in enumerate(("hidden", "head")):
+        kernels = [row[f"layers.{i}.lin.weight"].T for row in rows]
+        arrays[f"{name}/kernel"] = np.stack(kernels)
+        arrays[f"{name}/bias"] = np.stack([row[f"layers.{i}.bias"] for row in rows])
+    return arrays
+
+
 def local() -> Arrays:
     return stacked(World("isolate").run().models)
+
+
+def fed_gta() -> Arrays:
+    """u_i after two rounds; clients 0 and 1 are told apart by a similarity of 0.8."""
+    from openfgl.flcore.fedgta import server
+
+    server.config["accept_alpha"] = 0.8
+    world = World("fedgta")
+    for client in world.clients:  # which makes them float32
+        client.train_label_onehot = client.train_label_onehot.double()
+    return stacked(world.run(2).server.aggregated_models)
 
 
 def under(name: str, arrays: Arrays) -> Arrays:
@@ -374,13 +516,17 @@ def decoupled(weights: dict[str, torch.Tensor]) -> Arrays:
 
 
 METHODS: dict[str, Callable[[], Arrays]] = {
+    "ada_fgl": ada_fgl,
     "fed_avg": fed_avg,
     "fed_dc": fed_dc,
-    "fed_prox": fed_prox,
+    "fed_gta": fed_gta,
     "fed_proto": fed_proto,
+    "fed_prox": fed_prox,
+    "fed_pub": fed_pub,
     "fed_sage_plus": fed_sage_plus,
     "fed_star": fed_star,
     "fgssl": fgssl,
+    "gcfl_plus": gcfl_plus,
     "local": local,
     "moon": moon,
 }

@@ -147,20 +147,21 @@ class Subgraphs(Problem):
     SCORES = {"loss", "accuracy", "cross_entropy"}
     OUTPUTS_AXIS = 0
 
-    def __init__(self):
-        train = client_graphs.make_splits()["train"]
-        num_outputs = client_graphs.MOST_NODES
+    def __init__(self, **settings):
+        train = client_graphs.make_splits(**settings)["train"]
+        num_outputs = train.labels.shape[1]
         super().__init__(train, (NUM_CLIENTS, num_outputs, client_graphs.NUM_CLASSES))
 
     def is_of_clients(self, path, leaf):
-        """Stacks of weights may have as many rows as there are clients."""
+        """Of a search, whose stacks of weights may have as many rows, by name."""
         names = {getattr(key, "name", None) for key in path}
+        of_rows = names & {"models", "homophily", "known"}
         is_row = super().is_of_clients(path, leaf)
-        return bool(names & {"clients", "memories"} or "models" in names and is_row)
+        return bool(names & {"clients", "memories"} or of_rows and is_row)
 
     def _fields(self, change):
         fields = self.train._asdict()
-        del fields["client_ids"], fields["client_weights"]
+        del fields["client_ids"], fields["client_weights"], fields["graph"]
         return {name: change(name, x) for name, x in fields.items() if x is not None}
 
     def reordered(self, order):
@@ -169,10 +170,26 @@ class Subgraphs(Problem):
     def extended(self, fill):
         def extend(name, x):
             more = x[: NUM_PADDED - NUM_CLIENTS]
-            is_kept = fill == "random" and name not in ("is_trained", "is_scored")
+            marks = ("is_trained", "is_scored", "is_own")
+            is_kept = fill == "random" and name not in marks
             return jnp.concatenate([x, more if is_kept else 0 * more])
 
         return self._fields(extend)
+
+
+class LinkedSubgraphs(Subgraphs):
+    """Clients know of their nodes' neighbours outside, and have edges between them."""
+
+    def __init__(self):
+        super().__init__(outside_neighbours=True, is_linked=True)
+
+    def reordered(self, order):
+        graph = graphs.permute(self.train.graph, order)
+        return super().reordered(order) | {"graph": graph}
+
+    def extended(self, fill):
+        graph = graphs.pad_nodes(self.train.graph, NUM_PADDED)
+        return super().extended(fill) | {"graph": graph}
 
 
 def all_problems(train) -> dict[type[Problem], Problem]:
@@ -182,4 +199,5 @@ def all_problems(train) -> dict[type[Problem], Problem]:
         Seq2SeqTraffic: Seq2SeqTraffic(train),
         Nodes: Nodes(),
         Subgraphs: Subgraphs(),
+        LinkedSubgraphs: LinkedSubgraphs(),
     }

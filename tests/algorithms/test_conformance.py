@@ -33,6 +33,7 @@ from tests import client_graphs
 from tests.algorithms.problems import (
     NUM_CLIENTS,
     NUM_PADDED,
+    LinkedSubgraphs,
     Nodes,
     Seq2SeqTraffic,
     Subgraphs,
@@ -52,6 +53,7 @@ OF_ANY_TASK = {
     "fed_per": {"server_optimizer": {"momentum": 0.5}},
     "fed_prox": {"proximal_weight": 0.5},
     "fed_yogi": {},
+    "gcfl_plus": {"num_norms": 1, "first_rounds": 0, "mean_below": 10.0},
     "graph_fed_avg": {},
     "lg_fed_avg": {},
     "local": {},
@@ -102,7 +104,15 @@ FORECASTERS = {
 }
 CENTRALISED = {"gru_centralized"}  # trained, and no clients to map over
 ON_SUBGRAPHS = {
+    "ada_fgl": {"federated_rounds": 1, "num_hops": 1, "hidden_size": 4},
     "fed_avg": {},
+    "fed_gta": {"num_moments": 3},
+    "fed_pub": {
+        "mask_weight": 0.01,
+        "pull_weight": 0.1,
+        "num_blocks": 2,
+        "block_size": 3,
+    },
     "fed_dc": {},
     "fed_sage_plus": {  # in the second of two rounds the graphs are mended
         "generator_rounds": 1,
@@ -157,6 +167,7 @@ TINY = {  # problem -> method -> its config
     Seq2SeqTraffic: on(Seq2SeqTraffic, ON_SEQ2SEQ),
     Nodes: on(Nodes, ON_NODES),
     Subgraphs: on(Subgraphs, ON_SUBGRAPHS) | SEARCHES,
+    LinkedSubgraphs: on(LinkedSubgraphs, {"fed_gcn": {}}),
 }
 CASES = {
     f"{name}-{problem.TASK['kind']}": (name, problem)

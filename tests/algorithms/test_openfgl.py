@@ -17,6 +17,7 @@ from fedjax_graph.algorithms import get_method
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.tasks.subgraphs import SubgraphTask
+from tests.client_graphs import NODE_FIELDS
 
 FOLDER = pathlib.Path(__file__).parent / "data" / "openfgl"
 ADAM = OptimizerConfig("adam", 0.01, weight_decay=5e-4)
@@ -107,17 +108,22 @@ def in_float64():
 
 CASES = {  # method -> its config, rounds
     "fed_avg": ({}, 1),
+    "fed_gta": ({"similarity": 0.8}, 2),
     "fed_prox": ({"proximal_weight": 1e-3}, 2),
+    "gcfl_plus": (
+        {"mean_below": 10.0, "largest_above": 0.0, "num_norms": 2, "first_rounds": 0},
+        2,
+    ),
     "local": ({}, 1),
     "moon": ({"contrast_on": "all"}, 2),
 }
 
 
-def run(name, values, num_rounds, data, **task):
-    """The state after some rounds."""
+def run(name, values, num_rounds, data, begin=lambda state: state, **task):
+    """The state after some rounds; `begin` changes the first one."""
     method = get_method(name)
     algorithm = method.factory(method.config_type(task=make_task(**task), **values))
-    state, key = algorithm.init(jax.random.key(0), data), jax.random.key(1)
+    state, key = begin(algorithm.init(jax.random.key(0), data)), jax.random.key(1)
     round_ = jax.jit(algorithm.round)
     for _ in range(num_rounds):
         state, _ = round_(state, data, key)
@@ -139,3 +145,26 @@ def test_a_round_gives_openfgls_parameters(name):
     values, num_rounds = CASES[name]
     state = run(name, values, num_rounds, make_data())
     assert_same(state.models["params"], load(name))
+
+
+def test_fed_pub_gives_openfgls_parameters_and_masks():
+    """The random graph is that of client 1, without its padding."""
+    data, size = make_data(), len(PROBLEM["x_1"])
+    proxy = jax.tree.map(lambda x: x[1:2], data)
+    nodes = {name: getattr(proxy, name)[:, :size] for name in NODE_FIELDS}
+    proxy = proxy._replace(**nodes)
+    state = run("fed_pub", {}, 2, data, lambda state: state._replace(proxy=proxy))
+    assert_same(state.models["params"], load("fed_pub"))
+
+
+def test_ada_fgls_networks_step_as_openfgls():
+    """A round of FedAvg, and one step from the networks that OpenFGL drew."""
+    golden = nested(load("ada_fgl"))
+
+    def begin(state):
+        return state._replace(models=state.models | {"params": golden["first"]})
+
+    sizes = {"hidden_size": NUM_HIDDEN, "dropout": 0.0}
+    values = {"federated_rounds": 1, "personal_optimizer": ADAM} | sizes
+    state = run("ada_fgl", values, 2, make_data(), begin)
+    assert_same(state.models["params"], golden["last"])

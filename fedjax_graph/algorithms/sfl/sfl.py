@@ -46,9 +46,10 @@ from fedjax_graph.core.federated import (
     federated,
     write_back,
 )
+from fedjax_graph.core.kept import LOCAL, KeepsLocal, Score, aggregated, is_local
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.proximal import Distance, pull
-from fedjax_graph.core.task import Task, TaskConfig
+from fedjax_graph.core.task import Task
 from fedjax_graph.core.trees import IsPersonal, nothing
 
 
@@ -59,7 +60,7 @@ class SFLConfig(FederatedConfig):
     pull_weight: float = limited(0.0, lower=0)  # lambda, of each of the two pulls
     pull_distance: Distance = "l2"  # R
     start: Literal["global", "personal", "own"] = "global"  # from w, u_i or v_i
-    score: Literal["aggregated", "local"] = "aggregated"  # u_i, or v_i after line 8
+    score: Score = "aggregated"  # u_i, or v_i after line 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _sfl(
 
     def stays(task: Task) -> IsPersonal:
         rule = is_personal(task)
-        return lambda path: path[0].key == LOCAL or rule(path)
+        return lambda path: is_local(path) or rule(path)
 
     personal = stays(config.task.build())
     return federated(
@@ -170,46 +171,6 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
     )
 
 
-# --- The clients' own models ---------------------------------------------------------
-
-LOCAL = "local"  # beside u_i's "params" and "batch_stats": the model v_i of line 8
-
-
-@dataclasses.dataclass(frozen=True)
-class KeepsLocal:
-    """A task whose clients keep, beside u_i, the v_i that they trained last."""
-
-    task: TaskConfig
-    score: Literal["aggregated", "local"]
-
-    @property
-    def kind(self) -> str:
-        """That of the task."""
-        return self.task.kind
-
-    def build(self) -> Task:
-        """The task's functions, of models that hold v_i under `LOCAL`."""
-        task = self.task.build()
-
-        def init(key):
-            model = task.init(key)
-            return model | {LOCAL: model}
-
-        def scored(models):
-            return models[LOCAL] if self.score == "local" else aggregated(models)
-
-        return task._replace(
-            init=init,
-            evaluate=lambda models, data: task.evaluate(scored(models), data),
-            predict=lambda models, data: task.predict(scored(models), data),
-        )
-
-
-def aggregated(models: Model) -> Model:
-    """u alone, of models that may hold v beside it."""
-    return {part: tree for part, tree in models.items() if part != LOCAL}
-
-
 # --- A round -------------------------------------------------------------------------
 
 
@@ -245,7 +206,6 @@ def pulled_update(
         ]
         adjust = optax.chain(*pulls) if config.pull_weight else None
         result = task.update(start, client_data, key, data, adjust, num_rounds)
-        v = result.model
-        return v | {LOCAL: v} if LOCAL in model else v, result.loss
+        return result.model, result.loss
 
     return update

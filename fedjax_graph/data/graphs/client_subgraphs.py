@@ -15,8 +15,9 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from fedjax_graph.core import arrays, batching, graphs
+from fedjax_graph.core import arrays, batching, graphs, sparse_rows
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.sparse_rows import SparseRows
 from fedjax_graph.data.graphs import label_splits, subgraphs
 from fedjax_graph.data.graphs import node_dataset as node_graphs
 from fedjax_graph.data.graphs.formats import check_nodes
@@ -30,7 +31,7 @@ class SubgraphData(NamedTuple):
     of other clients' nodes. A copy has no label: it is neither trained nor scored.
     """
 
-    features: jax.Array  # [K, N, F] float32
+    features: jax.Array | SparseRows  # [K, N, F] float32
     senders: jax.Array  # [K, E] int32
     receivers: jax.Array  # [K, E] int32, ascending
     edge_weights: jax.Array  # [K, E] float32, 1, or 0 for padding
@@ -42,6 +43,7 @@ class SubgraphData(NamedTuple):
     client_weights: jax.Array  # [K] float32, number of trained nodes; 0 = padding
     graph: graphs.Graph | None = None  # of the K clients; weights: edges between them
     node_ids: jax.Array | None = None  # [K, N] int32, the node of the dataset
+    is_own: jax.Array | None = None  # [K, N] float32, 0 for copies and padding
 
     def by_client(self) -> "SubgraphData":
         """Leaves out the graph of the clients: all that is left has K rows."""
@@ -177,6 +179,7 @@ def make_splits(
     outside_neighbours: bool = False,
     normalise_features: bool = False,
     is_linked: bool = False,
+    is_sparse: bool = False,
 ) -> dict[str, SubgraphData]:
     """Makes `train`, `validation` and `test`, which differ in `is_scored` alone.
 
@@ -197,7 +200,9 @@ def make_splits(
       normalise_features: whether the features of a node are divided by their sum;
         those of sum 0 are left.
       is_linked: whether the data say which clients have edges between them (`graph`),
-        and which node of the dataset each row is (`node_ids`).
+        and which node of the dataset each row is (`node_ids`, `is_own`).
+      is_sparse: whether features are `SparseRows`, for models that multiply them by
+        their first kernel and read them nowhere else.
 
     Raises:
       InputError: if parts or split do not fit the dataset.
@@ -220,7 +225,7 @@ def make_splits(
     labels = dataset.labels[nodes]
     is_trained = marks(split.train)
     train = SubgraphData(
-        features=_features(dataset.features, held, normalise_features),
+        features=_features(dataset.features, held, normalise_features, is_sparse),
         senders=senders,
         receivers=receivers,
         edge_weights=is_edge.astype(np.float32),
@@ -233,7 +238,8 @@ def make_splits(
     )
     if is_linked:
         graph = graphs.from_adjacency(_edges_between(adjacency, parts.owners))
-        train = train._replace(graph=graph, node_ids=nodes)
+        own = is_own.astype(np.float32)
+        train = train._replace(graph=graph, node_ids=nodes, is_own=own)
     train = jax.device_put(train)  # `jnp.asarray` would copy the features twice
     test = train._replace(is_scored=jax.device_put(marks(split.test)))
     return dict(zip(batching.SPLITS, (train, train, test), strict=True))
@@ -301,9 +307,17 @@ def _features(
     features: scipy.sparse.csr_array | np.ndarray,
     held: Sequence[np.ndarray],
     normalise: bool,
-) -> np.ndarray:
-    """Gathers the rows of K sets of nodes, dense and padded [K, N, F], by client."""
+    is_sparse: bool,
+) -> np.ndarray | SparseRows:
+    """Gathers the rows of K sets of nodes, padded [K, N, F], by client."""
     size = max(map(len, held))
+    if is_sparse:
+        matrix = scipy.sparse.csr_array(features)
+        if normalise:
+            sums = matrix.sum(axis=1)
+            shares = scipy.sparse.diags_array(1 / np.where(sums == 0, 1, sums))
+            matrix = scipy.sparse.csr_array(shares @ matrix)
+        return sparse_rows.stack([matrix[nodes] for nodes in held], size)
     dense = np.zeros((len(held), size, features.shape[1]), np.float32)
     for rows, nodes in zip(dense, held, strict=True):
         own = rows[: len(nodes)]

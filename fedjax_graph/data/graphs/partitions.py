@@ -76,8 +76,9 @@ def metis(problem: Problem, config: PartitionConfig) -> Owned:
 def louvain(problem: Problem, config: PartitionConfig) -> Owned:
     """Deals communities out: Blondel, Guillaume, Lambiotte, Lefebvre, 2008.
 
-    A community of more than N / K - balance nodes is cut into pieces of so many. The
-    largest piece that is left goes to the client with the fewest nodes.
+    A community of more than N / K - balance nodes is cut into pieces of so many, so
+    there is one for each client. The largest that is left goes to the client with the
+    fewest nodes.
     """
     import networkx
 
@@ -98,11 +99,6 @@ def louvain(problem: Problem, config: PartitionConfig) -> Owned:
         client = np.argmin(sizes)
         part_of[piece] = client
         sizes[client] += len(piece)
-    if not sizes.all():
-        raise InputError(
-            f"num_clients = {num_clients}: Louvain finds {len(pieces)} pieces; use "
-            "fewer clients, a higher resolution or the partition 'random'"
-        )
     return _by_client(part_of, problem)
 
 

@@ -1,0 +1,156 @@
+"""AdaFGL: FedAvg gives each client knowledge, by which it then trains alone.
+
+Li, Wu, Zhang, Sun, Li, Wang, "AdaFGL: A New Paradigm for Federated Node Classification
+with Topology Heterogeneity", ICDE 2024. In its first rounds it is FedAvg. In the later
+ones the global model stays as it is and gives P, the probabilities of a client's nodes,
+and the client trains the networks of `models.adaptive_propagation`, which has Eqs. 1 to
+5. It is scored by the global model first, and then by Eq. 4.
+
+Differences from the paper: what it leaves open is OpenFGL's (Eq. 3 compares logits with
+P, Eq. 4 takes a softmax of P; one step a round, with moments that last; 10 steps of
+Eq. 5). The ledger counts what a round exchanges at most: later ones exchange nothing.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.core import aggregation, clients
+from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.checks import limited
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.federated import FederatedState, cohort_update, write_back
+from fedjax_graph.core.local import optimizer_step
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.trees import everything
+from fedjax_graph.models import adaptive_propagation as adaptive
+from fedjax_graph.tasks import subgraphs
+
+ADAM = OptimizerConfig("adam", 0.01, weight_decay=5e-4)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaFGLConfig(FedAvgConfig):
+    federated_rounds: int = limited(50, lower=1)  # of FedAvg
+    alpha: float = limited(0.5, lower=0, upper=1)  # of Eq. 2
+    beta: float = limited(0.5, lower=0, upper=1)  # of Eq. 5
+    num_hops: int = limited(3, lower=0)  # k
+    hidden_size: int = limited(64, lower=1)
+    dropout: float = limited(0.5, lower=0, below=1)
+    personal_optimizer: OptimizerConfig = ADAM
+
+
+class AdaFGLState(NamedTuple):
+    server: FederatedState  # of FedAvg
+    models: Any  # {"params", "opt_state"} of the networks, leaves [K, ...]
+    homophily: jax.Array  # [K], w
+
+
+def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
+    """Factory of AdaFGL on the task of subgraphs.
+
+    Raises:
+      InputError: if the task is another one.
+    """
+    settings = config.task
+    if not isinstance(settings, subgraphs.SubgraphTask):
+        raise InputError(f"ada_fgl: the task {settings.kind!r} is not of subgraphs")
+    task, averaging = settings.build(), fed_avg(config)
+    optimizer, num_classes = config.personal_optimizer.build(), settings.num_classes
+    sizes = num_classes, config.hidden_size, config.num_hops, config.dropout
+    module = adaptive.AdaptivePropagation(*sizes)
+
+    def network(init_or_apply, variables, own, known, *args, **named):
+        structure = subgraphs.structure_of(own)
+        spread = adaptive.propagation(structure, known, own.is_real, config.alpha)
+        args = own.features, spread, own.is_real, *args
+        return init_or_apply(variables, *args, **named)
+
+    def update(model, rows, key, data, num_rounds):
+        del data, num_rounds
+        own, known = rows
+
+        def loss(params, key):  # Eq. 3
+            args = {"params": params}, own, known, True
+            found = network(module.apply, *args, rngs={"dropout": key})
+            labels = own.labels, own.is_trained
+            entropies = [subgraphs.cross_entropy(x, *labels) for x in found]
+            return sum(entropies) + adaptive.distance(found, known, own.is_real)
+
+        carry = model["params"], model["opt_state"]
+        carry, value = optimizer_step(loss, optimizer)(carry, key)
+        return dict(zip(("params", "opt_state"), carry, strict=True)), value
+
+    train = cohort_update(
+        update,
+        is_personal=everything,
+        participation=config.participation,
+        clients_per_chunk=config.clients_per_chunk,
+    )
+
+    def init(key, data):
+        params_key, halves_key = jax.random.split(jax.random.fold_in(key, 1))
+        rows = data.by_client()
+        own = jax.tree.map(lambda x: x[0], rows)
+        known = jnp.zeros((len(own.labels), num_classes))
+        params = network(module.init, params_key, own, known)["params"]
+        one = {"params": params, "opt_state": optimizer.init(params)}
+        one = jax.tree.map(lambda x: x[None], one)
+        models = aggregation.broadcast(one, len(data.client_ids))
+
+        def measure(own, key):
+            args = own.labels, own.is_trained, num_classes, config.beta, key
+            return adaptive.homophily(subgraphs.structure_of(own), *args)
+
+        keys = clients.client_keys(halves_key, data.client_ids)
+        server = averaging.init(key, data)
+        return AdaFGLState(server, models, jax.vmap(measure)(rows, keys))
+
+    def together(state, data, key):
+        server, metrics = averaging.round(state.server, data, key)
+        return state._replace(server=server), metrics
+
+    def alone(state, data, key):
+        server, ids, weights = state.server, data.client_ids, data.client_weights
+        own = task.client_data(data), task.predict(server.models, data)
+        train_key, _ = task.round_keys(key)
+        args = ids, weights, train_key, data, server.num_rounds
+        updated, loss, cohort = train(state.models, own, *args)
+        models = write_back(state.models, updated, cohort, len(ids))
+        server = server._replace(num_rounds=server.num_rounds + 1)
+        return state._replace(server=server, models=models), {"train_loss": loss}
+
+    def round_(state, data, key):
+        is_alone = state.server.num_rounds >= config.federated_rounds
+        return jax.lax.cond(is_alone, alone, together, state, data, key)
+
+    def common_logits(state, data):
+        return task.logits(state.server.models, data)
+
+    def own_logits(state, data):
+        def one(params, own, known, homophily):
+            found = network(module.apply, {"params": params}, own, known)
+            return adaptive.mixed(found, known, homophily)
+
+        known = task.predict(state.server.models, data)
+        mapped = clients.map_clients(one, clients.auto_clients_per_chunk())
+        own = state.models["params"], data.by_client(), known, state.homophily
+        return mapped(*own)
+
+    def logits(state, data):
+        is_alone = state.server.num_rounds > config.federated_rounds
+        return jax.lax.cond(is_alone, own_logits, common_logits, state, data)
+
+    def evaluate(state, data):
+        return subgraphs.evaluate_outputs(logits(state, data), data, settings.fitness)
+
+    return FederatedAlgorithm(
+        init=init,
+        round=round_,
+        evaluate=evaluate,
+        predict=lambda state, data: jax.nn.softmax(logits(state, data)),
+        monitor=task.monitor,
+    )

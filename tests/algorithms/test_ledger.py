@@ -1,0 +1,75 @@
+"""The ledger of a round against what the methods' papers say is exchanged."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import pytest
+
+from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.core.communication import bytes_per_round
+from tests import client_graphs
+from tests.client_graphs import NUM_CLASSES as C
+from tests.client_graphs import NUM_CLIENTS as K
+from tests.client_graphs import NUM_FEATURES as F
+
+HIDDEN, FLOAT = 4, 4  # units, bytes
+HEAD = FLOAT * (HIDDEN * C + C)
+MODEL = FLOAT * (F * HIDDEN + HIDDEN) + HEAD
+TASK = {
+    "kind": "subgraphs",
+    "num_features": F,
+    "num_classes": C,
+    "hidden_size": HIDDEN,
+    "local_steps": 1,
+}
+
+
+def linked():
+    settings = {"outside_neighbours": True, "is_linked": True}
+    return client_graphs.make_splits(**settings)["train"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What all clients together send and get in a round."""
+
+    up: int
+    down: int
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    data: Callable[[], Any] = lambda: client_graphs.make_splits()["train"]
+
+
+CASES = {
+    "local": Case(0, 0),
+    "fed_avg": Case(K * MODEL, K * MODEL),
+    "fed_per": Case(K * (MODEL - HEAD), K * (MODEL - HEAD)),
+    "lg_fed_avg": Case(K * HEAD, K * HEAD),
+    "scaffold": Case(2 * K * MODEL, 2 * K * MODEL),  # beside each model its control
+    # theta_i, H_i and 2 m moments of each class; u_i
+    "fed_gta": Case(K * (MODEL + FLOAT * (1 + 6 * C)), K * MODEL, {"num_moments": 3}),
+    # theta_i and h_i; u_i
+    "fed_pub": Case(K * (MODEL + FLOAT * C), K * MODEL, {"block_size": 3}),
+    "ada_fgl": Case(K * MODEL, K * MODEL, {"hidden_size": 4}),  # at most
+    "fed_gcn": Case(K * MODEL, K * MODEL, data=linked),
+    "gcfl_plus": Case(K * (MODEL + FLOAT), K * MODEL),  # the norm of a gradient
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_exchanges_what_the_paper_says(name):
+    case = CASES[name]
+    config = make_config(name, {"task": TASK} | case.values)
+    algorithm, data = get_method(name).factory(config), case.data()
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
+    counted = bytes_per_round(algorithm.round, state, data, jax.random.key(1))
+    assert counted == (case.up, case.down)
+
+
+def test_fed_gcn_exchanges_a_sum_and_a_scale_of_each_row_before_the_rounds():
+    data = linked()
+    method = get_method("fed_gcn").factory(make_config("fed_gcn", {"task": TASK}))
+    counted = bytes_per_round(method.init, jax.random.key(0), data)
+    size = FLOAT * data.is_own.size * (F + 1)
+    assert counted == (size, size)

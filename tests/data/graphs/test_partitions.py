@@ -1,0 +1,108 @@
+"""Partitions by communities and by labels, and the split within clients."""
+
+import networkx
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.graphs import client_subgraphs, node_dataset, subgraphs
+from fedjax_graph.data.graphs.partitions import PartitionConfig
+from tests import client_graphs
+from tests.data.graphs.test_subgraphs import graph
+
+SIZE, CLIENTS = 120, 4
+
+
+def cliques(num_cliques, size):
+    """Complete graphs, one after another in a ring."""
+    ring = networkx.ring_of_cliques(num_cliques, size)
+    return networkx.to_scipy_sparse_array(ring, dtype=np.float32, format="csr")
+
+
+def test_louvain_keeps_communities_whole():
+    cut = subgraphs.parts(cliques(12, 10), CLIENTS, partition="louvain")
+    assert {len(nodes) for nodes in cut.nodes} == {30}
+    for start in range(0, SIZE, 10):
+        assert len(set(cut.owners[start : start + 10])) == 1
+
+
+def test_louvain_cuts_large_communities_and_balances_clients():
+    adjacency = cliques(3, 40)
+    for balance in (0, 10):
+        config = PartitionConfig(balance=balance)
+        cut = subgraphs.parts(adjacency, CLIENTS, partition="louvain", config=config)
+        sizes = [len(nodes) for nodes in cut.nodes]
+        assert max(sizes) - min(sizes) <= 30 - balance
+        whole = [np.bincount(cut.owners[i : i + 40], minlength=4) for i in (0, 40, 80)]
+        assert np.max(whole) <= 30 - balance + 10
+
+
+def test_a_higher_resolution_gives_smaller_communities():
+    """Of two cliques of a ring one, instead of both."""
+    adjacency, kept = cliques(60, 3), []
+    for resolution in (0.2, 5.0):
+        config = PartitionConfig(resolution=resolution, balance=0)
+        cut = subgraphs.parts(adjacency, 3, partition="louvain", config=config)
+        kept.append(subgraphs.statistics(adjacency, cut)["edges_kept"])
+    assert kept[0] > kept[1]
+
+
+@pytest.mark.parametrize("concentration", [0.3, 1e4])
+def test_labels_are_dealt_by_a_dirichlet_draw(concentration):
+    labels = np.arange(3000) % 3
+    config = PartitionConfig(concentration=concentration)
+    cut = subgraphs.parts(
+        graph(3000, share=0.001)[0], CLIENTS, 0, "label_dirichlet", 1, labels, config
+    )
+    counts = np.array([np.bincount(labels[own], minlength=3) for own in cut.nodes])
+    assert counts.sum() == 3000
+    spread = (counts / counts.sum(axis=0)).std()
+    assert spread > 0.1 if concentration < 1 else spread < 0.02
+
+
+def test_draws_that_leave_too_few_nodes_are_refused():
+    config = PartitionConfig(concentration=0.01, least_nodes=25)
+    with pytest.raises(InputError, match="least_nodes = 25"):
+        labels = np.zeros(101, np.int64)
+        subgraphs.parts(graph(101)[0], CLIENTS, 0, "label_dirichlet", 0, labels, config)
+
+
+# --- Splits within clients ------------------------------------------------------------
+
+
+def test_a_split_takes_shares_of_each_class_of_each_client():
+    rng = np.random.default_rng(0)
+    labels, owners = rng.integers(-1, 3, 500), rng.integers(0, 4, 500)
+    split = client_subgraphs.client_split(labels, owners, seed=3)
+    for client in range(4):
+        for kind in range(3):
+            own = (owners == client) & (labels == kind)
+            counts = [int(own[nodes].sum()) for nodes in split]
+            ends = [int(share * own.sum() + 1e-9) for share in (0.2, 0.6, 1.0)]
+            assert np.cumsum(counts).tolist() == ends
+    assert (labels[np.concatenate(split)] >= 0).all()
+    again = client_subgraphs.client_split(labels, owners, seed=3)
+    npt.assert_array_equal(np.concatenate(split), np.concatenate(again))
+
+
+@pytest.mark.parametrize("fractions", [(0.5, 0.4, 0.2), (-0.1, 0.5, 0.6)])
+def test_fractions_that_are_no_shares_are_refused(fractions):
+    with pytest.raises(InputError, match="fractions"):
+        client_subgraphs.client_split(np.zeros(9, int), np.zeros(9, int), fractions)
+
+
+def test_linked_data_know_of_edges_between_clients_and_of_nodes():
+    settings = {"outside_neighbours": True, "is_linked": True}
+    train = client_graphs.make_splits(**settings)["train"]
+    dense = node_dataset.adjacency(client_graphs.make_dataset()).toarray()
+    own = [
+        np.asarray(ids)[np.asarray(mask) > 0]
+        for ids, mask in zip(train.node_ids, train.is_own, strict=True)
+    ]
+    assert sorted(np.concatenate(own)) == list(range(len(dense)))
+    counts = np.array([[dense[np.ix_(a, b)].sum() for b in own] for a in own])
+    np.fill_diagonal(counts, 0)
+    found = np.zeros_like(counts)
+    found[train.graph.receivers, train.graph.senders] = train.graph.weights
+    npt.assert_array_equal(found, counts)

@@ -1,0 +1,81 @@
+"""The study of subgraphs: what it runs, refuses and leaves."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from experiments.studies.subgraphs import METHODS, SubgraphStudy
+from experiments.studies.subgraphs_problem import make_problem
+from fedjax_graph.core.errors import InputError
+
+SMALL = {"num_rounds": 2, "hidden_size": 4, "num_clients": 3}
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("run") / "workdir")
+    methods = ("fed_avg", "gcn")
+    entries = SubgraphStudy(methods=methods, workdir=folder, **SMALL).run()
+    return folder, entries
+
+
+def test_a_run_leaves_scores_and_pictures(entries):
+    folder, found = entries
+    results = json.loads(pathlib.Path(folder, "results.json").read_text())
+    assert list(results["methods"]) == list(found) == ["fed_avg", "gcn"]
+    assert results["settings"]["subgraphs"]["num_clients"] == 3
+    for entry in found.values():
+        assert 0 < entry["test"]["accuracy"] <= 100
+    assert found["fed_avg"]["config"]["task"]["local_steps"] == 3
+    for name in ("convergence.png", "training_curves.png"):
+        assert pathlib.Path(folder, name).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_run_is_resumed_and_scored(entries, capsys):
+    folder, found = entries
+    resumed = SubgraphStudy(methods=("gcn",), workdir=folder, resume=True, **SMALL)
+    assert resumed.run()["gcn"]["test"] == found["gcn"]["test"]
+    scored = SubgraphStudy(methods=("gcn",), workdir=folder, eval_only=True, **SMALL)
+    assert scored.run()["gcn"]["test"] == found["gcn"]["test"]
+    assert "GCN" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("partition", ["louvain", "metis", "random", "label_dirichlet"])
+def test_every_partition_deals_all_nodes(partition):
+    problem = make_problem(SubgraphStudy(partition=partition, num_clients=4))
+    assert sum(len(nodes) for nodes in problem.parts.nodes) == len(
+        problem.dataset.labels
+    )
+    outside = problem.deal(outside_neighbours=True)["train"]
+    trained = np.asarray(problem.splits["train"].is_trained).sum()
+    assert np.asarray(outside.is_trained).sum() == trained > 0
+
+
+@pytest.mark.parametrize(
+    "match, settings",
+    [
+        ("--balance is of --partition=louvain", {"partition": "metis", "balance": 3}),
+        ("--concentration is of", {"concentration": 0.5}),
+        ("split '20/20'", {"split_ratio": "20/20"}),
+        ("unknown method 'fed_none'", {"methods": ("fed_none",)}),
+        (
+            "--server_optimizer concerns none",
+            {"methods": ("local",), "server_optimizer": "adam"},
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(match, settings):
+    with pytest.raises(InputError, match=match):
+        SubgraphStudy(**settings).run()
+
+
+def test_all_methods_have_a_config():
+    study = SubgraphStudy(methods=("all",))
+    problem = make_problem(SubgraphStudy())
+    methods = study.chosen_methods()
+    assert tuple(methods) == METHODS
+    for method in methods:
+        task = study.method_values(method, problem)["task"]
+        assert task.num_classes == len(problem.dataset.class_names)
