@@ -76,6 +76,10 @@ ON_SUBGRAPHS = {
         "num_blocks": 2,
         "block_size": 3,
     },
+    "fed_sage_plus": {  # in the second of two rounds the graphs are mended
+        "generator_rounds": 1,
+        "generator": {"num_places": 2, "latent_size": 3, "layer_sizes": (4, 6)},
+    },
     "fed_sgd": {"server_optimizer": {"name": "adam", "learning_rate": 0.05}},
     "fed_star": {
         "participation": 0.6,
