@@ -101,6 +101,8 @@ def method_entry(
         "compile_seconds": result.compile_seconds,
         "config": config,
     }
+    if result.privacy is not None:
+        entry["privacy"] = result.privacy
     entry |= jax.tree.map(lambda x: np.mean(x, axis=0), beside)
     return to_jsonable(entry)
 
