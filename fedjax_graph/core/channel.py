@@ -2,7 +2,7 @@
 
 `ChannelConfig` is part of the config of every method that federates, and a round sends
 what its clients share through `through`: attackers change what they send, updates are
-clipped and noise hides who took part, and a server that takes a mean may see no model.
+clipped and noise hides what one sent, and a server that takes means may see no model.
 """
 
 import dataclasses
