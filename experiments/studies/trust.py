@@ -7,15 +7,18 @@ from typing import Any, get_args
 from experiments.studies.base import Study
 from experiments.studies.options import option
 from fedjax_graph import algorithms
-from fedjax_graph.core import encryption
+from fedjax_graph.core import encryption, privacy
 from fedjax_graph.core.aggregation import AGGREGATORS
 from fedjax_graph.core.channel import ChannelConfig, SecureAggregation
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import Attack, Misbehaviour
+from fedjax_graph.core.privacy import Privacy
 from fedjax_graph.core.robust import TOLERANCE
 
 MISBEHAVIOUR = tuple(field.name for field in dataclasses.fields(Misbehaviour))
+PRIVACY = tuple(f"dp_{field.name}" for field in dataclasses.fields(Privacy))
 NEEDS = {  # option: what it changes nothing without
+    **dict.fromkeys(PRIVACY, "dp_noise_multiplier"),
     "straggler_work": "straggler_rate",
     "attack": "byzantine_fraction",
     "attack_scale": "byzantine_fraction",
@@ -68,6 +71,23 @@ class TrustStudy(Study):
         choices=list(get_args(SecureAggregation)),
     )
 
+    dp_noise_multiplier: float | None = option(
+        None,
+        "Client-level differential privacy: noise on what clients send, over the most "
+        "that one of them can add; by default none.",
+        lower=1e-9,
+    )
+    dp_clip_norm: float = option(
+        1.0, "The norm that a client's update is cut to.", lower=1e-9
+    )
+    dp_delta: float = option(1e-5, "delta of epsilon.", lower=1e-300, upper=0.99)
+    dp_hidden_clip_norm: float = option(
+        1.0, "Of CNFGNN: of a window's hidden states.", lower=1e-9
+    )
+    dp_gradient_clip_norm: float = option(
+        1e-3, "Of CNFGNN: of the gradient in a window's embedding.", lower=1e-9
+    )
+
     def trust_values(self) -> dict[str, Any]:
         """What the options say, under the names of configs' fields."""
         conduct = {name: getattr(self, name) for name in MISBEHAVIOUR}
@@ -76,7 +96,14 @@ class TrustStudy(Study):
             "aggregator": self.aggregator,
             "tolerance": self.tolerance,
             "secure_aggregation": self.secure_aggregation,
+            "privacy": self.privacy(),
         }
+
+    def privacy(self) -> Privacy | None:
+        """What is promised to clients; None without noise."""
+        if self.dp_noise_multiplier is None:
+            return None
+        return Privacy(**{name[len("dp_") :]: getattr(self, name) for name in PRIVACY})
 
     def check_trust(self, methods: Iterable[str]) -> None:
         """Checks that the options concern the methods, and that they know them.
@@ -87,7 +114,7 @@ class TrustStudy(Study):
         Raises:
           InputError: if an option needs another one, the aggregator is not known or
             concerns none of the methods, clients and server of one that is trained
-            exchange no models, or TenSEAL is missing.
+            exchange no models, or a package is missing.
         """
         for name, needed in NEEDS.items():
             if self.is_given(name) and not getattr(self, needed):
@@ -105,9 +132,12 @@ class TrustStudy(Study):
                 raise InputError(
                     f"--{name} concerns none of the methods {', '.join(fields)}"
                 )
-        for option_name in (*MISBEHAVIOUR, "secure_aggregation"):
+        for option_name in (*MISBEHAVIOUR, "secure_aggregation", *PRIVACY):
             for name, method in found.items():
                 is_without = not issubclass(method.config_type, ChannelConfig)
                 if self.is_given(option_name) and method.is_trained and is_without:
                     raise InputError(f"--{option_name} is not for {name}")
-        encryption.check("ckks" if self.secure_aggregation == "ckks" else "none")
+        if self.secure_aggregation == "ckks":
+            encryption.check("ckks")
+        if self.privacy() is not None:
+            privacy.check(self.on_nan)

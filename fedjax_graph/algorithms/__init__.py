@@ -76,7 +76,7 @@ def _method(
 
 
 def _checked(factory: Factory, config_type: type, title: str) -> Factory:
-    """The factory, which refuses a config of another type."""
+    """The factory, which refuses a config of another type, or that it ignores."""
 
     @functools.wraps(factory)
     def build(config: Any, *args: Any, **settings: Any) -> FederatedAlgorithm:
@@ -85,7 +85,11 @@ def _checked(factory: Factory, config_type: type, title: str) -> Factory:
                 f"method {title!r}: expected a {config_type.__name__}, found a "
                 f"{type(config).__name__}"
             )
-        return factory(config, *args, **settings)
+        algorithm = factory(config, *args, **settings)
+        promised = getattr(config, "privacy", None)
+        if promised is not None and algorithm.privacy is None:
+            raise InputError(f"method {title!r}: privacy is promised and not kept")
+        return algorithm
 
     return build
 

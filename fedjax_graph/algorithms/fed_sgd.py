@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import encryption
+from fedjax_graph.core import aggregation, encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import (
@@ -56,13 +56,10 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
         )
         return {"params": grads, "batch_stats": stats}, loss
 
+    is_plain = config.encryption == "none"
+    mean = aggregation.weighted_mean if is_plain else encryption.mean("ckks")
     gradient_round = task_round(
-        config,
-        task,
-        client_gradient,
-        encryption.mean(config.encryption),
-        has_aux=True,
-        is_gradient=True,
+        config, task, client_gradient, mean, has_aux=not is_plain, is_gradient=True
     )
 
     def init(key, data):
@@ -73,12 +70,12 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
 
     def round_(state, data, key):
         params = state.models["params"]
-        merged, loss, cost = gradient_round(state.models, data, key)
+        merged, loss, *cost = gradient_round(state.models, data, key)
         updates, opt_state = optimizer.update(
             merged["params"], state.server_opt_state, params
         )
         models = merged | {"params": optax.apply_updates(params, updates)}
         state = FederatedState(models, state.num_rounds + 1, opt_state)
-        return state, {"train_loss": loss} | cost
+        return state, {"train_loss": loss} | dict(*cost)
 
-    return scored(task, init, round_)
+    return scored(task, init, round_, config.privacy)

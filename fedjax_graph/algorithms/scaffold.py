@@ -61,8 +61,14 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
     """Factory of SCAFFOLD on any task; a client's memory is its control.
 
     Raises:
-      InputError: if the server is not to see models: it reads control variates besides.
+      InputError: if the server is not to see models, or clients are to be private: they
+        send control variates besides.
     """
+    if config.privacy is not None:
+        raise InputError(
+            "privacy: scaffold's clients send control variates besides their models, "
+            "which no noise hides; use fed_avg or fed_prox"
+        )
     if config.secure_aggregation != "none":
         raise InputError(
             f"secure_aggregation={config.secure_aggregation}: scaffold's clients send "

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_graph.core.privacy import Privacy
+
 State = Any  # pytree of arrays
 Data = Any  # pytree of arrays: one split of a dataset
 Metrics = dict[str, Any]  # pytree of arrays
@@ -17,7 +19,7 @@ Metrics = dict[str, Any]  # pytree of arrays
 class FederatedAlgorithm(NamedTuple):
     """A federated method, built by a factory that closes over a frozen config.
 
-    All four functions are pure and jittable; `monitor` is a name, not a function.
+    All four functions are pure and jittable; what follows them are no functions.
     """
 
     init: Callable[[jax.Array, Data], State]  # (key, training data)
@@ -30,6 +32,8 @@ class FederatedAlgorithm(NamedTuple):
     monitor: str = "loss"
     """The metric of `evaluate`, one number, whose lowest value on the validation split
     makes the best round; `error` where it is a share of wrong answers."""
+    privacy: Privacy | None = None
+    """What hides what a client sends, if anything: a run then states what it costs."""
     reads_all_clients: bool = False
     """Whether a round reads what clients outside of its cohort keep, so that the rows
     of the cohort are not enough."""

@@ -1,8 +1,8 @@
 """What lies between the clients of a round and its aggregator: nothing by default.
 
 `ChannelConfig` is part of the config of every method that federates, and a round sends
-what its clients share through `through`: attackers change what they send, and a server
-that takes a mean may see no client's model.
+what its clients share through `through`: attackers change what they send, updates are
+clipped and noise hides what one sent, and a server that takes means may see no model.
 """
 
 import dataclasses
@@ -10,11 +10,18 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from fedjax_graph.core import aggregation, encryption, masking, misbehaviour
+from fedjax_graph.core import (
+    aggregation,
+    encryption,
+    masking,
+    misbehaviour,
+    privacy,
+)
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.checks import Checked
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import HONEST, Misbehaviour
+from fedjax_graph.core.privacy import Privacy
 
 SecureAggregation = Literal["none", "masks", "ckks"]
 _KEY = 2**31 - 3  # folded into a round's key
@@ -27,6 +34,7 @@ class ChannelConfig(Checked):
     misbehaviour: Misbehaviour = HONEST
     # what the server sees: each model, masked numbers and their sum, or ciphertexts
     secure_aggregation: SecureAggregation = "none"
+    privacy: Privacy | None = None  # None: none is promised
 
 
 DIRECT = ChannelConfig()
@@ -48,13 +56,18 @@ def through(config: ChannelConfig, aggregate: Aggregator, sent: Sent) -> Aggrega
       InputError: if the server is not to see models of which it takes no mean; or as
         `encryption.mean` does.
     """
-    key = jax.random.fold_in(sent.key, _KEY)
     if aggregate is aggregation.none:
         return aggregate  # nothing is sent
+    key = jax.random.fold_in(sent.key, _KEY)
+    mask_key, noise_key, attack_key = jax.random.split(key, 3)
+    is_mean = aggregate is aggregation.weighted_mean
     if config.secure_aggregation != "none":
-        aggregate = _secure(config, aggregate, key)
+        aggregate = _secure(config, aggregate, mask_key)
+    if config.privacy is not None:
+        make = privacy.private_mean if is_mean else privacy.private_rows
+        aggregate = make(config.privacy, aggregate, sent.start, noise_key)
     if config.misbehaviour.changes_models:
-        aggregate = _attacked(config.misbehaviour, aggregate, sent, key)
+        aggregate = _attacked(config.misbehaviour, aggregate, sent, attack_key)
     return aggregate
 
 

@@ -142,26 +142,42 @@ def bytes_per_round(fn: Callable[..., Any], *args: Any) -> Bytes:
     Raises:
       ValueError: if an exchange stands in a loop of unknown length.
     """
-    up_bytes, down_bytes = _count(jax.make_jaxpr(fn)(*args).jaxpr)
+    up_bytes, down_bytes = _count(jax.make_jaxpr(fn)(*args).jaxpr, (_UP, _DOWN))
     return Bytes(round(up_bytes), round(down_bytes))
 
 
-def _count(jaxpr: jex_core.Jaxpr) -> Bytes:
+def mark(name: str) -> None:
+    """Leaves a name in the traced program, for `count_marks`."""
+    checkpoint_name(jnp.zeros((), jnp.uint8), f"{name}:1")
+
+
+def count_marks(name: str, fn: Callable[..., Any], *args: Any) -> int:
+    """Counts how often one call of `fn(*args)` meets a mark of a name.
+
+    Args:
+      name: of `mark`.
+      fn, *args: as of `bytes_per_round`, which raises likewise.
+    """
+    return round(_count(jax.make_jaxpr(fn)(*args).jaxpr, (name, "")).up)
+
+
+def _count(jaxpr: jex_core.Jaxpr, names: tuple[str, str]) -> Bytes:
+    """Sums up what is marked with either of two names, as `up` and as `down`."""
     total = Bytes()
     for equation in jaxpr.eqns:
-        total = total.plus(_count_equation(equation))
+        total = total.plus(_count_equation(equation, names))
     return total
 
 
-def _count_equation(equation: jex_core.JaxprEqn) -> Bytes:
+def _count_equation(equation: jex_core.JaxprEqn, names: tuple[str, str]) -> Bytes:
     kind, params = equation.primitive.name, equation.params
-    if kind == "name" and params["name"].startswith((_UP, _DOWN)):
+    name, _, real = params["name"].partition(":") if kind == "name" else ("", "", "")
+    if name and name in names:
         (value,) = equation.outvars
-        direction, real = params["name"].split(":")
         bits = jax.dtypes.itemsize_bits(value.aval.dtype)
         size = Fraction(value.aval.size * bits, 8) * Fraction(real)
-        return Bytes(up=size) if direction == _UP else Bytes(down=size)
-    inner = [_count(jaxpr) for jaxpr in _inner_jaxprs(params)]
+        return Bytes(up=size) if name == names[0] else Bytes(down=size)
+    inner = [_count(jaxpr, names) for jaxpr in _inner_jaxprs(params)]
     if kind == "cond":  # what the round exchanges at most
         return Bytes(max(b.up for b in inner), max(b.down for b in inner))
     total = Bytes()

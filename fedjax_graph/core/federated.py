@@ -32,6 +32,7 @@ from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import HONEST, Misbehaviour
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.privacy import Privacy
 from fedjax_graph.core.server import server_step
 from fedjax_graph.core.task import Task, TaskConfig
 from fedjax_graph.core.trees import IsPersonal, everything, nothing
@@ -303,7 +304,9 @@ def task_round(
     return round_
 
 
-def scored(task: Task, init, round_) -> FederatedAlgorithm:
+def scored(
+    task: Task, init, round_, privacy: Privacy | None = None
+) -> FederatedAlgorithm:
     """A method whose states have the `models` that the task scores."""
     return FederatedAlgorithm(
         init=init,
@@ -311,6 +314,7 @@ def scored(task: Task, init, round_) -> FederatedAlgorithm:
         evaluate=lambda state, data: task.evaluate(state.models, data),
         predict=lambda state, data: task.predict(state.models, data),
         monitor=task.monitor,
+        privacy=privacy,
     )
 
 
@@ -373,4 +377,4 @@ def federated(
         after = state._replace(num_rounds=state.num_rounds + 1, **dict(*kept))
         return server.step(after, models), {"train_loss": loss}
 
-    return scored(task, init, round_)
+    return scored(task, init, round_, config.privacy)

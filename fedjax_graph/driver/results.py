@@ -104,6 +104,8 @@ def method_entry(
         "compile_seconds": result.compile_seconds,
         "config": config,
     }
+    if result.privacy is not None:
+        entry["privacy"] = result.privacy
     entry |= jax.tree.map(lambda x: np.mean(x, axis=0), beside)
     if num_seeds > 1:
         for key, values in beside.items():

@@ -23,6 +23,7 @@ from fedjax_graph.core import (
     ending,
     faults,
     mesh,
+    privacy,
     processes,
     reporter,
 )
@@ -96,6 +97,7 @@ class RunResult(NamedTuple):
     communication: communication.Bytes  # of one round
     seconds: float  # of training, compilation apart
     compile_seconds: float
+    privacy: dict[str, Any] | None = None  # see `core.privacy.spent`
 
 
 # Compiled once for an algorithm and shapes: not again for a new seed or a resumed run.
@@ -170,6 +172,8 @@ def run(
         have the same id.
     """
     clients.check_clients(splits["train"], "the split train")
+    if algorithm.privacy is not None:
+        privacy.check(config.on_nan)
     checkpoints = None
     if workdir is not None and config.num_rounds:
         folder = workdir / name / "checkpoints"
@@ -193,6 +197,7 @@ def run(
         communication=loop.bytes_per_round,
         seconds=seconds,
         compile_seconds=loop.compile_seconds,
+        privacy=loop.privacy_after(int(np.max(seed_state.round))),
     )
 
 
@@ -257,6 +262,7 @@ class _Loop:
         self._divergence = Divergence(name, config.on_nan)
         self.compile_seconds = 0.0
         self.bytes_per_round = communication.Bytes()
+        self._num_releases: int | None = None  # of a round that is private
 
     def run(self, seed_state: SeedState, seconds: float) -> tuple[SeedState, float]:
         config, round_ = self._config, int(np.max(seed_state.round))
@@ -266,12 +272,15 @@ class _Loop:
             monitor = self._algorithm.monitor
             check_monitored(self._workdir, self._name, monitor)
             note_missing_rounds(self._workdir, self._name, round_)
-        self.bytes_per_round = communication.bytes_per_round(
+        args = (
             self._algorithm.round,
             jax.tree.map(lambda x: x[0], seed_state.state),
             of_seed(self._data[0], 0, config.is_drawn),
             jax.random.key(0),
         )
+        self.bytes_per_round = communication.bytes_per_round(*args)
+        if self._algorithm.privacy is not None:
+            self._num_releases = privacy.releases_per_round(*args)
         if round_ >= config.num_rounds or is_stopped(seed_state, config.patience).all():
             return seed_state, seconds
         shown = ("train_loss", f"validation_{self._algorithm.monitor}")
@@ -289,6 +298,12 @@ class _Loop:
             if self._checkpoints:
                 stack.enter_context(ending.deferred())
             return self._rounds(seed_state, seconds, round_, writer, progress, profile)
+
+    def privacy_after(self, num_rounds: int) -> dict[str, Any] | None:
+        """What the rounds so far have cost, of a method that is private."""
+        if self._num_releases is None:
+            return None
+        return privacy.spent(self._algorithm.privacy, self._num_releases, num_rounds)
 
     def _rounds(self, seed_state, seconds, round_, writer, progress, profile):
         config, divergence = self._config, self._divergence
@@ -318,6 +333,8 @@ class _Loop:
                 if config.examples_per_round:
                     examples = config.examples_per_round * int(np.sum(~stopped))
                     record[config.rate_name] = examples / record["seconds"]
+                if cost := self.privacy_after(number):
+                    record["epsilon"] = cost["epsilon"]
                 if skipped := divergence.skipped(number):
                     record["skipped_clients"] = skipped
                 if writer:

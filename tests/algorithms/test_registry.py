@@ -9,9 +9,11 @@ from fedjax_graph import algorithms
 from fedjax_graph.algorithms import get_method, make_config, register_method
 from fedjax_graph.core import configs
 from fedjax_graph.core.aggregation import register_aggregator
+from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.privacy import Privacy
 from fedjax_graph.core.registry import Lazy, Registry
 from fedjax_graph.driver.writers import to_jsonable
 from fedjax_graph.tasks import register_task
@@ -273,3 +275,13 @@ def test_a_task_of_ones_own_is_built_by_its_kind():
     assert config.task == OwnTask(width=5)
     with pytest.raises(InputError, match="task 'own' is taken"):
         register_task(OwnTask)
+
+
+def test_a_method_that_ignores_the_privacy_of_its_config_is_refused():
+    @register_method("careless")
+    def careless(config: FederatedConfig) -> FederatedAlgorithm:
+        return FederatedAlgorithm(*[None] * 4)  # pyright: ignore[reportArgumentType]
+
+    config = FederatedConfig(ImageTask(), privacy=Privacy(noise_multiplier=1.0))
+    with pytest.raises(InputError, match="'careless': privacy is promised and"):
+        get_method("careless").factory(config)

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.algorithms.scaffold import scaffold
-from fedjax_graph.core import aggregation, channel, encryption, faults, masking
+from fedjax_graph.core import aggregation, channel, encryption, faults, masking, mesh
 from fedjax_graph.core.channel import ChannelConfig
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.communication import bytes_per_round
@@ -105,6 +105,15 @@ def test_the_masked_mean_is_the_mean_up_to_rounding(weights, quick_jit):
     for name, expected in mean.items():
         assert merged[name].shape == expected.shape
         npt.assert_allclose(merged[name], expected, atol=NUM_CLIENTS * UNIT / 2 + 1e-6)
+
+
+def test_several_devices_have_the_same_masks(quick_jit):
+    mean = masking.masked_mean(KEY)
+    alone = quick_jit(mean)(models(), cohort_of([1] * 6))
+    with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:2])):
+        shared = jax.tree.map(jnp.asarray, models())
+        together = quick_jit(mean)(shared, cohort_of([1] * 6))
+    jax.tree.map(npt.assert_array_equal, together, alone)
 
 
 def test_numbers_that_do_not_fit_are_refused_in_one_line(quick_jit):

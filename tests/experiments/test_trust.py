@@ -8,6 +8,7 @@ from experiments.studies.running import config_of
 from experiments.studies.sfl import SFLStudy
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import HONEST, Misbehaviour
+from fedjax_graph.core.privacy import Privacy
 
 CONDUCT = {"dropout_rate": 0.2, "byzantine_fraction": 0.1, "attack": "noise"}
 STUDIES = (CNFGNNStudy, GraphFLStudy, SFLStudy)
@@ -23,6 +24,14 @@ def test_options_become_fields_of_configs(study_type):
 
 
 @pytest.mark.parametrize("study_type", STUDIES)
+def test_privacy_is_promised_where_there_is_noise(study_type):
+    assert study_type().trust_values()["privacy"] is None
+    study = study_type(dp_noise_multiplier=2.0, dp_clip_norm=0.5, dp_delta=1e-6)
+    promised = Privacy(noise_multiplier=2.0, clip_norm=0.5, delta=1e-6)
+    assert config_of("cnfgnn", study.trust_values()).privacy == promised
+
+
+@pytest.mark.parametrize("study_type", STUDIES)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -32,6 +41,12 @@ def test_options_become_fields_of_configs(study_type):
         ({"straggler_work": 0.1}, "--straggler_work needs --straggler_rate"),
         ({"aggregator": "mean"}, "--aggregator=mean: unknown; known: median"),
         ({"secure_aggregation": "rsa"}, "--secure_aggregation=rsa: expected one of"),
+        ({"dp_noise_multiplier": 0.0}, "--dp_noise_multiplier=0.0: expected"),
+        ({"dp_clip_norm": 2.0}, "--dp_clip_norm needs --dp_noise_multiplier"),
+        (
+            {"dp_noise_multiplier": 1.0, "on_nan": "skip_client"},
+            "on_nan=skip_client .* is not private",
+        ),
         ({"tolerance": 0.5}, "--tolerance=0.5: expected 0.49 or less"),
     ],
 )

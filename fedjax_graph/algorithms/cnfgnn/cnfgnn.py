@@ -22,14 +22,25 @@ server.
 
 import dataclasses
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_graph.algorithms.cnfgnn.exchange import (
+    Hidden,
+    for_all_windows,
+    real_share,
+    real_windows,
+)
 from fedjax_graph.algorithms.cnfgnn.joint_training import joint_training
+from fedjax_graph.algorithms.cnfgnn.private_exchange import (
+    GRADIENTS,
+    HIDDEN,
+    sent_gradients,
+    sent_hidden,
+)
 from fedjax_graph.core import aggregation, batching, communication, folding, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.channel import ChannelConfig
@@ -37,6 +48,7 @@ from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import federated_round
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.privacy import release
 from fedjax_graph.core.robust import NamedAggregator
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData
@@ -92,45 +104,7 @@ class CNFGNNState(NamedTuple):
     server_opt_state: optax.OptState
     round: jax.Array  # [] int32, global rounds so far
     num_steps: jax.Array  # [] int32, optimization steps so far
-
-
-class Hidden(NamedTuple):
-    """h_c of windows, which clients have exactly and the server as it arrived.
-
-    Of all windows the arrays are rows [S, K H], a window each: no axis is short.
-    """
-
-    at_clients: jax.Array  # [K, B, H]
-    packed: communication.Packed | None  # None where it crosses as it is
-
-    @classmethod
-    def of(cls, h_c: jax.Array, bits: int) -> "Hidden":
-        """Both, from what clients have."""
-        return cls(h_c, None if bits == 32 else communication.pack(h_c, bits))
-
-    def at_server(self) -> jax.Array:
-        """What the server reads, float32."""
-        if self.packed is None:
-            return self.at_clients
-        return communication.unpack(self.packed)
-
-    def sent(self, real: Fraction) -> "Hidden":
-        """Marks what crosses; `real` is the part that is not padding."""
-        if self.packed is None:
-            return self._replace(at_clients=communication.up(self.at_clients, real))
-        return self._replace(packed=communication.up(self.packed, real))
-
-    def as_rows(self) -> "Hidden":
-        """[K, B, H] as [B, K H]."""
-        return jax.tree.map(
-            lambda x: jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1), self
-        )
-
-    def of_clients(self, num_clients: int) -> "Hidden":
-        """[B, K H] as [K, B, H]."""
-        return jax.tree.map(
-            lambda x: jnp.swapaxes(x.reshape(len(x), num_clients, -1), 0, 1), self
-        )
+    noise_key: Any = ()  # data of that of the h_c last sent, if they are private
 
 
 class Models(NamedTuple):
@@ -234,8 +208,14 @@ def client_phase(
       (client_params, mean loss, steps taken).
 
     Raises:
-      InputError: if labels are to be flipped, which sensors have not.
+      InputError: if labels are to be flipped, which sensors have not, or missing
+        readings would show in what is private.
     """
+    if config.privacy is not None and config.masked_loss:
+        raise InputError(
+            "privacy: masked_loss leaves missing readings out of gradients, which "
+            "shows where they are"
+        )
     if config.misbehaviour.flips_labels:
         raise InputError("attack='label_flip': CNFGNN has no labels")
     aggregate = aggregate or config.named_aggregator()
@@ -285,8 +265,9 @@ def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
     """
     models = make_models(config)
 
-    def gradients(server_params, data, starts, weights, feed_truth, h_c, client_params):
+    def gradients(server_params, data, starts, weights, feed_truth, h_c, common):
         """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
+        client_params, key_data = common if config.privacy else (common, None)
         share, bits = real_share(data, config.server_batch_size), config.exchange_bits
         h_c = h_c.of_clients(len(data.client_ids))
         h_g, pull_back = jax.vjp(
@@ -302,6 +283,16 @@ def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
 
         arrived = communication.down(h_g, share, bits)
         value, h_g_grads = jax.value_and_grad(loss)(arrived)
+        if config.privacy is not None:
+            h_g_grads = sent_gradients(
+                config.privacy,
+                h_g_grads,
+                data,
+                starts,
+                weights,
+                key_data,
+                config.server_rounds,
+            )
         return value, *pull_back(communication.up(h_g_grads, share, bits))
 
     train = joint_training(
@@ -314,71 +305,22 @@ def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
     )
 
     def phase(server_params, opt_state, client_params, hidden, data, key, num_steps):
+        noise_key = None
+        if config.privacy is not None:
+            noise_key = jax.random.fold_in(key, GRADIENTS)
+            release()
         return train(
-            server_params, opt_state, data, key, num_steps, hidden, client_params
+            server_params,
+            opt_state,
+            data,
+            key,
+            num_steps,
+            hidden,
+            client_params,
+            noise_key,
         )
 
     return phase
-
-
-def real_share(data: TrafficData, batch_size: int) -> Fraction:
-    """The part of a pass's batches that is not padding, for the ledger."""
-    steps = batching.steps_per_epoch(len(data.starts), batch_size)
-    padded = mesh.padded_size(batch_size, (mesh.CLIENTS,))
-    return Fraction(len(data.starts), steps * padded)
-
-
-def for_all_windows(
-    fn, batch_size: int, data: TrafficData, *params, axis: int, out_axis: int
-) -> Any:
-    """Fills arrays with what `fn(starts, data, *params)` gives for batches of windows.
-
-    Batches come one after another. S, the windows, is rounded up to whole batches, as
-    many for each device. The devices share the batch size, so that each needs less
-    memory the more there are.
-
-    Args:
-      fn: (starts [B], data, *params) -> pytree of arrays.
-      batch_size: of all devices together.
-      data: whose windows.
-      *params: further arguments of `fn`.
-      axis: of each array of `fn`, along which batches are joined.
-      out_axis: of each array, along which those of the devices are.
-    """
-    batch_size = mesh.share_size(batch_size)
-
-    def fill(starts, data, *params):
-        def place(buffer, values, index):
-            start = index * values.shape[axis]
-            return jax.lax.dynamic_update_slice_in_dim(buffer, values, start, axis)
-
-        def step(buffers, one):
-            starts, index = one
-            values = fn(starts, data, *params)
-            return jax.tree.map(lambda b, v: place(b, v, index), buffers, values), None
-
-        def empty(one):
-            shape = list(one.shape)
-            shape[axis] *= len(starts)
-            return jnp.zeros(shape, one.dtype)
-
-        batch = jax.eval_shape(fn, starts[0], data, *params)
-        buffers = mesh.varying(jax.tree.map(empty, batch))
-        batches = (starts, jnp.arange(len(starts)))
-        return jax.lax.scan(step, buffers, batches)[0]
-
-    starts, _ = batching.batches(data.starts, batch_size)
-    starts = starts[
-        jnp.minimum(jnp.arange(mesh.padded_size(len(starts))), len(starts) - 1)
-    ]
-    return mesh.concat_parts(fill, out_axis)(starts, shared=(data, *params))
-
-
-def real_windows(data: TrafficData, batch_size: int) -> Fraction:
-    """The part of the S windows of `for_all_windows` that is not padding."""
-    batch_size = mesh.share_size(batch_size)
-    steps = batching.steps_per_epoch(len(data.starts), batch_size)
-    return Fraction(len(data.starts), mesh.padded_size(steps) * batch_size)
 
 
 def cnfgnn(
@@ -403,21 +345,32 @@ def cnfgnn(
             config.server_optimizer.build().init(server_params),
             round=jnp.int32(0),
             num_steps=jnp.int32(0),
+            noise_key=noise_key_of(key),
         )
+
+    def noise_key_of(key: jax.Array) -> Any:
+        if config.privacy is None:
+            return ()
+        return jax.random.key_data(jax.random.fold_in(key, HIDDEN))
+
+    def sent(h_c, data, starts, noise_key) -> jax.Array | None:
+        if config.privacy is None:
+            return None
+        return sent_hidden(config.privacy, h_c, data, starts, noise_key)
 
     def embeddings(state: CNFGNNState, data: TrafficData) -> jax.Array:
         """Step (4) of the round before; zeros before the first round."""
 
-        def embed(starts, data, client_params, server_params):
+        def embed(starts, data, client_params, server_params, noise_key):
             h_c = models.encode(client_params, data, starts)
-            arrived = communication.unpack(communication.pack(h_c, bits))
-            h_g = models.embed(server_params, data, arrived)
+            hidden = Hidden.of(h_c, bits, sent(h_c, data, starts, noise_key))
+            h_g = models.embed(server_params, data, hidden.at_server())
             h_g = communication.down(h_g, real_windows(data, batch_size), bits)
             factor = folding.factor(size, len(starts))
             return folding.fold(mesh.to_clients(h_g), factor)
 
         def embed_all(_):
-            params = (state.client_params, state.server_params)
+            params = (state.client_params, state.server_params, state.noise_key)
             h_g = for_all_windows(embed, batch_size, data, *params, axis=2, out_axis=0)
             return h_g.reshape(len(h_g), -1, h_g.shape[-1])
 
@@ -426,11 +379,13 @@ def cnfgnn(
 
         return jax.lax.cond(state.round > 0, embed_all, zeros, None)
 
-    def encode(starts, data, client_params) -> Hidden:  # step (2)
-        return Hidden.of(models.encode(client_params, data, starts), bits).as_rows()
+    def encode(starts, data, client_params, noise_key) -> Hidden:  # step (2)
+        h_c = models.encode(client_params, data, starts)
+        return Hidden.of(h_c, bits, sent(h_c, data, starts, noise_key)).as_rows()
 
     def round_(state: CNFGNNState, data: TrafficData, key: jax.Array):
         client_key, server_key = jax.random.split(key)
+        noise_key = noise_key_of(key)
         client_params, client_loss, client_steps = train_clients(
             state.client_params,
             embeddings(state, data),
@@ -439,8 +394,10 @@ def cnfgnn(
             state.num_steps,
         )
         hidden = for_all_windows(
-            encode, batch_size, data, client_params, axis=0, out_axis=0
+            encode, batch_size, data, client_params, noise_key, axis=0, out_axis=0
         ).sent(real_windows(data, batch_size))
+        if config.privacy is not None:
+            release()
         server_params, opt_state, server_loss, server_steps = train_server(
             state.server_params,
             state.server_opt_state,
@@ -452,11 +409,16 @@ def cnfgnn(
         )
         num_steps = state.num_steps + client_steps + server_steps
         state = CNFGNNState(
-            client_params, server_params, opt_state, state.round + 1, num_steps
+            client_params,
+            server_params,
+            opt_state,
+            state.round + 1,
+            num_steps,
+            noise_key,
         )
         return state, {"train_loss": client_loss, "server_loss": server_loss}
 
-    return scored(config, init, round_)
+    return scored(config, init, round_)._replace(privacy=config.privacy)
 
 
 def scored(config: HalvesConfig, init, round_) -> FederatedAlgorithm:

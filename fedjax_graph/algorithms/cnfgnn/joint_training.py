@@ -43,11 +43,12 @@ def joint_training(
       after_step: (params, data) -> params, follows every step.
 
     Returns:
-      (params, opt_state, data, key, num_steps, own=(), common=()) -> (params,
-      opt_state, mean loss of a client, steps taken), where `own` is a pytree of
-      [S, N], a row of each window, whose minibatch `gradients` gets, and `common` one
-      that it gets as it is. A device holds its share of the windows of `own` alone.
-      `num_steps` is [] int32, steps taken before.
+      (params, opt_state, data, key, num_steps, own=(), common=(), noise_key=None) ->
+      (params, opt_state, mean loss of a client, steps taken), where `own` is a pytree
+      of [S, N], a row of each window, whose minibatch `gradients` gets, and `common`
+      one that it gets as it is. A device holds its share of the windows of `own` alone.
+      `num_steps` is [] int32, steps taken before. With a `noise_key`, `gradients` gets
+      in place of `common` that and the data of a key of the step.
     """
 
     def of_share(params, data, starts, weights, feed_truth, own, indices, common):
@@ -58,13 +59,26 @@ def joint_training(
         of_share, (None, None, 0, 2, None, 0, None, None), axes=(mesh.CLIENTS,)
     )
 
-    def train(params, opt_state, data: TrafficData, key, num_steps, own=(), common=()):
+    def train(
+        params,
+        opt_state,
+        data: TrafficData,
+        key,
+        num_steps,
+        own=(),
+        common=(),
+        noise_key=None,
+    ):
         batches = joint_batches(
             key, len(data.starts), batch_size, num_epochs, num_steps, sampling_decay
         )
+        keys = None
+        if noise_key is not None:
+            keys = jax.random.key_data(jax.random.split(noise_key, len(batches.mask)))
 
-        def step(carry, batch):
+        def step(carry, numbered):
             params, opt_state = carry
+            batch, key_data = numbered
             loss, grads = spread(
                 params,
                 data,
@@ -73,13 +87,15 @@ def joint_training(
                 batch.feed_truth,
                 own,
                 batch.indices,
-                common,
+                common if keys is None else (common, key_data),
             )
             updates, opt_state = optimizer.update(grads, opt_state, params)
             params = after_step(optax.apply_updates(params, updates), data)
             return (params, opt_state), loss
 
-        (params, opt_state), losses = jax.lax.scan(step, (params, opt_state), batches)
+        (params, opt_state), losses = jax.lax.scan(
+            step, (params, opt_state), (batches, keys)
+        )
         loss = jnp.mean(losses) / jnp.maximum(jnp.sum(data.client_weights > 0), 1)
         return params, opt_state, loss, len(losses)
 

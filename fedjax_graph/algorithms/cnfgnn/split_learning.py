@@ -31,9 +31,9 @@ from fedjax_graph.algorithms.cnfgnn.cnfgnn import (
     HalvesConfig,
     SplitConfig,
     make_models,
-    real_share,
     scored,
 )
+from fedjax_graph.algorithms.cnfgnn.exchange import real_share
 from fedjax_graph.algorithms.cnfgnn.joint_training import (
     joint_training,
     of_each_client,
