@@ -1,6 +1,8 @@
 """What is shipped, and what it needs."""
 
 import ast
+import importlib
+import os
 import pathlib
 import re
 import sys
@@ -72,6 +74,22 @@ def test_the_version_stands_once():
     place = PROJECT["tool"]["setuptools"]["dynamic"]["version"]
     assert place == {"attr": "fedjax_graph.__version__"}
     assert re.fullmatch(r"\d+\.\d+\.\d+", fedjax_graph.__version__)
+
+
+def test_the_version_and_the_licence_are_those_of_the_citation():
+    text = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {fedjax_graph.__version__}\n" in text
+    assert f"\nlicense: {PROJECT['project']['license']}\n" in text
+
+
+def test_the_console_script_and_the_workflows_name_what_is_there():
+    (place,) = PROJECT["project"]["scripts"].values()
+    module, _, function = place.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+    for name, script in (("ci", "run"), ("nightly", "nightly")):
+        text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
+        assert f"- run: .ci/{script}\n" in text
+        assert os.access(ROOT / ".ci" / script, os.X_OK)
 
 
 def test_core_dependencies_are_those_imported():

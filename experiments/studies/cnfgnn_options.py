@@ -18,7 +18,7 @@ class CNFGNNOptions(TrafficStudy):
     """What can be chosen of CNFGNN, its strategies and its baselines."""
 
     subject: ClassVar[str] = "CNFGNN and its baselines"
-    duration: ClassVar[str] = "Without flags: one to two minutes on a CPU."
+    duration: ClassVar[str] = "Without flags: some two minutes on a CPU."
     system: ClassVar[str] = "cnfgnn"
 
     strategy: tuple[str, ...] | None = option(

@@ -212,7 +212,7 @@ def find(name: str, kind: str | None = None) -> Entry:
                 f"kind {kind}: {_known(kind)}"
             )
         return entry
-    if not (name.endswith((".npz", ".tar.gz")) or Path(name).is_dir()):
+    if not (name.endswith((".npz", ".csv", ".tar.gz")) or Path(name).is_dir()):
         raise InputError(f"unknown dataset {name!r}; known: {_known(kind)}")
     if kind is None:  # else the kind's own loader says what it cannot read
         kind = next((k for k in KINDS if KINDS[k].module.reads(name)), "traffic")

@@ -53,6 +53,15 @@ def check_texts(what: str, texts: Iterable[str]) -> None:
             raise InputError(f"{what} has {text!a}, expected text that can be printed")
 
 
+def is_number(text: str) -> bool:
+    """Whether a text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """Reads all arrays of a .npz file; object arrays (pickles) are refused."""
     kind = "NumPy .npz file without object arrays"

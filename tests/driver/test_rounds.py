@@ -231,7 +231,9 @@ def test_the_rate_has_the_name_it_is_given(tmp_path, capsys):
     for line in lines:
         assert line["images_per_s"] == pytest.approx(10 / line["seconds"])
         assert "windows_per_s" not in line
-    assert capsys.readouterr().out.count("images_per_s ") == 2
+    out = capsys.readouterr().out
+    assert out.count("images_per_s ") == 2
+    assert out.count("compiling the round ...") == 1
 
 
 def test_the_checkpoint_holds_what_the_next_round_reads(tmp_path):

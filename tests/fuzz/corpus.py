@@ -66,10 +66,24 @@ def _traffic(folder: Path) -> dict[str, Case]:
     own = traffic_files.write_npz(folder / "own.npz")
     table = traffic_files.write_h5(folder / "table.h5")
     csv = traffic_files.write_csv(folder / "table.csv")
+    beside = traffic_files.write_csv(folder / "beside.csv")
+    weights = folder / "beside_adjacency.csv"
+    rows = [",".join(map(str, row)) for row in traffic_files.ADJACENCY.tolist()]
+    rows = [f"{i},{row}" for i, row in zip(IDS, rows, strict=True)]
+    weights.write_text("\n".join([",".join(["", *IDS]), *rows]))
+    stamps = traffic_files.write_npz(
+        folder / "stamps.npz",
+        remove=("timestamps_ns",),
+        timestamps=traffic_files.TIMESTAMPS.astype("M8[s]"),
+        mask=traffic_files.SPEED > 0,
+    )
     graph = traffic_files.write_graph(folder / "graph.pkl")
     return {
         "traffic_npz": _loads(own, "traffic"),
         "distances_npz": _loads(distances, "traffic"),
+        "stamps_npz": _loads(stamps, "traffic"),
+        "own_csv": _loads(beside, "traffic"),
+        "own_weights": Case(weights, _loads(beside, "traffic").load),
         "hdf": _reads(traffic_formats.read_hdf, table),
         "csv": _reads(traffic_formats.read_csv, csv),
         "sensor_graph": _reads(traffic_formats.read_graph_pickle, graph),
@@ -116,9 +130,21 @@ def _graphs(folder: Path) -> dict[str, Case]:
         for part in ("data", "indices", "indptr", "shape")
     }
     np.savez(benchmark, labels=LABELS, **parts)
+    geometric = folder / "geometric.npz"
+    masks = {
+        f"{name}_mask": np.arange(size) == i for i, name in enumerate(("train", "val"))
+    }
+    np.savez(geometric, edge_index=np.transpose(EDGES), x=FEATURES, y=LABELS, **masks)
+    tables = folder / "tables"
+    tables.mkdir(exist_ok=True)
+    for name, rows in (("edges", EDGES), ("labels", LABELS), ("features", FEATURES)):
+        np.savetxt(tables / f"{name}.csv", rows, "%d", delimiter=",")
     cases = {
         "compact_graph": _loads(compact, "graphs"),
         "benchmark_graph": _loads(benchmark, "graphs"),
+        "geometric_graph": _loads(geometric, "graphs"),
+        "edges_csv": Case(tables / "edges.csv", _loads(tables, "graphs").load),
+        "features_csv": Case(tables / "features.csv", _loads(tables, "graphs").load),
     }
     planetoid = folder / "planetoid"
     one_hot = np.eye(3, dtype=np.int32)[LABELS]

@@ -6,9 +6,11 @@ from tests.fuzz.inputs import Inputs
 
 SEED, NUM_INPUTS = 19, 20  # of each case
 CASES = (
-    *("traffic_npz", "distances_npz", "hdf", "csv", "sensor_graph", "roads", "ids"),
+    *("traffic_npz", "distances_npz", "stamps_npz", "own_csv", "own_weights"),
+    *("hdf", "csv", "sensor_graph", "roads", "ids"),
     *("pems", "largest_flows", "largest_sensors", "largest_adjacency"),
-    *("compact_graph", "benchmark_graph", "planetoid_allx", "planetoid_ally"),
+    *("compact_graph", "benchmark_graph", "geometric_graph", "edges_csv"),
+    *("features_csv", "planetoid_allx", "planetoid_ally"),
     *("planetoid_graph", "planetoid_test.index", "products_edge"),
     *("products_node-feat", "products_num-node-list"),
     *("images_npz", "cifar_batch", "cifar_meta", "cifar_archive"),

@@ -83,7 +83,7 @@ PUBLISHED = {
 ALIASES = {"physics": "coauthor_physics"}
 PATHS = (  # of a user's own dataset
     "of a .npz file",
-    "of a folder with Planetoid's files ind.NAME.*",
+    "of a folder with Planetoid's files ind.NAME.* or with edges.csv",
 )
 
 
@@ -100,19 +100,25 @@ def load(name: str, data_dir: files.Folder = None) -> NodeDataset:
     A .npz file has either the keys of gnn-benchmark (adj_*, attr_* and labels), of
     which pickled names are not read, or
 
-        edges [E, 2]            integers, each undirected edge once
-        labels [N]              integers from 0 on; -1 where a node has none
-        features [N, F], or     numbers
+        edges [E, 2]            integers, each undirected edge once;
+        edge_index [2, E]       or as PyTorch Geometric has it, both directions listed
+        labels [N]              integers from 0 on; -1 where a node has none (or `y`)
+        features [N, F], or     numbers (or `x`)
         features_data, features_indices, features_indptr, features_shape
                                 or the parts of a sparse matrix in CSR format
         class_names [C]         optional: text; the numbers of the classes if absent
         train_idx, val_idx, test_idx
-                                optional: nodes of each split
-        unlabeled               optional: nodes whose label does not count
+                                optional: nodes of each split;
+        train_mask, val_mask, test_mask [N]
+                                or bool, whether a node belongs to it
+        unlabeled               optional: nodes whose label does not count, or bool [N]
+
+    A folder of csv tables has edges.csv, labels.csv, features.csv and optionally
+    train.csv, val.csv and test.csv: see `formats.read_csv_folder`.
 
     Args:
       name: a name of `PUBLISHED` or `ALIASES`, or a path: of a .npz file, or of a
-        folder with the files of one dataset of Planetoid.
+        folder with csv tables or the files of one dataset of Planetoid.
       data_dir: folder with the files.
 
     Raises:
@@ -124,6 +130,8 @@ def load(name: str, data_dir: files.Folder = None) -> NodeDataset:
     path = Path(name)
     if path.suffix == ".npz":
         return _dataset(path.stem, path, citation_formats.read_npz(path))
+    if citation_formats.is_csv_folder(path):
+        return _dataset(path.name, path, citation_formats.read_csv_folder(path))
     if path.is_dir():
         own = _only_name(path)
         return _dataset(own, path, citation_formats.read_planetoid(path, own))
@@ -160,7 +168,8 @@ def reads(path: str) -> bool:
     """Whether a path is that of a user's own graph, by what is in it."""
     if path.endswith(".npz"):
         return citation_formats.is_node_file(path)
-    return bool(citation_formats.planetoid_names(path))
+    is_tables = citation_formats.is_csv_folder(path)
+    return is_tables or bool(citation_formats.planetoid_names(path))
 
 
 def _load_published(name: str, data_dir: files.Folder) -> NodeDataset:

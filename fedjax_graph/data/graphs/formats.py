@@ -19,8 +19,15 @@ from fedjax_graph.data import files, limits, safe_pickle, sparse
 PLANETOID_PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
 NUM_VALIDATION = 500  # of the split of Planetoid
 PRODUCTS_MARK = "raw/edge.csv.gz"
-_SPLIT_KEYS = {"train": "train_idx", "validation": "val_idx", "test": "test_idx"}
+_SPLIT_KEYS = {  # of nodes, or [N] bool
+    "train": ("train_idx", "train_mask"),
+    "validation": ("val_idx", "val_mask"),
+    "test": ("test_idx", "test_mask"),
+}
 _BENCHMARK_MARK = "adj_indptr"
+_EDGE_MARKS = {"edges", "edge_index"}
+_LABELS, _FEATURES = ("labels", "y"), ("features", "x")  # ours and PyG's name
+CSV_MARK = "edges.csv"
 
 
 class RawGraph(NamedTuple):
@@ -42,7 +49,8 @@ def is_node_file(path: str | os.PathLike) -> bool:
     False if it cannot be read.
     """
     keys = files.npz_keys(path)
-    return "labels" in keys and bool(keys & {"edges", _BENCHMARK_MARK})
+    has_edges = keys & {*_EDGE_MARKS, _BENCHMARK_MARK}
+    return bool(has_edges and keys & set(_LABELS))
 
 
 def read_npz(path: str | os.PathLike) -> RawGraph:
@@ -77,9 +85,35 @@ class _Arrays:
             )
         return array
 
+    def shape(self, key: str) -> tuple[int, ...]:
+        """The shape of an array that is there."""
+        return self._archive[key].shape
+
     def integers(self, key: str, ndim: int = 1) -> np.ndarray:
         """Reads an array of integers."""
         return self.get(key, ndim, "iu")
+
+    def first(self, keys: Iterable[str]) -> str:
+        """The one of several names that there is; the first where there is none."""
+        keys = tuple(keys)
+        return next((key for key in keys if key in self), keys[0])
+
+    def nodes(self, key: str, num_nodes: int) -> np.ndarray:
+        """Reads a set of nodes: their numbers, or whether each belongs to it."""
+        array = self.get(key, 1, "iub")
+        if array.dtype != bool:
+            if key.endswith("_mask"):
+                raise InputError(
+                    f"{key} has type {array.dtype}, expected bool; for 0 and 1 save "
+                    f"{key}.astype(bool), for numbers of nodes call it "
+                    f"{key.replace('_mask', '_idx')}"
+                )
+            return array
+        if len(array) != num_nodes:
+            raise InputError(
+                f"{key} is a mask of {len(array)} nodes, expected {num_nodes}"
+            )
+        return np.flatnonzero(array)
 
     def matrix(self, prefix: str) -> scipy.sparse.csr_array:
         """Reads the CSR matrix that is stored as four arrays."""
@@ -110,19 +144,17 @@ class _Arrays:
 
 
 def _compact_graph(arrays: _Arrays) -> RawGraph:
-    edges = arrays.integers("edges", 2)
-    if edges.shape[1] != 2:
-        raise InputError(f"edges has shape {edges.shape}, expected [E, 2]")
-    if "features" in arrays:
-        features = arrays.get("features", 2)
-    else:
-        features = arrays.matrix("features")
-    labels, notes = arrays.integers("labels").astype(np.int64), ()
+    """Reads edges [E, 2] or edge_index [2, E], labels, features and splits."""
+    edges, is_directed = _edges(arrays)
+    dense = arrays.first(_FEATURES)
+    features = arrays.get(dense, 2) if dense in arrays else arrays.matrix("features")
+    labels, notes = _labels(arrays), ()
     if "unlabeled" in arrays:
-        unlabelled = arrays.integers("unlabeled")
+        unlabelled = arrays.nodes("unlabeled", len(labels))
         check_nodes(unlabelled, len(labels), "unlabeled")
         labels[unlabelled] = -1
         notes = (_absent_note(len(unlabelled)),) if len(unlabelled) else ()
+    splits = {split: arrays.first(keys) for split, keys in _SPLIT_KEYS.items()}
     return RawGraph(
         features,
         edges[:, 0],
@@ -130,13 +162,39 @@ def _compact_graph(arrays: _Arrays) -> RawGraph:
         labels,
         arrays.class_names(),
         {
-            split: arrays.integers(key)
-            for split, key in _SPLIT_KEYS.items()
+            split: arrays.nodes(key, len(labels))
+            for split, key in splits.items()
             if key in arrays
         },
         notes,
-        is_directed=False,
+        is_directed,
     )
+
+
+def _edges(arrays: _Arrays) -> tuple[np.ndarray, bool]:
+    """Edges [E, 2], and whether each direction is an entry of its own."""
+    if "edges" not in arrays and "edge_index" in arrays:
+        edges = arrays.integers("edge_index", 2)
+        if len(edges) != 2:
+            hint = "; [E, 2] is called edges" if edges.shape[1] == 2 else ""
+            raise InputError(
+                f"edge_index has shape {edges.shape}, expected [2, E]{hint}"
+            )
+        return edges.T, True
+    edges = arrays.integers("edges", 2)
+    if edges.shape[1] != 2:
+        hint = "; [2, E] is called edge_index" if len(edges) == 2 else ""
+        raise InputError(f"edges has shape {edges.shape}, expected [E, 2]{hint}")
+    return edges, False
+
+
+def _labels(arrays: _Arrays) -> np.ndarray:
+    """Labels [N] int64."""
+    key = arrays.first(_LABELS)
+    if key in arrays and (shape := arrays.shape(key))[1:]:
+        hint = f"; of one-hot rows save {key}.argmax(axis=1)" if shape[1] > 1 else ""
+        raise InputError(f"{key} has shape {shape}, expected [N]{hint}")
+    return arrays.integers(key).astype(np.int64)
 
 
 def _benchmark_graph(arrays: _Arrays) -> RawGraph:
@@ -280,6 +338,43 @@ def _node_array(nodes: Iterable) -> np.ndarray:
     return array
 
 
+def is_csv_folder(path: str | os.PathLike) -> bool:
+    """Tells whether a folder is one that `read_csv_folder` reads."""
+    return (Path(path) / CSV_MARK).is_file()
+
+
+def read_csv_folder(folder: str | os.PathLike) -> RawGraph:
+    """Reads tables of a user's own, each with or without a header line.
+
+    In `folder`: edges.csv [E, 2] and labels.csv [N, 1], integers, features.csv [N, F],
+    and optionally train.csv, val.csv and test.csv, each a column of nodes.
+    """
+    folder = Path(folder)
+    edges = _own_table(folder / CSV_MARK, np.int64, 2)
+    splits = {"train": "train", "validation": "val", "test": "test"}
+    return RawGraph(
+        _own_table(folder / "features.csv", np.float32),
+        edges[:, 0],
+        edges[:, 1],
+        _own_table(folder / "labels.csv", np.int64, 1).ravel(),
+        splits={
+            name: _own_table(folder / f"{part}.csv", np.int64, 1).ravel()
+            for name, part in splits.items()
+            if (folder / f"{part}.csv").exists()
+        },
+        is_directed=False,
+    )
+
+
+def _own_table(path: Path, dtype, num_columns: int | None = None) -> np.ndarray:
+    with files.reading(path, "csv file of numbers"):
+        with limits.open_text(path) as file:
+            first = file.readline().strip().split(",")[0]
+        return _read_csv(
+            path, dtype, num_columns, skipped=int(not files.is_number(first))
+        )
+
+
 def read_products(folder: str | os.PathLike) -> RawGraph:
     """Reads the raw files of OGB's ogbn-products, which is Amazon2M.
 
@@ -316,12 +411,21 @@ def _read_table(path: Path, dtype, num_columns: int | None = None) -> np.ndarray
         return _read_csv(path, dtype, num_columns)
 
 
-def _read_csv(path: Path, dtype, num_columns: int | None) -> np.ndarray:
-    """Streams a csv file without a header, as it is or as .gz, into an array [R, C]."""
+def _read_csv(
+    path: Path, dtype, num_columns: int | None, skipped: int = 0
+) -> np.ndarray:
+    """Streams a csv file, as it is or as .gz, into an array [R, C].
+
+    Args:
+      path: the file.
+      dtype: of the array.
+      num_columns: C; None for any.
+      skipped: lines of its header.
+    """
     limits.check_table(path, np.dtype(dtype).itemsize)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "loadtxt: input contained no data")
-        table = np.loadtxt(path, dtype, delimiter=",", ndmin=2)
+        table = np.loadtxt(path, dtype, delimiter=",", ndmin=2, skiprows=skipped)
     if not len(table) or num_columns not in (None, table.shape[1]):
         raise InputError(
             f"a table of shape {table.shape}, expected at least one row and "

@@ -120,7 +120,9 @@ def reads(path: str) -> bool:
 
     A .npz file is told by its keys, and is none if it cannot be read.
     """
-    return not path.endswith(".npz") or _KEYS[0] in files.npz_keys(path)
+    if path.endswith(".npz"):
+        return _KEYS[0] in files.npz_keys(path)
+    return not path.endswith(".csv")
 
 
 def _not_found(data_dir: files.Folder) -> InputError:

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files
 from fedjax_graph.data.traffic import formats as traffic_formats
-from fedjax_graph.data.traffic import largest, network, windows
+from fedjax_graph.data.traffic import largest, network, own_files, windows
 from fedjax_graph.data.traffic.formats import gaussian_kernel_adjacency, id_texts
 from fedjax_graph.data.traffic.network import (
     UNKNOWN_UNIT,
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-PATHS = ("of a .npz file",)  # of a user's own dataset
+PATHS = ("of a .npz or .csv file",)  # of a user's own dataset
 
 # Name of the road distances of PEMSD3 to PEMSD8: only found beside the readings.
 _BESIDE = "distance.csv"
@@ -77,8 +77,10 @@ def load(
     A user's own file is a `numpy.savez` archive without object arrays:
 
         speed [T, N]            what is forecast; 0 or NaN where a reading is missing
-        timestamps_ns [T]       wall-clock time, ns since 1970-01-01, evenly spaced
-                                (see `time_steps.step_of`);
+        mask [T, N]             optional: bool, False where one is missing
+        timestamps [T]          wall-clock time, evenly spaced (see
+                                `time_steps.step_of`): datetime64, or text in ISO 8601;
+        timestamps_ns [T]       or integers, ns since 1970-01-01;
         start_ns, freq_ns       or the first time stamp and the step between rows
         adjacency [N, N]        weights >= 0; [i, j] is an edge from sensor i to j;
         distance_from [R], distance_to [R], distance_cost [R]
@@ -90,8 +92,13 @@ def load(
         unit                    optional: text, the unit of `speed`, such as "mph" or
                                 "veh/5min"; "units of the data" if absent
 
+    Or it is a table `NAME.csv`, a header of sensor ids and a first column of time
+    stamps, with `NAME_adjacency.csv`, a row and a column for each sensor, or
+    `NAME_distances.csv`, rows from,to,distance, beside it, and where there are
+    coordinates `NAME_locations.csv`, rows id,latitude,longitude.
+
     Args:
-      name: a name of `PUBLISHED`, or a path that ends in `.npz`.
+      name: a name of `PUBLISHED`, or a path that ends in `.npz` or `.csv`.
       data_dir: folder with the files.
       needs_graph: whether a graph has to be there; else, where there is none, the
         adjacency is that of self edges alone, and a note says so.
@@ -101,6 +108,8 @@ def load(
     """
     if name.endswith(".npz"):
         return _read_npz(Path(name), Path(name).stem, needs_graph)
+    if name.endswith(".csv"):
+        return _read_own_csv(Path(name), needs_graph)
     path = locate(name, data_dir)
     published = PUBLISHED[name]
     if path is None:
@@ -125,7 +134,7 @@ def load(
 
 def reads(path: str) -> bool:
     """Whether a path may be that of a user's own dataset."""
-    return path.endswith(".npz")
+    return path.endswith((".npz", ".csv"))
 
 
 def locate(name: str, data_dir: files.Folder = None) -> Path | None:
@@ -161,9 +170,19 @@ def _not_found(
 def _read_npz(
     path: Path, name: str, needs_graph: bool, unit: str = UNKNOWN_UNIT
 ) -> TrafficDataset:
-    fields = {"unit": unit} | traffic_formats.read_npz(path, needs_graph)
+    fields = {"unit": unit} | own_files.read_npz(path, needs_graph)
     with files.reading(path, "traffic dataset"):
         return _noted(_checked(TrafficDataset(name, **fields)), needs_graph)
+
+
+def _read_own_csv(path: Path, needs_graph: bool) -> TrafficDataset:
+    fields = own_files.read_csv(path, needs_graph)
+    places = own_files.beside(path, "locations")
+    if places.exists():
+        ids = tuple(fields["sensor_ids"].tolist())
+        fields["latitude"], fields["longitude"] = _coordinates(places, ids)
+    with files.reading(path, "traffic dataset"):
+        return _noted(_checked(TrafficDataset(path.stem, **fields)), needs_graph)
 
 
 def _noted(dataset: TrafficDataset, needs_graph: bool) -> TrafficDataset:

@@ -42,46 +42,12 @@ class Triples(NamedTuple):
     third: np.ndarray  # [R] float64
 
 
-def read_npz(
-    path: str | os.PathLike, needs_graph: bool = True
-) -> dict[str, np.ndarray | str | None]:
-    """Reads a .npz file with the keys that `datasets.load` lists.
+def numbers(arrays: dict[str, np.ndarray], key: str, ndim: int) -> np.ndarray:
+    """An array of numbers with that many axes, out of those of a .npz file.
 
-    Without a graph, where none is needed, the adjacency is that of self edges alone.
-
-    Returns:
-      The arrays of `TrafficDataset`, and its unit if the file has one; that the
-      shapes of the arrays fit together is left to check.
+    Raises:
+      InputError: if there is none.
     """
-    arrays = files.read_npz(path)
-    with files.reading(path, "traffic dataset"):
-        speed = _numbers(arrays, "speed", ndim=2)
-        num_steps, num_sensors = speed.shape
-        sensor_ids = arrays.get("sensor_ids", np.arange(num_sensors))
-        return {
-            "speed": speed,
-            "timestamps": _npz_timestamps(arrays, num_steps),
-            "sensor_ids": sensor_ids,
-            "adjacency": _npz_adjacency(arrays, sensor_ids, needs_graph),
-            "latitude": arrays.get("latitude"),
-            "longitude": arrays.get("longitude"),
-        } | _npz_unit(arrays)
-
-
-def _npz_unit(arrays: dict[str, np.ndarray]) -> dict[str, str]:
-    if "unit" not in arrays:
-        return {}
-    unit = arrays["unit"]
-    is_text = not unit.shape and unit.dtype.kind == "U"
-    if not is_text or not unit.item().strip() or not unit.item().isprintable():
-        raise InputError(
-            f"unit has shape {unit.shape} and type {unit.dtype}, expected one line "
-            "of text that is not empty, such as 'mph'"
-        )
-    return {"unit": unit.item()}
-
-
-def _numbers(arrays: dict[str, np.ndarray], key: str, ndim: int) -> np.ndarray:
     if key not in arrays:
         raise InputError(f"no array {key!r}; found {', '.join(sorted(arrays))}")
     array = arrays[key]
@@ -91,27 +57,6 @@ def _numbers(arrays: dict[str, np.ndarray], key: str, ndim: int) -> np.ndarray:
             f"with {ndim} axes"
         )
     return array
-
-
-def _npz_timestamps(arrays: dict[str, np.ndarray], num_steps: int) -> np.ndarray:
-    if "timestamps_ns" in arrays or "start_ns" not in arrays:
-        return _numbers(arrays, "timestamps_ns", ndim=1).astype("M8[ns]")
-    start, step = (int(_numbers(arrays, key, 0)) for key in ("start_ns", "freq_ns"))
-    return (start + step * np.arange(num_steps)).astype("M8[ns]")
-
-
-def _npz_adjacency(
-    arrays: dict[str, np.ndarray], sensor_ids: Sequence, needs_graph: bool
-) -> np.ndarray:
-    ends = [arrays[key] for key in ("distance_from", "distance_to") if key in arrays]
-    for end in ends:
-        node_indices(end, sensor_ids)
-    if not needs_graph and "adjacency" not in arrays and not ends:
-        return np.eye(len(sensor_ids))
-    if "adjacency" in arrays or len(ends) < 2:
-        return _numbers(arrays, "adjacency", ndim=2)
-    cost = _numbers(arrays, "distance_cost", ndim=1)
-    return gaussian_kernel_adjacency(ends[0], ends[1], cost, sensor_ids)
 
 
 def read_hdf(path: str | os.PathLike) -> Readings:
@@ -211,7 +156,7 @@ def read_pems(
     """
     arrays = files.read_npz(path)
     with files.reading(path, "archive of PeMS readings"):
-        data = _numbers(arrays, "data", ndim=3)
+        data = numbers(arrays, "data", ndim=3)
         if data.shape != shape:
             raise InputError(
                 f"data has shape {data.shape}, expected {shape}: all steps and sensors "
@@ -304,21 +249,13 @@ def read_triples(path: str | os.PathLike) -> Triples:
     with files.reading(path, ".csv file with three columns or more"):
         with limits.open_text(path, share=64) as file:
             rows = [line.split(",") for line in file.read().splitlines() if line]
-        if rows and not _is_number(rows[0][-1]):
+        if rows and not files.is_number(rows[0][-1]):
             rows = rows[1:]
         columns = np.array([row[-3:] for row in rows])
         if columns.ndim != 2 or columns.shape[1] != 3:
             raise InputError("expected rows of three columns")
         columns = np.char.strip(columns)
         return Triples(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def gaussian_kernel_adjacency(

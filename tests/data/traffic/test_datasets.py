@@ -227,7 +227,7 @@ def test_a_truncated_file(small, write, share):
         ({"sensor_ids": np.array([1.0, 2, 3, 4])}, "integers or text"),
         ({"remove": ("speed",)}, "no array 'speed'"),
         ({"remove": ("adjacency",)}, "no array 'adjacency'"),
-        ({"remove": ("timestamps_ns",)}, "no array 'timestamps_ns'"),
+        ({"remove": ("timestamps_ns",)}, "no array 'timestamps'"),
         ({"speed": SPEED.astype(object)}, "Object arrays cannot be loaded"),
         (
             {"speed": SPEED[:25], "timestamps_ns": np.arange(25)},
