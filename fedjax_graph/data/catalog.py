@@ -111,7 +111,7 @@ DATASETS: Registry[Entry] = Registry(
         ),
         "synthetic_mixed": _made(
             "graphs",
-            "the same with 2000 nodes and three edges of five to the next class",
+            "the same, with three edges of five to the next class",
             synthetic_graphs.mixed_graph,
         ),
         "synthetic_large": _made(

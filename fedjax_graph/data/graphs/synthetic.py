@@ -79,7 +79,7 @@ def node_graph(
     return _dataset("synthetic", blocks, edges, features, seed)
 
 
-def mixed_graph(num_nodes: int = 2000, seed: int = 0) -> NodeDataset:
+def mixed_graph(num_nodes: int = 3000, seed: int = 0) -> NodeDataset:
     """Draws a graph of documents most of whose edges lead to the next class.
 
     Neither a node's own words nor those around it tell its class well; which mixture of
