@@ -4,11 +4,9 @@ Li, Wu, Zhang, Sun, Li, Wang, "AdaFGL: A New Paradigm for Federated Node Classif
 with Topology Heterogeneity", ICDE 2024. In its first rounds it is FedAvg. In the later
 ones the global model stays as it is and gives P, the probabilities of a client's nodes,
 and the client trains the networks of `models.adaptive_propagation`, which has Eqs. 1 to
-5. It is scored by the global model first, and then by Eq. 4.
-
-Differences from the paper: what it leaves open is OpenFGL's (Eq. 3 compares logits with
-P, Eq. 4 takes a softmax of P; one step a round, with moments that last; 10 steps of
-Eq. 5). The ledger counts what a round exchanges at most: later ones exchange nothing.
+5. Then Eq. 4 is scored. The ledger counts what a round exchanges at most: later ones
+exchange nothing. Differences from the paper: what it leaves open is OpenFGL's (Eq. 3
+compares logits with P, Eq. 4 takes a softmax of P; a step a round, moments last).
 """
 
 import dataclasses
@@ -18,13 +16,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.core import aggregation, clients
+from fedjax_graph.core import clients
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedState, cohort_update, write_back
 from fedjax_graph.core.local import optimizer_step
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.task import logits_task
 from fedjax_graph.core.trees import everything
 from fedjax_graph.models import adaptive_propagation as adaptive
 from fedjax_graph.tasks import subgraphs
@@ -36,7 +35,6 @@ ADAM = OptimizerConfig("adam", 0.01, weight_decay=5e-4)
 class AdaFGLConfig(FedAvgConfig):
     federated_rounds: int = limited(50, lower=1)  # of FedAvg
     alpha: float = limited(0.5, lower=0, upper=1)  # of Eq. 2
-    beta: float = limited(0.5, lower=0, upper=1)  # of Eq. 5
     num_hops: int = limited(3, lower=0)  # k
     hidden_size: int = limited(64, lower=1)
     dropout: float = limited(0.5, lower=0, below=1)
@@ -58,19 +56,17 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
     settings = config.task
     if not isinstance(settings, subgraphs.SubgraphTask):
         raise InputError(f"ada_fgl: the task {settings.kind!r} is not of subgraphs")
-    task, averaging = settings.build(), fed_avg(config)
+    (task, common), averaging = logits_task(settings, "ada_fgl"), fed_avg(config)
     optimizer, num_classes = config.personal_optimizer.build(), settings.num_classes
     sizes = num_classes, config.hidden_size, config.num_hops, config.dropout
     module = adaptive.AdaptivePropagation(*sizes)
 
     def network(init_or_apply, variables, own, known, *args, **named):
-        structure = subgraphs.structure_of(own)
-        spread = adaptive.propagation(structure, known, own.is_real, config.alpha)
-        args = own.features, spread, own.is_real, *args
-        return init_or_apply(variables, *args, **named)
+        structure, is_real = subgraphs.structure_of(own), own.is_real
+        spread = adaptive.propagation(structure, known, is_real, config.alpha)
+        return init_or_apply(variables, own.features, spread, is_real, *args, **named)
 
-    def update(model, rows, key, data, num_rounds):
-        del data, num_rounds
+    def update(model, rows, key, *_):
         own, known = rows
 
         def loss(params, key):  # Eq. 3
@@ -81,8 +77,8 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
             return sum(entropies) + adaptive.distance(found, known, own.is_real)
 
         carry = model["params"], model["opt_state"]
-        carry, value = optimizer_step(loss, optimizer)(carry, key)
-        return dict(zip(("params", "opt_state"), carry, strict=True)), value
+        (params, opt_state), value = optimizer_step(loss, optimizer)(carry, key)
+        return {"params": params, "opt_state": opt_state}, value
 
     train = cohort_update(
         update,
@@ -98,14 +94,13 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         known = jnp.zeros((len(own.labels), num_classes))
         params = network(module.init, params_key, own, known)["params"]
         one = {"params": params, "opt_state": optimizer.init(params)}
-        one = jax.tree.map(lambda x: x[None], one)
-        models = aggregation.broadcast(one, len(data.client_ids))
+        keys = clients.client_keys(halves_key, data.client_ids)
+        models = jax.tree.map(lambda x: jnp.stack([x] * len(keys)), one)
 
         def measure(own, key):
-            args = own.labels, own.is_trained, num_classes, config.beta, key
+            args = own.labels, own.is_trained, num_classes, key
             return adaptive.homophily(subgraphs.structure_of(own), *args)
 
-        keys = clients.client_keys(halves_key, data.client_ids)
         server = averaging.init(key, data)
         return AdaFGLState(server, models, jax.vmap(measure)(rows, keys))
 
@@ -128,17 +123,16 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         return jax.lax.cond(is_alone, alone, together, state, data, key)
 
     def common_logits(state, data):
-        return task.logits(state.server.models, data)
+        return common(state.server.models, data)
 
     def own_logits(state, data):
         def one(params, own, known, homophily):
             found = network(module.apply, {"params": params}, own, known)
             return adaptive.mixed(found, known, homophily)
 
-        known = task.predict(state.server.models, data)
+        known, own = task.predict(state.server.models, data), data.by_client()
         mapped = clients.map_clients(one, clients.auto_clients_per_chunk())
-        own = state.models["params"], data.by_client(), known, state.homophily
-        return mapped(*own)
+        return mapped(state.models["params"], own, known, state.homophily)
 
     def logits(state, data):
         is_alone = state.server.num_rounds > config.federated_rounds

@@ -29,9 +29,9 @@ import jax.numpy as jnp
 from fedjax_graph.core import aggregation, clients, communication, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.kept import KeepsLocal, Score, aggregated, is_local
+from fedjax_graph.core.task import logits_task
 from fedjax_graph.tasks.subgraphs import structure_of
 
 LOG_FLOOR = 1e-8  # added in a logarithm
@@ -53,11 +53,7 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the task is of something else.
     """
-    logits = config.task.build().logits
-    if logits is None:
-        raise InputError(
-            f"fed_gta: the task {config.task.kind} has no subgraphs; use subgraphs"
-        )
+    _, logits = logits_task(config.task, "fed_gta")
     if config.score == "local":
         keeping = KeepsLocal(config.task, config.score)
         config = dataclasses.replace(config, task=keeping)

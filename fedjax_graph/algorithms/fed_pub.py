@@ -32,7 +32,6 @@ import jax.numpy as jnp
 from fedjax_graph.core import aggregation, communication, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import (
     FederatedConfig,
     cohort_update,
@@ -42,7 +41,7 @@ from fedjax_graph.core.federated import (
 )
 from fedjax_graph.core.kept import KeepsLocal, Score, aggregated, is_local
 from fedjax_graph.core.masked import Masked, is_mask
-from fedjax_graph.core.task import TaskConfig
+from fedjax_graph.core.task import TaskConfig, logits_task
 from fedjax_graph.tasks.subgraphs import random_blocks
 
 
@@ -77,11 +76,7 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
     own: TaskConfig = Masked(
         config.task, config.mask_weight, config.pull_weight
     )  # Eq. 1
-    logits = own.build().logits
-    if logits is None:
-        raise InputError(
-            f"fed_pub: the task {config.task.kind} has no subgraphs; use subgraphs"
-        )
+    _, logits = logits_task(own, "fed_pub")
     task = (KeepsLocal(own, config.score) if config.score == "local" else own).build()
     train = cohort_update(
         partial(plain_update, task),

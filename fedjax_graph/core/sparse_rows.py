@@ -73,9 +73,15 @@ def stack(matrices: list[scipy.sparse.csr_array], num_rows: int) -> SparseRows:
         )
         for field, values in zip(fields, own, strict=True):
             field.append(values)
-    values, *indices = map(np.stack, fields)
-    indices = [x.astype(np.int32) for x in indices]
-    return SparseRows(values.astype(np.float32), *indices, num_rows, num_columns)
+    values, rows, columns, by_column = map(np.stack, fields)
+    return SparseRows(
+        values=values.astype(np.float32),
+        rows=rows.astype(np.int32),
+        columns=columns.astype(np.int32),
+        by_column=by_column.astype(np.int32),
+        num_rows=num_rows,
+        num_columns=num_columns,
+    )
 
 
 @jax.custom_vjp

@@ -122,3 +122,24 @@ def embedding_task(
             "images, nodes or subgraphs"
         )
     return task, task.embed
+
+
+def logits_task(
+    config: TaskConfig, method: str
+) -> tuple[Task, Callable[[Model, Data], jax.Array]]:
+    """Builds a task, and takes its `logits`, for a method that needs them.
+
+    Args:
+      config: of the task.
+      method: its name, for messages.
+
+    Raises:
+      InputError: if the task has none.
+    """
+    task = config.build()
+    if task.logits is None:
+        raise InputError(
+            f"{method}: the task {config.kind!r} has no logits of a graph's nodes; use "
+            "subgraphs"
+        )
+    return task, task.logits

@@ -72,15 +72,15 @@ class GCN(nn.Module):
     def __call__(
         self,
         graph: jraph.GraphsTuple,
-        mask: jax.Array | None = None,
         is_training: bool = False,
+        mask: jax.Array | None = None,
     ) -> jax.Array:
         """Computes the logits of all nodes.
 
         Args:
           graph: nodes S X [N, F], edges S's entries [E], receivers ascending.
-          mask: [N], 0 for padding; changes nothing.
           is_training: whether to drop hidden units, by the random stream `dropout`.
+          mask: [N], 0 for padding; changes nothing.
 
         Returns:
           [N, classes].

@@ -238,7 +238,7 @@ def forward(
         module,
         variables,
         as_graph(client_data),
-        client_data.is_real,
+        mask=client_data.is_real,
         is_training=True,
         rngs={"dropout": key},
         mutable=["batch_stats"],
