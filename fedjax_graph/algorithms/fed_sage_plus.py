@@ -101,7 +101,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         memories = {
             "weights": aggregation.broadcast(first, len(ids)),
             "hidden": draw(draws, data.is_scored, config.hidden_share),
-            "found": mending.nothing_found(data.features, net.num_places),
+            "found": mending.nothing_found(data, net.num_places),
         }
         return RememberingState(models, jnp.int32(0), server.init(models), memories)
 

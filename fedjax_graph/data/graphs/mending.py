@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core.meta_learning import masked_mean
-from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData, dense_features
 
 
 class Neighbours(NamedTuple):
@@ -20,9 +20,13 @@ class Neighbours(NamedTuple):
     features: jax.Array  # [N, P, F] float32
 
 
-def nothing_found(features: jax.Array, num_places: int) -> Neighbours:
-    """Says of clients' nodes, features [K, N, F], that they lost none: [K, N, ...]."""
-    *nodes, width = features.shape
+def nothing_found(data: SubgraphData, num_places: int) -> Neighbours:
+    """Says of the nodes of K clients that they lost none: [K, N, ...].
+
+    Raises:
+      InputError: if their features are sparse.
+    """
+    *nodes, width = dense_features(data).shape
     return Neighbours(jnp.zeros(nodes), jnp.zeros((*nodes, num_places, width)))
 
 
@@ -102,11 +106,12 @@ def fill(own: SubgraphData, found: Neighbours) -> SubgraphData:
         senders=extend(own.senders, added, parents),
         receivers=extend(own.receivers, parents, added),
         edge_weights=extend(own.edge_weights, is_there, is_there),
-        labels=extend(own.labels, nobody),
         is_real=extend(own.is_real, is_there),
-        is_trained=extend(own.is_trained, nobody),
-        is_scored=extend(own.is_scored, nobody),
-        **({} if own.node_ids is None else {"node_ids": extend(own.node_ids, nobody)}),
+        **{
+            name: extend(x, nobody)
+            for name in ("labels", "is_trained", "is_scored", "node_ids", "is_own")
+            if (x := getattr(own, name)) is not None
+        },
     )
 
 

@@ -119,7 +119,7 @@ def test_neighbours_of_others_are_drawn_where_there_are_some(train, own):
 
 
 def test_a_client_counts_the_others_of_some_weight(train, own):
-    made = mending.nothing_found(train.features, PLACES)
+    made = mending.nothing_found(train, PLACES)
     made = Neighbours(made.counts[0] + 9, made.features[0])
     wanted = made
     gaps, number = mending.distance_to_others(KEY, made, wanted, own, train)
