@@ -17,6 +17,7 @@ import importlib
 import sys
 
 import fedjax_graph
+from fedjax_graph.core.errors import meant
 
 MODULES = {
     **{
@@ -43,7 +44,8 @@ def main() -> int | None:
         return 0
     if name not in MODULES:
         known = ", ".join(MODULES)
-        print(f"error: {name!r} is no command; known: {known}", file=sys.stderr)
+        said = f"{name!r} is no command{meant(name, MODULES)}; known: {known}"
+        print(f"error: {said}", file=sys.stderr)
         return 2
     sys.argv = [f"fedjax-graph {name}", *flags]
     return importlib.import_module(MODULES[name]).main()

@@ -146,7 +146,7 @@ def check_devices() -> Findings:
         yield Finding("libtpu", "installed, and there is no TPU: --compile_for uses it")
     cores, free = mesh.num_cores(), memory.free_bytes()
     said = "unknown" if free is None else f"{free / 2**30:.1f} GiB free"
-    yield Finding("CPU", f"{cores} cores; memory: {said}")
+    yield Finding("CPU", f"{cores} core{'s' * (cores != 1)}; memory: {said}")
 
 
 def check_disk() -> Findings:

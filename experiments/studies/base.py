@@ -22,7 +22,7 @@ from experiments.studies.options import option
 from experiments.studies.surroundings import DataOptions, MachineOptions
 from fedjax_graph import algorithms
 from fedjax_graph.core import clients, optimizers, processes
-from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.errors import InputError, meant
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import compile_for
 
@@ -139,8 +139,8 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         for method in named:
             if method not in known and method not in plugged_in():
                 raise InputError(
-                    f"--methods: unknown method {method!r}; known: all, "
-                    + ", ".join(known)
+                    f"--methods: unknown method {method!r}{meant(method, known)}; "
+                    f"known: all, {', '.join(known)}"
                 )
         return list(named)
 

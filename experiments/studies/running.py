@@ -232,8 +232,7 @@ def table(
 
     Args:
       first: header of the column of titles.
-      columns: header -> key or path in an entry's `test`, shown with the deviation over
-        seeds, or a function of the entry.
+      columns: header -> key or path in an entry's `test`, or a function of the entry.
       entries: of `results.json`, by method.
       titles: of the methods.
     """

@@ -1,7 +1,9 @@
 """The one error that means: the input is at fault, not the program; and full disks."""
 
+import difflib
 import errno
 import os
+from collections.abc import Iterable
 
 
 class InputError(ValueError):
@@ -11,6 +13,12 @@ class InputError(ValueError):
     library's names the argument, a binary's the flag. Binaries print it and exit with
     status 2; a traceback would add nothing.
     """
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Asks in a message whether a known name is meant by one that is nearly it."""
+    found = difflib.get_close_matches(name, list(known), 1, cutoff=0.75)
+    return f" (is {found[0]} meant?)" if found else ""
 
 
 def is_disk_full(error: BaseException | None) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar, overload
 
-from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.errors import InputError, meant
 from fedjax_graph.core.registry import Registry
 from fedjax_graph.data.files import Folder
 from fedjax_graph.data.graphs import datasets as graphs
@@ -213,7 +213,8 @@ def find(name: str, kind: str | None = None) -> Entry:
             )
         return entry
     if not (name.endswith((".npz", ".csv", ".tar.gz")) or Path(name).is_dir()):
-        raise InputError(f"unknown dataset {name!r}; known: {_known(kind)}")
+        hint = meant(name, DATASETS)
+        raise InputError(f"unknown dataset {name!r}{hint}; known: {_known(kind)}")
     if kind is None:  # else the kind's own loader says what it cannot read
         kind = next((k for k in KINDS if KINDS[k].module.reads(name)), "traffic")
     return Entry(kind, "a user's own", KINDS[kind].module.load)

@@ -203,3 +203,12 @@ def test_a_loader_has_to_return_its_kind(network):
     data.register_dataset("wrong", lambda: network, kind="graphs")
     with pytest.raises(InputError, match="'wrong': its loader returned a TrafficData"):
         data.load("wrong")
+
+
+def test_a_name_that_is_nearly_right_is_told():
+    for name, expected in (
+        ("metr-la", "metr_la"),
+        ("synthetic-graph", "synthetic_graph"),
+    ):
+        with pytest.raises(InputError, match=rf"'{name}' \(is {expected} meant\?\)"):
+            data.load(name)

@@ -253,7 +253,7 @@ def test_the_protocol_of_the_code_drops_partial_batches_and_breaks_ties_upwards(
         ({"aggregator": "mean"}, "--aggregator=mean: unknown; known: median, weighted"),
         ({"server_optimizer": "adan"}, "--server_optimizer=adan: .*known: sgd"),
         ({"client_optimizer": "sgd,x"}, "--client_optimizer=sgd,x: .*'x' is no field"),
-        ({"dataset": "metrla"}, "unknown dataset 'metrla'; known: metr_la"),
+        ({"dataset": "metrla"}, "unknown dataset 'metrla' .is metr_la meant..; known"),
         ({"dataset": "cora"}, "--dataset=cora is one of graphs; expected traffic or"),
         ({"dataset": "synthetic", "width": 8}, "--width is for images"),
         ({"dataset": "synthetic", "model": "cnn"}, "'cnn'; known: rnn"),
