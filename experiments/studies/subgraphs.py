@@ -22,13 +22,15 @@ from fedjax_graph.tasks.subgraphs import SubgraphTask
 METHODS = (
     *("local", "fed_avg", "fed_avg_m", "fed_adam", "fed_yogi", "fed_prox"),
     *("moon", "fed_dc", "fed_proto", "fgssl", "fed_star"),
+    "fed_sage_plus",
     *("scaffold", "fed_per", "lg_fed_avg", "ditto", "fed_att"),
     *("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_star", "sfl_per", "sfl_lg"),
     *("graphfl", "fed_gcn", "fed_gta", "fed_pub", "gcfl_plus", "ada_fgl"),
     *NETWORKS,
 )
 DEFAULT = ("local", "fed_avg", "fed_gta")
-ENCODES_STRUCTURE = ("fed_star",)  # methods whose model is decoupled_gin
+OWN_MODELS = {"fed_star": "decoupled_gin", "fed_sage_plus": "sage_relu"}
+ENCODES_STRUCTURE = ("fed_star",)  # methods whose model reads it
 SEES_OUTSIDE = ("fed_gcn",)  # methods whose clients know of neighbours outside
 READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
@@ -115,9 +117,10 @@ class SubgraphStudy(SubgraphSettings):
         """The options under the names of the methods' config fields."""
         is_network = method in NETWORKS
         encodes = method in ENCODES_STRUCTURE
+        model = method if is_network else OWN_MODELS.get(method, self.model)
         task = SubgraphTask(
             **(problem.structure_sizes if encodes else problem.sizes),
-            model=method if is_network else "decoupled_gin" if encodes else self.model,
+            model=model,
             hidden_size=None if is_network else self.hidden_size,
             dropout=self.dropout,
             drops_features=False,

@@ -122,6 +122,7 @@ REGISTRY: Registry[Method] = Registry(
         "fed_prox": _lazy("fed_prox:fed_prox", "FedProx"),
         "fed_proto": _lazy("fed_proto:fed_proto", "FedProto"),
         "fed_pub": _lazy("fed_pub:fed_pub", "FED-PUB"),
+        "fed_sage_plus": _lazy("fed_sage_plus:fed_sage_plus", "FedSage+"),
         "fed_sgd": _lazy("fed_sgd:fed_sgd", "FedSGD"),
         "fed_star": _lazy("fed_star:fed_star", "FedStar"),
         "fed_yogi": _lazy("fed_avg:fed_avg", "FedYogi", config="fed_opt:FedYogiConfig"),

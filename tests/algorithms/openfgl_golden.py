@@ -32,6 +32,7 @@ from torch_geometric.data import Data
 FOLDER = pathlib.Path(__file__).parent / "data" / "openfgl"
 NUM_FEATURES, NUM_HIDDEN, NUM_CLASSES = 4, 5, 3
 SIZES = (9, 6, 8)  # nodes of each client
+PLACES = 2  # of generated neighbours
 STEPS, RATE, DECAY = 3, 0.01, 5e-4
 Arrays = dict[str, np.ndarray]
 
@@ -425,6 +426,76 @@ def fed_star() -> Arrays:
     return arrays | under("server", decoupled(shared))
 
 
+def fed_sage_plus() -> Arrays:
+    """Two rounds of generators, of fewer units, and one of classifiers.
+
+    Nothing is drawn: no noise is added, and of n things the first are chosen, over
+    again where there are too few. Plain SGD without decay: Adam would make steps of
+    the rounding of OpenFGL's distances, which are in float32. Generators and
+    classifiers of the clients after the second round, and the server's classifier
+    after the second and the third.
+    """
+    from openfgl.flcore.fedsage_plus import client as module
+    from openfgl.flcore.fedsage_plus import locsage_plus
+
+    def choose(options, size, replace=True):
+        options = np.arange(options) if isinstance(options, int) else sorted(options)
+        return np.array(options)[np.arange(size) % len(options)]
+
+    def sgd(params, lr, weight_decay):
+        return torch.optim.SGD(params, lr=10 * lr)
+
+    def zeros(mean, scale, size):
+        return torch.zeros(size)
+
+    sizes = {"latent_dim": 6, "max_pred": PLACES, "gen_rounds": 2}
+    with (
+        mock.patch.dict(module.config, sizes),
+        mock.patch.object(module.np.random, "choice", choose),
+        mock.patch.object(locsage_plus.torch, "normal", zeros),
+    ):
+        world = World("fedsage_plus")
+        models = [world.server.task.model, *world.models]
+        for model in models:
+            made = model.neighGen.fGen
+            made.fc1, made.fc2 = torch.nn.Linear(6, 7), torch.nn.Linear(7, 8)
+            made.fc_flat = torch.nn.Linear(8, PLACES * NUM_FEATURES)
+            with torch.no_grad():
+                model.neighGen.dGen.reg.bias.fill_(1.6)  # so that all generate
+            model.load_state_dict(models[0].state_dict())
+        arrays = under("start", sage(models[0]))
+        rows = [sage(model) for model in world.run(2, optimizer=sgd).models]
+        both = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        arrays |= under("clients", both)
+        for name, rounds in (("middle", 0), ("server", 1)):
+            own = sage(world.run(rounds, 2, sgd).server.task.model)
+            arrays |= under(name, {n: x for n, x in own.items() if n[0] == "c"})
+        return arrays
+
+
+def sage(model: torch.nn.Module) -> Arrays:
+    """Weights of generator and classifier under the names of ours."""
+    generator, classifier = model.neighGen, model.classifier
+    made = generator.fGen
+    linear = {"degree": generator.dGen.reg, "first": made.fc1, "second": made.fc2}
+    linear |= {"features": made.fc_flat}
+    arrays = {}
+    for name, layer in linear.items():
+        arrays[f"generator/{name}/kernel"] = layer.weight
+        arrays[f"generator/{name}/bias"] = layer.bias
+    convolutions = {
+        "generator/hidden": generator.encoder.layers[0],
+        "generator/encoder": generator.encoder.layers[1],
+        "classifier/hidden": classifier.layers[0],
+        "classifier/head": classifier.layers[1],
+    }
+    for name, layer in convolutions.items():
+        arrays[f"{name}/kernel"] = layer.lin_l.weight
+        arrays[f"{name}/bias"] = layer.lin_l.bias
+        arrays[f"{name}/root_kernel"] = layer.lin_r.weight
+    return {name: x.detach().numpy().T.copy() for name, x in arrays.items()}
+
+
 def decoupled(weights: dict[str, torch.Tensor]) -> Arrays:
     """Weights of `DecoupledGIN` under the names of ours."""
     names = {"pre.0": "input", "embedding_s": "structure_input", "Whp": "fuse"}
@@ -452,6 +523,7 @@ METHODS: dict[str, Callable[[], Arrays]] = {
     "fed_proto": fed_proto,
     "fed_prox": fed_prox,
     "fed_pub": fed_pub,
+    "fed_sage_plus": fed_sage_plus,
     "fed_star": fed_star,
     "fgssl": fgssl,
     "gcfl_plus": gcfl_plus,

@@ -114,6 +114,10 @@ ON_SUBGRAPHS = {
         "block_size": 3,
     },
     "fed_dc": {},
+    "fed_sage_plus": {  # in the second of two rounds the graphs are mended
+        "generator_rounds": 1,
+        "generator": {"num_places": 2, "latent_size": 3, "layer_sizes": (4, 6)},
+    },
     "fed_star": {
         "participation": 0.6,
         "task": Subgraphs.TASK

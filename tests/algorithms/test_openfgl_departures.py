@@ -16,10 +16,13 @@ from fedjax_graph.algorithms import fgssl as fgssl_module
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.algorithms.fed_dc import FedDCConfig, fed_dc
 from fedjax_graph.algorithms.fed_proto import FedProtoConfig, Prototypes, fed_proto
+from fedjax_graph.algorithms.fed_sage_plus import FedSagePlusConfig, fed_sage_plus
 from fedjax_graph.algorithms.fed_star import fed_star
 from fedjax_graph.algorithms.fgssl import FGSSLConfig, fgssl
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.data.graphs import mending
 from fedjax_graph.data.graphs.structure import with_structure
+from fedjax_graph.models.neighbour_generator import GeneratorConfig
 from tests import dense_gcn
 from tests.algorithms.test_openfgl import (
     CLIENTS,
@@ -147,6 +150,65 @@ def test_fgssl(monkeypatch):
     for _ in range(2):
         state, _ = round_(state, data, KEY)
     assert_same(state.models["params"], last)
+
+
+def rank_of_trained(own):
+    return jnp.cumsum(own.is_trained.astype(int)) - 1
+
+
+def first_neighbours(key, other, own, num_places):
+    """What the golden script chooses in place of a draw."""
+    nodes = rank_of_trained(own) % jnp.sum(other.is_real).astype(int)
+    degrees = jnp.bincount(
+        jnp.where(other.edge_weights > 0, other.receivers, len(other.labels)),
+        length=len(other.labels) + 1,
+    )[:-1]
+    starts = jnp.cumsum(degrees) - degrees
+    places = jnp.arange(num_places) % degrees[nodes][:, None]
+    return other.features[other.senders[starts[nodes][:, None] + places]]
+
+
+def test_fed_sage_plus(monkeypatch):
+    """OpenFGL's edges lead to what is generated only; its classifiers go on."""
+    _, golden = parts_of(load("fed_sage_plus"))
+    data = make_data()._replace(client_weights=jnp.ones(NUM_CLIENTS))
+    generator = GeneratorConfig(2, PROBLEM["hidden/bias"].size, 6, (7, 8), noise=0.0)
+    task = make_task(
+        model="sage_relu",
+        optimizer=OptimizerConfig("sgd", 10 * RATE),
+        weights={"params": golden["start"]["classifier"], "batch_stats": {}},
+    )
+    algorithm = fed_sage_plus(FedSagePlusConfig(task, 1.0, generator=generator))
+    fill = mending.fill
+
+    def fill_outward(own, found):
+        filled, num_edges = fill(own, found), len(own.senders)
+        ends = num_edges + found.features.shape[0] * found.features.shape[1]
+        weights = filled.edge_weights.at[num_edges:ends].set(0)
+        return filled._replace(edge_weights=weights)
+
+    monkeypatch.setattr(mending, "fill", fill_outward)
+    monkeypatch.setattr(mending, "draw_neighbours", first_neighbours)
+    state = algorithm.init(KEY, data)
+    start = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (NUM_CLIENTS, *x.shape)), golden["start"]
+    )
+    is_first = jnp.cumsum(data.is_scored, axis=1) == 1  # half of two or three nodes
+    hidden = data.is_scored * is_first
+    memories = state.memories | {"weights": start, "hidden": hidden}
+    state, round_ = state._replace(memories=memories), jax.jit(algorithm.round)
+    for _ in range(2):
+        state, _ = round_(state, data, KEY)
+    found = state.memories["weights"]
+    assert_same(found, dict(flat(golden["clients"])), 1e-7)  # Eq. 2 is in float32
+
+    means = jax.tree.map(lambda x: x.mean(axis=0), golden["clients"]["classifier"])
+    assert_same(means, dict(flat(golden["middle"]["classifier"])))
+    models = {"params": jax.tree.map(lambda x: x[None], means), "batch_stats": {}}
+    state, _ = round_(
+        state._replace(models=models, num_rounds=jnp.int32(10)), data, KEY
+    )
+    assert_same(state.models["params"], dict(flat(golden["server"]["classifier"])))
 
 
 def test_fed_star():

@@ -50,6 +50,20 @@ class SubgraphData(NamedTuple):
         return self._replace(graph=None)
 
 
+def dense_features(data: SubgraphData) -> jax.Array:
+    """The features of clients' nodes, for who does more with them than multiply.
+
+    Raises:
+      InputError: if they are sparse.
+    """
+    if isinstance(data.features, SparseRows):
+        raise InputError(
+            "features are sparse, expected dense ones; leave out is_sparse of "
+            "make_splits"
+        )
+    return data.features
+
+
 class NodeSplit(NamedTuple):
     """Names the labelled nodes of each split: int32, ascending, each in one only."""
 

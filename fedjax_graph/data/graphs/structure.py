@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 
 from fedjax_graph.core import arrays
-from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData, dense_features
 
 NUM_WALKS, NUM_DEGREES = 16, 16
 
@@ -64,9 +64,13 @@ def with_structure(
 
     Returns:
       The splits with `num_walks + num_degrees` features more, the last ones.
+
+    Raises:
+      InputError: if a number is no count, or the features are sparse.
     """
     data = next(iter(splits.values()))
-    size = data.features.shape[1]
+    own = dense_features(data)
+    size = own.shape[1]
     rows = []
     for weights, senders, receivers in zip(
         *map(np.asarray, (data.edge_weights, data.senders, data.receivers)),
@@ -79,6 +83,6 @@ def with_structure(
         degrees = degree_classes(np.asarray(adjacency.sum(axis=1)), num_degrees)
         rows.append(np.concatenate([walks, degrees], axis=1))
     encodings = np.stack(rows) * np.asarray(data.is_real)[:, :, None]
-    both = np.concatenate([np.asarray(data.features), encodings], axis=2)
-    features = jax.device_put(both.astype(data.features.dtype))
+    both = np.concatenate([np.asarray(own), encodings], axis=2)
+    features = jax.device_put(both.astype(own.dtype))
     return {name: split._replace(features=features) for name, split in splits.items()}

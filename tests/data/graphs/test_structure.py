@@ -6,6 +6,7 @@ import numpy.testing as npt
 import pytest
 import scipy.sparse
 
+from fedjax_graph.core import sparse_rows
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import structure
 from tests import client_graphs
@@ -56,3 +57,11 @@ def test_encodings_are_the_last_features_of_real_nodes():
 def test_what_is_no_number_is_refused(name):
     with pytest.raises(InputError, match="expected a whole number, at least 1"):
         structure.with_structure(client_graphs.make_splits(), **{name: 0})
+
+
+def test_sparse_features_are_refused():
+    train = client_graphs.make_splits()["train"]
+    none = scipy.sparse.csr_array((2, 3))
+    sparse = train._replace(features=sparse_rows.stack([none, none], 2))
+    with pytest.raises(InputError, match="features are sparse, expected dense ones"):
+        structure.with_structure({"train": sparse})

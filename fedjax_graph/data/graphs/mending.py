@@ -1,0 +1,180 @@
+"""Subgraphs that lose nodes, and subgraphs that are given neighbours, of fixed shapes.
+
+Functions are of ONE client's padded `SubgraphData` where nothing else is said.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph.core.meta_learning import masked_mean
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData, dense_features
+
+
+class Neighbours(NamedTuple):
+    """Holds neighbours that nodes are thought to have lost, P places for each."""
+
+    counts: jax.Array  # [N] float32, how many of the places are filled, rounded down
+    features: jax.Array  # [N, P, F] float32
+
+
+def nothing_found(data: SubgraphData, num_places: int) -> Neighbours:
+    """Says of the nodes of K clients that they lost none: [K, N, ...].
+
+    Raises:
+      InputError: if their features are sparse.
+    """
+    *nodes, width = dense_features(data).shape
+    return Neighbours(jnp.zeros(nodes), jnp.zeros((*nodes, num_places, width)))
+
+
+def draw_hidden(key: jax.Array, candidates: jax.Array, share: float) -> jax.Array:
+    """Draws a share, rounded down, of candidates [N]: [N] float32, 1 for the drawn."""
+    is_candidate = candidates > 0
+    draws = jnp.where(is_candidate, jax.random.uniform(key, candidates.shape), 2)
+    rank = jnp.argsort(jnp.argsort(draws))
+    size = jnp.floor(share * jnp.sum(is_candidate))
+    return (is_candidate & (rank < size)).astype(jnp.float32)
+
+
+def without(own: SubgraphData, hidden: jax.Array) -> SubgraphData:
+    """Takes the edges of hidden nodes [N] away, which leaves these alone."""
+    kept = (1 - hidden[own.senders]) * (1 - hidden[own.receivers])
+    return own._replace(edge_weights=own.edge_weights * kept)
+
+
+def hidden_neighbours(
+    own: SubgraphData, hidden: jax.Array, num_places: int
+) -> Neighbours:
+    """Finds what `without` takes from nodes; the first P of their hidden neighbours."""
+    size = len(own.labels)
+    is_lost = own.edge_weights * hidden[own.senders] * (1 - hidden[own.receivers]) > 0
+    counts = jax.ops.segment_sum(is_lost.astype(jnp.int32), own.receivers, size)
+    rank = jnp.cumsum(is_lost) - 1 - (jnp.cumsum(counts) - counts)[own.receivers]
+    place = own.receivers * num_places + rank
+    place = jnp.where(is_lost & (rank < num_places), place, size * num_places)
+    table = jnp.zeros(size * num_places, own.senders.dtype)
+    table = table.at[place].set(own.senders, mode="drop").reshape(size, num_places)
+    return Neighbours(counts.astype(own.features.dtype), own.features[table])
+
+
+def draw_neighbours(
+    key: jax.Array, other: SubgraphData, own: SubgraphData, num_places: int
+) -> jax.Array:
+    """Draws for each own node a node of another client, and P neighbours of that one.
+
+    Nodes are drawn from those with neighbours, and neighbours with replacement.
+
+    Returns:
+      Their features [N, P, F]; those of node 0 if the other graph has no edges.
+    """
+    size = len(own.labels)
+    node_key, edge_key = jax.random.split(key)
+    is_edge = (other.edge_weights > 0).astype(jnp.int32)
+    degrees = jax.ops.segment_sum(is_edge, other.receivers, len(other.labels))
+    logits = jnp.where(degrees > 0, 0.0, -jnp.inf)
+    logits = jnp.where(jnp.any(degrees > 0), logits, 0.0)
+    nodes = jax.random.categorical(node_key, logits, shape=(size,))
+    draws = jax.random.uniform(edge_key, (size, num_places))
+    starts = jnp.cumsum(degrees) - degrees  # edges stand by receiver, padding last
+    edges = starts[nodes][:, None] + jnp.floor(draws * degrees[nodes][:, None])
+    chosen = other.senders[jnp.minimum(edges.astype(jnp.int32), len(is_edge) - 1)]
+    return other.features[jnp.where(jnp.any(degrees > 0), chosen, 0)]
+
+
+def remaining(own: SubgraphData, hidden: jax.Array) -> SubgraphData:
+    """Says of hidden nodes [N] that they are padding."""
+    return own._replace(is_real=own.is_real * (1 - hidden))
+
+
+def fill(own: SubgraphData, found: Neighbours) -> SubgraphData:
+    """Adds neighbours, with edges both ways: N (1 + P) nodes, own ones first."""
+    size, num_places, width = found.features.shape
+    place = jnp.arange(size * num_places)
+    parents, added = place // num_places, size + place
+    is_filled = place % num_places < jnp.floor(found.counts)[parents]
+    is_there = is_filled * own.is_real[parents]
+
+    def extend(x, *more):
+        return jnp.concatenate([x, *(y.astype(x.dtype) for y in more)])
+
+    nobody = jnp.zeros(len(place))
+    return own._replace(
+        features=extend(own.features, found.features.reshape(-1, width)),
+        senders=extend(own.senders, added, parents),
+        receivers=extend(own.receivers, parents, added),
+        edge_weights=extend(own.edge_weights, is_there, is_there),
+        is_real=extend(own.is_real, is_there),
+        **{
+            name: extend(x, nobody)
+            for name in ("labels", "is_trained", "is_scored", "node_ids", "is_own")
+            if (x := getattr(own, name)) is not None
+        },
+    )
+
+
+def greedy_distance(made: Neighbours, wanted: Neighbours) -> jax.Array:
+    """Averages the squared distance of what was made to the nearest of what is wanted.
+
+    Returns:
+      [N, P], over the features; 0 for places that are empty, and for nodes that want
+      nothing.
+    """
+    squares = (jnp.sum(x.features**2, axis=2) for x in (made, wanted))
+    left, right = squares
+    products = jnp.einsum("npf,nqf->npq", made.features, wanted.features)
+    gaps = left[:, :, None] + right[:, None] - 2 * products
+    places = jnp.arange(gaps.shape[1])
+    is_wanted = places < wanted.counts[:, None]  # [N, Q]
+    nearest = jnp.min(jnp.where(is_wanted[:, None], gaps, jnp.inf), axis=2)
+    is_counted = (places < jnp.floor(made.counts)[:, None]) & is_wanted[:, :1]
+    width = made.features.shape[2]
+    return jnp.where(is_counted, nearest, 0) / width
+
+
+def distance(made: Neighbours, wanted: Neighbours, own: SubgraphData) -> jax.Array:
+    """Averages `greedy_distance` over the places of the training nodes."""
+    by_node = jnp.mean(greedy_distance(made, wanted), axis=1)
+    return masked_mean(by_node, own.is_trained)
+
+
+def distance_of_counts(
+    made: Neighbours, wanted: Neighbours, own: SubgraphData
+) -> jax.Array:
+    """Averages the smooth L1 distance of the counts over the training nodes."""
+    errors = optax.losses.huber_loss(made.counts, wanted.counts)
+    return masked_mean(errors, own.is_trained)
+
+
+def distance_to_others(
+    key: jax.Array,
+    made: Neighbours,
+    wanted: Neighbours,
+    own: SubgraphData,
+    everybody: SubgraphData,
+) -> tuple[jax.Array, jax.Array]:
+    """Sums the distances to neighbours drawn from each other client of some weight.
+
+    Args:
+      key: of the draws.
+      made: neighbours of the own nodes.
+      wanted: as many places as here are compared, at other clients too.
+      own: whose training nodes count.
+      everybody: [K, ...], also the client itself.
+
+    Returns:
+      The sum, and the number of clients of some weight, at least 1.
+    """
+
+    def of_one(other):
+        other_key = jax.random.fold_in(key, other.client_ids)
+        features = draw_neighbours(other_key, other, own, made.features.shape[1])
+        gap = distance(made, wanted._replace(features=features), own)
+        is_there = other.client_weights > 0
+        is_other = is_there & (other.client_ids != own.client_ids)
+        return jnp.where(is_other, gap, 0), is_there
+
+    gaps, is_there = jax.lax.map(of_one, everybody)
+    return jnp.sum(gaps), jnp.maximum(jnp.sum(is_there), 1)

@@ -1,0 +1,108 @@
+"""FedSage+'s phases and ledger; its numbers are in `test_openfgl_departures`."""
+
+import jax
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.algorithms.fed_sage_plus import FedSagePlusConfig, fed_sage_plus
+from fedjax_graph.core.communication import bytes_per_round
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.models.neighbour_generator import GeneratorConfig
+from fedjax_graph.tasks.nodes import NodeTask
+from fedjax_graph.tasks.subgraphs import SubgraphTask
+from tests import client_graphs
+from tests.client_graphs import MOST_NODES, NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES
+
+KEY, LATENT, SIZES, PLACES = jax.random.key(3), 3, (4, 5), 2
+STEPS = 2
+TASK = SubgraphTask(
+    NUM_FEATURES,
+    NUM_CLASSES,
+    model="sage_relu",
+    hidden_size=4,
+    local_steps=STEPS,
+    optimizer=OptimizerConfig("sgd", 0.1),
+)
+GENERATOR = GeneratorConfig(PLACES, 4, LATENT, SIZES)
+
+
+@pytest.fixture(scope="module")
+def train():
+    return client_graphs.make_splits()["train"]
+
+
+def sizes_of(tree):
+    return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def test_generators_are_trained_first_and_then_classifiers(train, quick_jit):
+    config = FedSagePlusConfig(TASK, generator=GENERATOR, generator_rounds=2)
+    algorithm = fed_sage_plus(config)
+    states, round_ = [algorithm.init(KEY, train)], quick_jit(algorithm.round)
+    for key in jax.random.split(KEY, 4):
+        states.append(round_(states[-1], train, key)[0])
+
+    def changes(what):
+        trees = [jax.tree.leaves(what(state)) for state in states]
+        return [
+            any(np.any(x != y) for x, y in zip(*pair, strict=True))
+            for pair in zip(trees, trees[1:], strict=False)
+        ]
+
+    assert changes(lambda s: s.models) == [False, False, True, True]
+    assert changes(lambda s: s.memories["weights"]) == [True, True, False, False]
+    assert changes(lambda s: s.memories["found"].features) == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert changes(lambda s: s.memories["hidden"]) == [False] * 4
+    hidden = np.asarray(states[0].memories["hidden"])
+    candidates = np.asarray(train.is_scored)
+    npt.assert_array_equal(hidden.sum(axis=1), candidates.sum(axis=1) // 2)
+    assert not np.any(np.asarray(states[-1].memories["found"].counts)[hidden > 0])
+    outputs = algorithm.predict(states[-1], train)
+    assert outputs.shape == (NUM_CLIENTS, MOST_NODES, NUM_CLASSES)
+
+
+def test_without_generators_it_is_fed_avg_up_to_rounding(train, quick_jit):
+    """The graphs have padding in place of neighbours."""
+    ours = fed_sage_plus(FedSagePlusConfig(TASK, generator_rounds=0))
+    plain = fed_avg(FedAvgConfig(TASK))
+    start = plain.init(KEY, train)
+    state = ours.init(KEY, train)._replace(models=start.models)
+    after = quick_jit(ours.round)(state, train, KEY)[0]
+    expected = quick_jit(plain.round)(start, train, KEY)[0]
+    for tree, other in ((after, expected), (state, start)):
+        jax.tree.map(
+            lambda x, y: npt.assert_allclose(x, y, atol=1e-6), tree.models, other.models
+        )
+
+
+def test_the_ledger_counts_generators_or_classifiers(train):
+    """A generator and encodings to four others, and four gradients back, in a step."""
+
+    def cost(**values):
+        algorithm = fed_sage_plus(
+            FedSagePlusConfig(TASK, generator=GENERATOR, **values)
+        )
+        state = jax.eval_shape(algorithm.init, KEY, train)
+        return bytes_per_round(algorithm.round, state, train, KEY), state
+
+    (later, state), (early, _) = cost(generator_rounds=0), cost()
+    assert later.up == later.down == 4 * NUM_CLIENTS * sizes_of(state.models)
+    generator, encodings = 0, MOST_NODES * LATENT
+    for wide, narrow in ((LATENT, 4), SIZES, (5, PLACES * NUM_FEATURES)):
+        generator += (wide + 1) * narrow
+    up, down = NUM_CLIENTS * generator + encodings, NUM_CLIENTS * generator
+    assert early.up == 4 * STEPS * NUM_CLIENTS * up
+    assert early.down == 4 * STEPS * NUM_CLIENTS * (down + 4 * encodings)
+
+
+def test_a_task_without_graphs_is_refused():
+    with pytest.raises(InputError, match="fed_sage_plus: clients of the task 'nodes'"):
+        fed_sage_plus(FedSagePlusConfig(NodeTask(3, 2)))

@@ -1,0 +1,129 @@
+"""Lost and generated neighbours against loops over nodes and edges."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.data.graphs import mending
+from fedjax_graph.data.graphs.mending import Neighbours
+from tests import client_graphs
+from tests.client_graphs import NUM_FEATURES, alone
+
+KEY, PLACES = jax.random.key(0), 2
+
+
+@pytest.fixture(scope="module")
+def train():
+    return client_graphs.make_splits()["train"]
+
+
+@pytest.fixture(scope="module")
+def own(train):
+    """Client 2, whose five nodes are padded."""
+    return jax.tree.map(lambda x: x[2], train)
+
+
+@pytest.fixture(scope="module")
+def hidden(own):
+    return jnp.zeros(len(own.labels)).at[jnp.array([1, 4])].set(1)
+
+
+def test_a_share_of_the_candidates_is_hidden(own):
+    candidates = jnp.array([1.0, 0, 1, 1, 0, 1, 1, 0])
+    draws = [
+        mending.draw_hidden(jax.random.key(seed), candidates, 0.5) for seed in range(5)
+    ]
+    for drawn in draws:
+        assert jnp.sum(drawn) == 2  # of five
+        assert not jnp.any(drawn * (1 - candidates))
+    assert len({tuple(drawn.tolist()) for drawn in draws}) > 1
+
+
+def test_what_hidden_nodes_take_along(train, own, hidden):
+    mine, is_hidden = alone(train, 2), np.asarray(hidden) > 0
+    edges = list(zip(mine.senders, mine.receivers, strict=True))
+    kept = [not is_hidden[[s, r]].any() for s, r in edges]
+    left = mending.without(own, hidden).edge_weights
+    npt.assert_array_equal(left[: len(edges)], kept)
+    lost = mending.hidden_neighbours(own, hidden, PLACES)
+    for node in range(len(mine.labels)):
+        gone = [s for s, r in edges if r == node and is_hidden[s] and not is_hidden[r]]
+        assert lost.counts[node] == len(gone)
+        for place, sender in enumerate(gone[:PLACES]):
+            npt.assert_array_equal(lost.features[node, place], mine.features[sender])
+
+
+def test_filled_graphs_have_edges_both_ways(train, own):
+    counts = jnp.array([1.9, 0.4, 7, 0, 2, 9, 9, 9])  # three nodes are padding
+    rng, size = np.random.default_rng(0), len(own.labels)
+    features = rng.normal(size=(size, PLACES, NUM_FEATURES)).astype(np.float32)
+    filled = mending.fill(own, Neighbours(counts, features))
+    num_edges = len(own.senders)
+    is_new = np.asarray(filled.edge_weights[num_edges:]) > 0
+    ends = zip(
+        np.asarray(filled.senders[num_edges:])[is_new],
+        np.asarray(filled.receivers[num_edges:])[is_new],
+        strict=True,
+    )
+    expected = set()
+    for node, number in enumerate((1, 0, 2, 0, 2)):
+        for place in range(number):
+            added = size + node * PLACES + place
+            expected |= {(node, added), (added, node)}
+            npt.assert_array_equal(filled.features[added], features[node, place])
+            assert filled.is_real[added]
+    assert set(ends) == expected
+    assert jnp.sum(filled.is_real) == 5 + 5
+    assert not jnp.any(filled.is_trained[size:]) and not jnp.any(
+        filled.is_scored[size:]
+    )
+    nothing = mending.fill(
+        own, jax.tree.map(lambda x: 0 * x, Neighbours(counts, features))
+    )
+    npt.assert_array_equal(nothing.edge_weights[num_edges:], 0)
+
+
+def test_each_generated_neighbour_is_near_one_that_was_lost():
+    rng = np.random.default_rng(0)
+    made, wanted = rng.normal(size=(2, 4, PLACES, 3))
+    made_counts, counts = np.array([2.7, 1.2, 2, 0.9]), np.array([1, 5, 0, 2])
+    expected = np.zeros((4, PLACES))
+    for i in range(4):
+        for p in range(min(PLACES, int(made_counts[i]))):
+            gaps = [
+                np.mean((made[i, p] - wanted[i, k]) ** 2)
+                for k in range(min(PLACES, counts[i]))
+            ]
+            expected[i, p] = min(gaps, default=0)
+    found = mending.greedy_distance(
+        Neighbours(made_counts, jnp.asarray(made)), Neighbours(counts, wanted)
+    )
+    npt.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_neighbours_of_others_are_drawn_where_there_are_some(train, own):
+    """Node 0 of the dataset has no edge: nobody draws its neighbours."""
+    other, known = jax.tree.map(lambda x: x[0], train), alone(train, 0)
+    drawn = mending.draw_neighbours(KEY, other, own, 40)
+    assert drawn.shape == (len(own.labels), 40, NUM_FEATURES)
+    senders = {tuple(known.features[s]) for s in known.senders}
+    assert {tuple(x) for x in np.asarray(drawn).reshape(-1, NUM_FEATURES)} == senders
+    for row in np.asarray(drawn):  # all neighbours of one node
+        near = [
+            {tuple(known.features[s]) for s in known.senders[known.receivers == r]}
+            for r in set(known.receivers)
+        ]
+        assert any({tuple(x) for x in row} <= options for options in near)
+
+
+def test_a_client_counts_the_others_of_some_weight(train, own):
+    made = mending.nothing_found(train, PLACES)
+    made = Neighbours(made.counts[0] + 9, made.features[0])
+    wanted = made
+    gaps, number = mending.distance_to_others(KEY, made, wanted, own, train)
+    assert number == 5 and gaps > 0
+    nobody = train._replace(client_weights=jnp.zeros(5).at[2].set(1))
+    gaps, number = mending.distance_to_others(KEY, made, wanted, own, nobody)
+    assert number == 1 and gaps == 0
