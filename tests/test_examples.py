@@ -52,7 +52,7 @@ def test_fl_agcns_trains_networks_and_takes_one():
 def test_clients_of_a_graph_gain_by_cooperation():
     scores = scores_of("subgraphs")
     assert scores["fed_avg"] > scores["local"] > 40  # percent, of four classes
-    assert scores["fed_gta"] > scores["local"]
+    assert scores["fed_gta"] > 60
 
 
 def test_a_method_of_ones_own_withstands_broken_clients():

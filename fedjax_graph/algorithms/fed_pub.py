@@ -76,6 +76,7 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
     own: TaskConfig = Masked(
         config.task, config.mask_weight, config.pull_weight
     )  # Eq. 1
+    logits_task(config.task, "fed_pub")  # raises where there are none
     _, logits = logits_task(own, "fed_pub")
     task = (KeepsLocal(own, config.score) if config.score == "local" else own).build()
     train = cohort_update(

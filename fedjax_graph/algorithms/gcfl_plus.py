@@ -86,8 +86,8 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         size = len(data.client_ids)
         models = aggregation.broadcast(one, size)
         norms = jnp.zeros((size, config.num_norms))
-        together, zero = jnp.ones((size, size)), jnp.int32(0)
-        return GCFLPlusState(models, zero, together, norms, zero)
+        together = jnp.ones((size, size))
+        return GCFLPlusState(models, jnp.int32(0), together, norms, jnp.int32(0))
 
     def round_(state, data, key):
         size, rows = len(data.client_ids), task.client_data(data)

@@ -188,16 +188,16 @@ def random_blocks(
     senders, receivers = jnp.append(one, other), jnp.append(other, one)
     order = jnp.argsort(receivers)
     num_nodes = num_blocks * size
-    none = jnp.zeros((1, num_nodes))
+    shape = (1, num_nodes)
     return SubgraphData(
         features=jax.random.normal(features_key, (1, num_nodes, num_features)),
         senders=senders[order][None],
         receivers=receivers[order][None],
         edge_weights=jnp.ones((1, len(order))),
-        labels=jnp.zeros((1, num_nodes), jnp.int32),
-        is_real=none + 1,
-        is_trained=none,
-        is_scored=none,
+        labels=jnp.zeros(shape, jnp.int32),
+        is_real=jnp.ones(shape),
+        is_trained=jnp.zeros(shape),
+        is_scored=jnp.zeros(shape),
         client_ids=jnp.zeros(1, jnp.int32),
         client_weights=jnp.zeros(1),
     )

@@ -1,0 +1,113 @@
+"""What OpenFGL's numbers do not show of methods made for subgraphs, by algebra."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.models.adaptive_propagation import homophily
+from fedjax_graph.models.message_passing import Structure
+from fedjax_graph.tasks.subgraphs import query_halves, random_blocks
+from tests import client_graphs
+from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES
+
+RATE = 0.1
+TASK = {
+    "kind": "subgraphs",
+    "num_features": NUM_FEATURES,
+    "num_classes": NUM_CLASSES,
+    "hidden_size": 4,
+    "optimizer": {"name": "sgd", "learning_rate": RATE},
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return client_graphs.make_splits()["train"]
+
+
+@pytest.fixture(scope="module")
+def trained(data, quick_jit):
+    """(method, its config, number of steps) -> its params after one round."""
+
+    def run(name, local_steps=1, **values):
+        task = TASK | {"local_steps": local_steps}
+        method = get_method(name).factory(make_config(name, {"task": task} | values))
+        state = method.init(jax.random.key(0), data)
+        return quick_jit(method.round)(state, data, jax.random.key(1))[0].models
+
+    return run
+
+
+def assert_close(left, right):
+    jax.tree.map(lambda a, b: npt.assert_allclose(a, b, 1e-4, 1e-6), left, right)
+
+
+def test_fed_pubs_penalties_are_those_of_its_loss(trained):
+    plain, sparse = (
+        trained("fed_pub", mask_weight=weight, block_size=3)["params"]["masks"]
+        for weight in (0.0, 0.5)
+    )
+    assert_close(sparse, jax.tree.map(lambda x: x - RATE * 0.5, plain))
+    one, two, pulled = (
+        trained("fed_pub", steps, block_size=3, pull_weight=weight, sharpness=0.0)
+        for steps, weight in ((1, 0.0), (2, 0.0), (2, 0.5))
+    )
+    first = get_method("fed_pub").factory(
+        make_config("fed_pub", {"task": TASK, "block_size": 3})
+    )
+    start = first.init(jax.random.key(0), client_graphs.make_splits()["train"]).models
+    w0, w1, w2, found = (x["params"]["weights"] for x in (start, one, two, pulled))
+    expected = jax.tree.map(lambda c, b, a: c - RATE * (b - a), w2, w1, w0)
+    assert_close(found, expected)
+
+
+def test_methods_that_mix_alike_are_fed_avg(trained):
+    mean = trained("fed_avg")["params"]
+    clusters = trained("gcfl_plus")["params"]  # one cluster, by numbers of examples
+    assert_close(clusters, jax.tree.map(lambda x: x.repeat(NUM_CLIENTS, 0), mean))
+    alike = trained("fed_gta", similarity=-1.0, score="aggregated")["params"]
+    for x in jax.tree.leaves(alike):
+        npt.assert_allclose(x, np.broadcast_to(x[:1], x.shape), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["ada_fgl", "fed_gcn", "fed_gta", "fed_pub"])
+def test_a_task_without_subgraphs_is_refused(name):
+    task = {"kind": "traffic_rnn"}
+    with pytest.raises(InputError, match=name):
+        get_method(name).factory(make_config(name, {"task": task}))
+
+
+def test_random_blocks_have_edges_inside_alone():
+    graph = random_blocks(jax.random.key(0), 2, 3, 6, 0.2)
+    assert graph.features.shape == (1, 18, 2)
+    senders, receivers = np.asarray(graph.senders[0]), np.asarray(graph.receivers[0])
+    assert (senders // 6 == receivers // 6).all() and (senders != receivers).all()
+    pairs = set(zip(senders.tolist(), receivers.tolist(), strict=True))
+    assert len(pairs) == len(senders) == 2 * 3 * 3  # 0.2 of 15 pairs, both ways
+    assert {(b, a) for a, b in pairs} == pairs
+    assert (np.diff(receivers) >= 0).all()
+
+
+@pytest.mark.parametrize("is_alike, least", [(True, 1.0), (False, 0.0)])
+def test_homophily_is_what_label_propagation_gets_right(is_alike, least):
+    """Two cliques of one label each, or of both in turn."""
+    labels = np.repeat([0, 1], 6) if is_alike else np.tile([0, 1], 6)
+    senders, receivers = np.nonzero(np.kron(np.eye(2), np.ones((6, 6))) - np.eye(12))
+    ones = jnp.ones(len(senders))
+    structure = Structure(senders, receivers, ones, jnp.full(12, 5.0), None)
+    args = structure, jnp.asarray(labels), jnp.ones(12), 2
+    shares = [float(homophily(*args, jax.random.key(seed))) for seed in range(3)]
+    assert min(shares) >= least and (is_alike or max(shares) < 1)
+
+
+def test_query_nodes_are_every_second_training_node(data):
+    support, query = query_halves(data, 2)
+    npt.assert_array_equal(support.is_trained + query.is_trained, data.is_trained)
+    counts = np.asarray(data.is_trained).sum(axis=1)
+    npt.assert_array_equal(np.asarray(query.is_trained).sum(axis=1), counts // 2)
+    same, none = query_halves(data, 0)
+    assert same is data and not np.asarray(none.is_trained).any()
