@@ -4,6 +4,8 @@ fedjax-graph cnfgnn       sensors with a graph network on the server, and baseli
 fedjax-graph sfl          personalised methods on traffic or images
 fedjax-graph graphfl      few node labels, by meta-learning
 fedjax-graph fl_agcns     search for graph networks
+fedjax-graph subgraphs    the field's methods on the parts of one graph
+fedjax-graph robustness   clients that attack, aggregator by aggregator
 fedjax-graph datasets     what data there is; fetch and count it
 fedjax-graph tables       runs beside the papers' tables
 fedjax-graph benchmark    speed on this machine
@@ -22,7 +24,10 @@ from fedjax_graph.core.errors import meant
 MODULES = {
     **{
         name: f"experiments.{name}"
-        for name in ("cnfgnn", "sfl", "graphfl", "fl_agcns", "datasets", "benchmark")
+        for name in (
+            *("cnfgnn", "sfl", "graphfl", "fl_agcns", "subgraphs", "robustness"),
+            *("datasets", "benchmark"),
+        )
     },
     "tables": "experiments.tables.__main__",
     "doctor": "fedjax_graph.doctor",

@@ -15,6 +15,7 @@ import pathlib
 from typing import Any, ClassVar
 
 from experiments import cli
+from experiments.studies import pictures
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.graphfl_settings import GraphFLSettings
 from experiments.studies.options import option
@@ -28,6 +29,7 @@ class RobustnessStudy(GraphFLSettings):
     """FedAvg on the nodes of a graph under attack, aggregator by aggregator."""
 
     system: ClassVar[str] = "robustness"
+    subject: ClassVar[str] = "Robustness"
 
     aggregators: tuple[str, ...] = option(tuple(AGGREGATORS), "Those to compare.")
     fractions: tuple[str, ...] = option(
@@ -95,8 +97,10 @@ class RobustnessStudy(GraphFLSettings):
             lines[aggregator] = plots.Line(shares, values, stds)
             table.append([aggregator, *(f"{value:.1f}" for value in values)])
         titles = "share of the clients that attack", "test accuracy (%)"
-        name = f"{self.dataset or 'synthetic'}, {self.attack}"
-        plots.curves(workdir / "robustness.png", lines, *titles, name)
+        look = pictures.look(
+            self, self.dataset or "synthetic", self.aggregators, {}, self.attack
+        )
+        plots.curves(workdir / "robustness.png", lines, *titles, look)
         print(results.format_table(["accuracy %", *self.fractions], table))
         print(f"robustness.json, robustness.png and the runs are in {workdir}")
 
@@ -110,7 +114,7 @@ def _share(text: str) -> float:
 
 def main() -> None:
     """Runs the study that the command line says."""
-    cli.run_study(RobustnessStudy)
+    cli.run_study(RobustnessStudy, __doc__)
 
 
 if __name__ == "__main__":

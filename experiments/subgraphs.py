@@ -13,7 +13,7 @@ from experiments.studies.subgraphs import SubgraphStudy
 
 def main() -> None:
     """Runs the study that the command line says."""
-    cli.run_study(SubgraphStudy)
+    cli.run_study(SubgraphStudy, __doc__)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,13 @@ from experiments.studies import options
 from experiments.studies.options import Options
 from fedjax_graph.core.optimizers import OptimizerConfig
 
-RANKS = {"Data": 0, "Methods and rounds": 1, "Output": 3, "Machine": 4}  # others: 2
+RANKS = {  # others: 2
+    "Data": 0,
+    "Methods and rounds": 1,
+    "Privacy and misbehaving clients": 3,
+    "Output": 4,
+    "Machine": 5,
+}
 VALUES = {int: "=N", float: "=X", str: "=TEXT", tuple: "=A,B,..."}
 MOST_COLUMNS = 88
 INDENT = 22  # of what is said of a flag

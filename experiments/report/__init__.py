@@ -15,7 +15,7 @@ import jinja2
 
 from experiments.report import captions, keys
 from experiments.tables import runs, writing
-from experiments.tables.papers import load_paper
+from experiments.tables.papers import PAPERS, load_paper
 from fedjax_graph.driver import writers
 from fedjax_graph.driver.results import Table
 
@@ -131,7 +131,9 @@ def _flags(system: str, flags: Mapping[str, Any]) -> list[tuple[str, Any, bool]]
 
 
 def _paper_tables(workdir: pathlib.Path, system: str) -> list[PaperTable]:
-    """The paper's tables that have a row which this run measured."""
+    """The paper's tables that have a row which this run measured; none without one."""
+    if system not in PAPERS:
+        return []
     paper, run = load_paper(system), runs.read_run(workdir / "results.json", workdir)
     defaults, found = runs.default_flags(system), []
     for table in paper.tables:

@@ -5,12 +5,13 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.studies import running
+from experiments import report
+from experiments.studies import pictures, running
 from experiments.studies.base import TAKES_THE_MEAN, titles_of
 from experiments.studies.fl_agcns_methods import FIXED as NETWORKS
 from experiments.studies.running import Entry, Run
 from experiments.studies.subgraphs_problem import Problem, make_problem
-from experiments.studies.subgraphs_settings import SubgraphSettings
+from experiments.studies.subgraphs_settings import NUM_CLIENTS, SubgraphSettings
 from fedjax_graph import algorithms
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
@@ -36,6 +37,7 @@ READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
 NETWORK_STEPS = OptimizerConfig("adam", 0.02, weight_decay=5e-6)  # of FL-AGCNS's code
 KEYS = ("accuracy", "cross_entropy")
+NUM_ROUNDS = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,11 +48,24 @@ class SubgraphStudy(SubgraphSettings):
     gradient of each client a round, as in FL-AGCNS.
     """
 
+    def known_methods(self) -> dict[str, str]:
+        """See `Options.known_methods`."""
+        return titles_of(METHODS, NETWORKS)
+
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`."""
+        return super().in_effect() | {
+            "methods": self.chosen_methods(),
+            "num_clients": self.setting("num_clients", NUM_CLIENTS),
+            "num_rounds": self.setting("num_rounds", NUM_ROUNDS),
+        }
+
     def run_loaded(self) -> dict[str, Entry]:
         """Runs or scores the methods; writes tables, figures and pictures.
 
         Returns:
-          The entries of `results.json` of these methods.
+          The entries of `results.json` by method; of a run that is only scored, those
+          of its methods.
 
         Raises:
           InputError: one line, where an option or a file does not fit.
@@ -72,6 +87,7 @@ class SubgraphStudy(SubgraphSettings):
         )
         before = results.read_methods(workdir, problem.checksum)
         settings = {
+            "command": self.command(),
             "flags": self.record(),
             "notes": dataset.notes,
             "data": problem.checksum,
@@ -90,10 +106,15 @@ class SubgraphStudy(SubgraphSettings):
         runs, entries = running.run_all(self, methods, run_one, before, write)
         titles = titles_of(METHODS, NETWORKS)
         print(running.table("method", COLUMNS, entries, titles))
-        if not self.eval_only:
-            _draw(workdir, runs, titles, dataset.name)
-            print(f"results.json, metrics.jsonl and pictures are in {workdir}")
-        return entries
+        if self.eval_only:
+            return entries
+        on_record = {**before, **entries}
+        data = f"{dataset.name}, {facts['num_clients']} clients by {self.partition}"
+        _draw(workdir, runs, titles, pictures.look(self, data, on_record, titles))
+        table = running.table("method", COLUMNS, on_record, titles)
+        report.write(workdir, self.system, table)
+        print(f"report.html, results.json and pictures are in {workdir}")
+        return on_record
 
     # --- Methods ----------------------------------------------------------------------
 
@@ -153,7 +174,7 @@ class SubgraphStudy(SubgraphSettings):
             train = splits["train"]
             splits = splits | {"train": train._replace(is_scored=train.is_trained)}
         num_clients = len(splits["train"].client_ids)
-        num_rounds = self.setting("num_rounds", 100)
+        num_rounds = self.setting("num_rounds", NUM_ROUNDS)
         chunk = running.clients_per_chunk(self, workdir, method)
         cohort = clients.cohort_size(num_clients, self.participation)
         return running.run_method(
@@ -208,19 +229,20 @@ COLUMNS: dict[str, running.Cell] = {
 
 
 def _draw(
-    workdir: pathlib.Path, runs: Mapping[str, Run], titles: Mapping[str, str], name: str
+    workdir: pathlib.Path,
+    runs: Mapping[str, Run],
+    titles: Mapping[str, str],
+    look: plots.Look,
 ) -> None:
     """Draws accuracies over rounds, and the training curves."""
     records = running.records_of(workdir, titles)
     known = [r for r in records if "validation_accuracy" in r]
+    key = "validation_accuracy"
     series = {
-        title: plots.Line(
-            [r["round"] for r in known if r["method"] == title],
-            [r["validation_accuracy"] for r in known if r["method"] == title],
-        )
+        title: plots.history([r for r in known if r["method"] == title], key)
         for title in dict.fromkeys(r["method"] for r in known)
     }
     label = "validation accuracy (%)"
-    plots.curves(workdir / "convergence.png", series, "round", label, name)
+    plots.curves(workdir / "convergence.png", series, "round", label, look)
     path = workdir / "training_curves.png"
-    plots.training_curves(path, records, running.monitors(runs))
+    plots.training_curves(path, records, running.monitors(runs), look)

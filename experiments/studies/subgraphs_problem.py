@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse
 
 from experiments.studies import running
-from experiments.studies.subgraphs_settings import SubgraphSettings
+from experiments.studies.subgraphs_settings import NUM_CLIENTS, SubgraphSettings
 from fedjax_graph import data
 from fedjax_graph.data.graphs import (
     client_subgraphs,
@@ -82,7 +82,7 @@ def make_problem(study: SubgraphSettings) -> Problem:
     dataset = data.load(study.dataset or "synthetic", study.data_dir, kind="graphs")
     parts = subgraphs.parts(
         node_dataset.adjacency(dataset),
-        study.setting("num_clients", 10),
+        study.setting("num_clients", NUM_CLIENTS),
         partition=study.partition,
         seed=study.seed,
         labels=dataset.labels,

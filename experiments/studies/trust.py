@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from experiments.studies.base import Study
 from experiments.studies.options import option
@@ -28,6 +28,8 @@ NEEDS = {  # option: what it changes nothing without
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrustStudy(Study):
     """A study of methods that federate, whose clients may misbehave."""
+
+    subject: ClassVar[str] = "Privacy and misbehaving clients"
 
     aggregator: str = option(
         "weighted_mean",

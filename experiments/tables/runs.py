@@ -17,6 +17,7 @@ STUDIES = {
     "sfl": "experiments.studies.sfl:SFLStudy",
     "graphfl": "experiments.studies.graphfl:GraphFLStudy",
     "fl_agcns": "experiments.studies.fl_agcns:FLAGCNSStudy",
+    "subgraphs": "experiments.studies.subgraphs:SubgraphStudy",
 }
 # Flags that say where and on what a method runs, which method, and how often.
 NOT_COMPARED = (
@@ -83,9 +84,9 @@ def read_run(path: pathlib.Path, folder: pathlib.Path) -> Run:
     return run
 
 
-def default_flags(paper: str) -> dict[str, Any]:
-    """Values of the flags of a paper's binary where none is given."""
-    module, name = STUDIES[paper].split(":")
+def default_flags(system: str) -> dict[str, Any]:
+    """Values of the flags of a binary where none is given."""
+    module, name = STUDIES[system].split(":")
     return options.defaults_of(getattr(importlib.import_module(module), name))
 
 

@@ -152,7 +152,7 @@ def test_without_a_dataset_it_is_synthetic_and_short(training, trainings):
     assert "note: synthetic" in output(trainings, "synthetic")
     found = training.results("synthetic")
     flags = found["settings"]["flags"]
-    assert found["dataset"] == "synthetic"
+    assert found["dataset"] == "synthetic_mixed"
     assert (flags["num_generations"], flags["num_retrain"]) == (2, 3)
     assert found["settings"]["subgraphs"]["num_clients"] == 3
 

@@ -15,6 +15,7 @@ from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.fl_agcns import FLAGCNSStudy
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.sfl import SFLStudy
+from experiments.studies.trust import TrustStudy
 from fedjax_graph.core.errors import InputError
 
 SYSTEMS = (CNFGNNStudy, SFLStudy, GraphFLStudy, FLAGCNSStudy)
@@ -56,7 +57,8 @@ def test_flags_stand_under_their_subjects_and_methods_are_listed(study_type):
     text = usage.text(study_type(), "Trains.\n", 88)
     subjects = re.findall(r"(?m)^(\S.*)\n  --", text)
     assert subjects[:2] == ["Data", "Methods and rounds"]
-    assert subjects[2:] == [study_type.subject, "Output", "Machine", "Help"]
+    trust = [TrustStudy.subject] if issubclass(study_type, TrustStudy) else []
+    assert subjects[2:] == [study_type.subject, *trust, "Output", "Machine", "Help"]
     assert text.startswith(f"Trains.\n\n{study_type.duration}")
     methods = entries(study_type())["methods"]
     for name, title in study_type().known_methods().items():
