@@ -124,13 +124,8 @@ def embedding_task(
     Raises:
       InputError: if the task has none.
     """
-    task = config.build()
-    if task.embed is None:
-        raise InputError(
-            f"{method}: the task {config.kind!r} has no embeddings of classes; use "
-            "images, nodes or subgraphs"
-        )
-    return task, task.embed
+    lacks = "has no embeddings of classes; use images, nodes or subgraphs"
+    return _task_with("embed", config, f"{method}: the task {config.kind!r} {lacks}")
 
 
 def logits_task(
@@ -145,10 +140,14 @@ def logits_task(
     Raises:
       InputError: if the task has none.
     """
+    lacks = "has no logits of a graph's nodes; use subgraphs"
+    return _task_with("logits", config, f"{method}: the task {config.kind!r} {lacks}")
+
+
+def _task_with(field: str, config: TaskConfig, lack: str) -> tuple[Task, Any]:
+    """A task and one of its functions, or `InputError` where it has none."""
     task = config.build()
-    if task.logits is None:
-        raise InputError(
-            f"{method}: the task {config.kind!r} has no logits of a graph's nodes; use "
-            "subgraphs"
-        )
-    return task, task.logits
+    function = getattr(task, field)
+    if function is None:
+        raise InputError(lack)
+    return task, function

@@ -379,5 +379,14 @@ def searched(
             state, data, lambda outputs, client_data: jax.nn.softmax(outputs)
         )
 
-    monitor = subgraphs.MONITORS[config.fitness]
-    return FederatedAlgorithm(init, round_, evaluate, predict, monitor)
+    def of_clients(function):
+        """Data that have a graph of the clients besides are searched without it."""
+        return lambda first, data, *key: function(first, data.by_client(), *key)
+
+    return FederatedAlgorithm(
+        of_clients(init),
+        of_clients(round_),
+        of_clients(evaluate),
+        of_clients(predict),
+        subgraphs.MONITORS[config.fitness],
+    )
