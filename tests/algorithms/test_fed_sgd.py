@@ -54,7 +54,7 @@ def dense_loss(data):
 
 
 def first_clients(data, count):
-    return type(data)(*(x[:count] for x in data))
+    return jax.tree.map(lambda x: x[:count], data)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

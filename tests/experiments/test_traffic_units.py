@@ -52,7 +52,7 @@ def test_tables_and_labels(tmp_path, unit, seconds):
     test = {"rmse": 1.0, "mae": 2.0, "masked": {key: {"mae": 3.0, "rmse": 4.0}}}
     entry = {"test": test, "test_std": None, "best_round": 0}
     table = cnfgnn_output.table(CNFGNNStudy(), dataset, {"persistence": entry})
-    head, _, row = table.splitlines()
+    head, _, row = str(table).splitlines()
     assert head.startswith(named) and head.split("  ")[-1].strip() == "best round"
     assert f"  masked MAE {in_minutes}  masked RMSE {in_minutes}  " in head
     assert row.split()[1:] == ["1.000", "2.000", "3.000", "4.000", "0"]
@@ -70,7 +70,7 @@ def test_pictures(tmp_path, figures, seconds):
     result = RunResult(*[None] * len(RunResult._fields))
     result = result._replace(best_state=jnp.zeros(1))
     runs = {"persistence": Run(algorithm, result, {})}
-    cnfgnn_output.draw_forecasts(tmp_path, dataset, data, runs)
+    cnfgnn_output.draw_forecasts(tmp_path, dataset, data, runs, plots.PLAIN)
     panels = figures["forecasts.png"].axes
     rows = np.asarray(data.starts) + windows.WINDOW_STEPS - 1
     rows = rows[: 86400 // seconds]
