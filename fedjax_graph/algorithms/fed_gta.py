@@ -32,6 +32,7 @@ from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.kept import KeepsLocal, Score, aggregated, is_local
 from fedjax_graph.core.task import logits_task
+from fedjax_graph.models import normalization
 from fedjax_graph.tasks.subgraphs import structure_of
 
 LOG_FLOOR = 1e-8  # added in a logarithm
@@ -66,7 +67,7 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
             outputs = logits(aggregated(stacked), own)
             measured = clients.map_clients(lambda *one: measure(config, *one))
             confidences, moments = communication.up(measured(own, outputs))
-            is_like = aggregation.cosines(moments) > config.similarity  # Eq. 5
+            is_like = normalization.cosines(moments) > config.similarity  # Eq. 5
             confidences = jnp.where(cohort.weights > 0, confidences, 0)
             return aggregation.mix_rows(stacked, is_like * confidences)  # Eq. 4
 

@@ -42,6 +42,7 @@ from fedjax_graph.core.federated import (
 from fedjax_graph.core.kept import KeepsLocal, Score, aggregated, is_local
 from fedjax_graph.core.masked import Masked, is_mask
 from fedjax_graph.core.task import TaskConfig, logits_task
+from fedjax_graph.models import normalization
 from fedjax_graph.tasks.subgraphs import random_blocks
 
 
@@ -103,7 +104,7 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
         )
         outputs = logits(aggregated(updated), state.proxy)  # Eq. 2
         embeddings = communication.up(jnp.mean(outputs, axis=1))
-        cosines = aggregation.cosines(embeddings)
+        cosines = normalization.cosines(embeddings)
         mixing = jnp.exp(config.sharpness * cosines) * (cohort.weights > 0)  # Eq. 3
         shared, personal = trees.partition(updated, stays)
         merged = trees.combine(aggregation.mix_rows(shared, mixing), personal)  # Eq. 4

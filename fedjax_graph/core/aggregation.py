@@ -20,7 +20,7 @@ from fedjax_graph.core import arrays, graphs
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.registry import Lazy, Registry, imported
-from fedjax_graph.core.trees import IsPersonal, combine, partition
+from fedjax_graph.core.trees import IsPersonal, beside, combine, partition
 
 Stacked = Any  # pytree of [C, ...]
 Aggregator = Callable[[Stacked, Cohort], Stacked]
@@ -90,7 +90,7 @@ def median(stacked: Stacked, cohort: Cohort) -> Stacked:
     middle = jnp.array([(num_real - 1) // 2, num_real // 2])
 
     def of_leaf(x: jax.Array) -> jax.Array:
-        rows = jnp.where(is_real.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.inf)
+        rows = jnp.where(beside(is_real, x), x, jnp.inf)
         mean = jnp.mean(jnp.sort(rows, axis=0)[middle], axis=0, keepdims=True)
         return jnp.where(num_real > 0, mean, 0)
 
@@ -189,13 +189,6 @@ def mix_rows(stacked: Stacked, weights: jax.Array) -> Stacked:
     _check_rows(stacked, len(weights))
     rows = graphs.row_normalise(weights)
     return jax.tree.map(lambda x: _mix(rows, x), stacked)
-
-
-def cosines(vectors: jax.Array) -> jax.Array:
-    """The cosines between the rows of [C, M]: [C, C], 0 with a row of zeros."""
-    norms = jnp.linalg.norm(vectors, axis=1, keepdims=True)
-    units = vectors / jnp.where(norms > 0, norms, 1)
-    return jnp.matmul(units, units.T, precision=jax.lax.Precision.HIGHEST)
 
 
 def cohort_adjacency(adjacency: jax.Array, cohort: Cohort) -> jax.Array:

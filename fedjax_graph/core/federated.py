@@ -132,7 +132,7 @@ def _without_padding(tree: Any, cohort: Cohort) -> Any:
 
 def _takes_part(cohort: Cohort, x: jax.Array) -> jax.Array:
     """[C, 1, ...] bool, to broadcast against rows x [C, ...]."""
-    return (cohort.weights > 0).reshape(-1, *[1] * (x.ndim - 1))
+    return trees.beside(cohort.weights > 0, x)
 
 
 def _cross(mark: Callable[[Any], Any], models: Any, is_personal: IsPersonal) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import trees
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.clients import Cohort, client_keys
 from fedjax_graph.core.errors import InputError
@@ -132,7 +133,7 @@ def attacked(
         else:
             sign = -1 if config.attack == "sign_flip" else 1
             sent = w + sign * scale * (theta - w)
-        lies = is_attacker.reshape(-1, *[1] * (theta.ndim - 1))
+        lies = trees.beside(is_attacker, theta)
         return jnp.where(lies, sent, theta)
 
     parts = zip(leaves, jax.tree.leaves(start), strict=True)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import arrays
+from fedjax_graph.core import arrays, trees
 from fedjax_graph.core.aggregation import (
     AGGREGATORS,
     Aggregator,
@@ -54,8 +54,8 @@ def trimmed_mean(
     is_kept = (rank >= num_trimmed) & (rank < num_real - num_trimmed)
 
     def of_leaf(x: jax.Array) -> jax.Array:
-        ordered = jnp.sort(jnp.where(_beside(is_real, x), x, jnp.inf), axis=0)
-        kept = jnp.where(_beside(is_kept, x), ordered, 0)
+        ordered = jnp.sort(jnp.where(trees.beside(is_real, x), x, jnp.inf), axis=0)
+        kept = jnp.where(trees.beside(is_kept, x), ordered, 0)
         total = jnp.sum(kept, axis=0, keepdims=True)
         return total / jnp.maximum(jnp.sum(is_kept), 1)
 
@@ -206,13 +206,8 @@ def _num_tolerated(num_real: jax.Array, tolerance: float) -> jax.Array:
     return jnp.floor(tolerance * num_real + 1e-4).astype(jnp.int32)
 
 
-def _beside(flags: jax.Array, x: jax.Array) -> jax.Array:
-    """[C, 1, ...], to broadcast against rows x [C, ...]."""
-    return flags.reshape(-1, *[1] * (x.ndim - 1))
-
-
 def _real_rows(stacked: Stacked, is_real: jax.Array) -> Stacked:
-    return jax.tree.map(lambda x: jnp.where(_beside(is_real, x), x, 0), stacked)
+    return jax.tree.map(lambda x: jnp.where(trees.beside(is_real, x), x, 0), stacked)
 
 
 def _squared_distances(rows: Stacked, row: Any) -> jax.Array:

@@ -52,3 +52,8 @@ def everything(path: tuple[Any, ...]) -> bool:
     """Declares that every leaf is personal: no federation."""
     del path
     return True
+
+
+def beside(rows: jax.Array, x: jax.Array) -> jax.Array:
+    """Numbers of rows [C] as [C, 1, ...], to broadcast against x [C, ...]."""
+    return rows.reshape(-1, *[1] * (x.ndim - 1))

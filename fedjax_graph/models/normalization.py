@@ -73,3 +73,9 @@ def unit_rows(matrix: jax.Array) -> jax.Array:
     return matrix * jnp.where(
         squares > 0, jax.lax.rsqrt(jnp.where(squares > 0, squares, 1)), 0
     )
+
+
+def cosines(vectors: jax.Array) -> jax.Array:
+    """Computes the cosines between the rows of [C, M]: [C, C], 0 with one of zeros."""
+    units = unit_rows(vectors)
+    return jnp.matmul(units, units.T, precision=jax.lax.Precision.HIGHEST)
