@@ -91,7 +91,7 @@ def cohort_update(
             own, client_data, keys, work, shared=(common, *shared)
         )
         cohort = faults.finite_cohort(cohort, client_ids, updated, losses)
-        updated, losses = _without_padding((updated, losses), cohort)
+        updated, losses = trees.kept_rows((updated, losses), cohort.weights > 0)
         loss = jnp.sum(cohort.weights * losses)
         total = jnp.sum(cohort.weights)
         loss = loss / jnp.where(total > 0, total, 1)
@@ -124,17 +124,6 @@ def _send_down(num_clients: int, cohort_size: int) -> Callable[[Any], Any]:
     return lambda models: jax.tree.map(send, models)
 
 
-def _without_padding(tree: Any, cohort: Cohort) -> Any:
-    """Zeros in the rows of weight 0: what came out of padding may not be finite."""
-
-    return jax.tree.map(lambda x: jnp.where(_takes_part(cohort, x), x, 0), tree)
-
-
-def _takes_part(cohort: Cohort, x: jax.Array) -> jax.Array:
-    """[C, 1, ...] bool, to broadcast against rows x [C, ...]."""
-    return trees.beside(cohort.weights > 0, x)
-
-
 def _cross(mark: Callable[[Any], Any], models: Any, is_personal: IsPersonal) -> Any:
     shared, personal = trees.partition(models, is_personal)
     return trees.combine(mark(shared), personal)
@@ -155,7 +144,7 @@ def write_back(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> An
         if x.shape[0] != num_clients or new.shape[0] != len(cohort.indices):
             is_any = jnp.any(cohort.weights > 0)
             return jnp.where(is_any, new, x) if x.shape == new.shape else new
-        is_new = _takes_part(cohort, x)
+        is_new = trees.beside(cohort.weights > 0, x)
         if len(cohort.indices) == num_clients:
             return jnp.where(is_new, new, x)
         return x.at[cohort.indices].set(jnp.where(is_new, new, x[cohort.indices]))

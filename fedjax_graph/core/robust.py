@@ -100,7 +100,7 @@ def multi_krum(
     is_real, scores = krum_scores(stacked, cohort, tolerance)
     num_kept = jnp.sum(is_real) - _num_tolerated(jnp.sum(is_real), tolerance)
     rank = jnp.argsort(jnp.argsort(scores))
-    mean = client_mean(_real_rows(stacked, is_real), is_real & (rank < num_kept))
+    mean = client_mean(trees.kept_rows(stacked, is_real), is_real & (rank < num_kept))
     return jax.tree.map(lambda x: x[None], mean)
 
 
@@ -113,7 +113,7 @@ def krum_scores(
     """
     is_real, num_real, num_tolerated = _sizes(stacked, cohort, tolerance)
     num_near = jnp.maximum(num_real - num_tolerated - 2, 1)
-    rows = _real_rows(stacked, is_real)
+    rows = trees.kept_rows(stacked, is_real)
     size = len(is_real)
 
     def score(client: jax.Array) -> jax.Array:
@@ -144,7 +144,7 @@ def geometric_median(stacked: Stacked, cohort: Cohort) -> Stacked:
     """
     first = median(stacked, cohort)
     is_real = cohort.weights > 0
-    rows = _real_rows(stacked, is_real)
+    rows = trees.kept_rows(stacked, is_real)
 
     def step(_: jax.Array, centre: Any) -> Any:
         row = jax.tree.map(lambda x: x[0], centre)
@@ -204,10 +204,6 @@ def _sizes(
 def _num_tolerated(num_real: jax.Array, tolerance: float) -> jax.Array:
     """f = floor(tolerance n), where 0.2 x 5 is 1 in float32 too."""
     return jnp.floor(tolerance * num_real + 1e-4).astype(jnp.int32)
-
-
-def _real_rows(stacked: Stacked, is_real: jax.Array) -> Stacked:
-    return jax.tree.map(lambda x: jnp.where(trees.beside(is_real, x), x, 0), stacked)
 
 
 def _squared_distances(rows: Stacked, row: Any) -> jax.Array:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_graph.core import arrays
 
@@ -57,3 +58,11 @@ def everything(path: tuple[Any, ...]) -> bool:
 def beside(rows: jax.Array, x: jax.Array) -> jax.Array:
     """Numbers of rows [C] as [C, 1, ...], to broadcast against x [C, ...]."""
     return rows.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def kept_rows(tree: Any, is_kept: jax.Array) -> Any:
+    """Rows [C, ...] of a pytree where `is_kept` [C], and zeros in the others.
+
+    What came out of padding may not be finite, so a product with 0 would not do.
+    """
+    return jax.tree.map(lambda x: jnp.where(beside(is_kept, x), x, 0), tree)

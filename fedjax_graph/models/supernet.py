@@ -26,7 +26,7 @@ from fedjax_graph.core import arrays, mesh
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import Model, Params
-from fedjax_graph.core.trees import take
+from fedjax_graph.core.trees import beside, take
 from fedjax_graph.models.architecture import (
     ACTIVATIONS,
     NUM_LAYERS,
@@ -320,9 +320,7 @@ class SuperNet(Checked):
 
         def spread(marks, weights):
             marks = jnp.any(marks, axis=0)
-            return jax.tree.map(
-                lambda x: marks.reshape(-1, *[1] * (x.ndim - 1)), weights
-            )
+            return jax.tree.map(lambda x: beside(marks, x), weights)
 
         return jax.tree.map(spread, jax.vmap(mark)(codes), model)
 

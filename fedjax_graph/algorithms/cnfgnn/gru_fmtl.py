@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import aggregation, communication, graphs
+from fedjax_graph.core import aggregation, communication, graphs, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.federated import FederatedState, federated_round, scored
@@ -121,7 +121,7 @@ def neighbours_mean(models: Any, data: Data) -> tuple[Neighbours, None]:
 
     def mean(x):
         sums = graphs.neighbour_sum(data.graph, x)
-        return share.reshape(-1, *[1] * (x.ndim - 1)) * sums
+        return trees.beside(share, x) * sums
 
     return Neighbours(total, jax.tree.map(mean, models)), None
 

@@ -31,7 +31,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     searched,
     touched_step,
 )
-from fedjax_graph.core import encryption
+from fedjax_graph.core import encryption, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -165,7 +165,7 @@ def weights_step(
         model = weights.model
         merged, value, metrics = run(model, data, key, alphas)
         everything = jax.tree.map(
-            lambda x: jnp.ones((len(x), *[1] * (x.ndim - 1)), bool), model["params"]
+            lambda x: trees.beside(jnp.ones(len(x), bool), x), model["params"]
         )
         params, opt_state = touched_step(
             optimizer,

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import clients, communication, encryption, mesh
+from fedjax_graph.core import clients, communication, encryption, mesh, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.clients import Cohort
@@ -139,7 +139,7 @@ def touched_step(
 
     def step_sets(x, state, grad, is_touched):
         def keep(new, old):
-            return jnp.where(is_touched.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+            return jnp.where(trees.beside(is_touched, new), new, old)
 
         return jax.tree.map(keep, jax.vmap(step)(x, grad, state), (x, state))
 
