@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import arrays, graphs
+from fedjax_graph.core import arrays, graphs, mesh
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.registry import Lazy, Registry, imported
@@ -38,7 +38,7 @@ def weighted_mean(stacked: Stacked, cohort: Cohort) -> Stacked:
     """
     check_cohort(stacked, cohort)
     shares = shares_of(cohort.weights)
-    return jax.tree.map(lambda x: _mix(shares[None], x), stacked)
+    return jax.tree.map(lambda x: _product(shares[None], x), stacked)
 
 
 def shares_of(weights: jax.Array) -> jax.Array:
@@ -106,7 +106,7 @@ def client_mean(stacked: Stacked, weights: jax.Array) -> Any:
     arrays.check_shape("weights", weights, (None,))
     _check_rows(stacked, len(weights))
     shares = shares_of(weights > 0)
-    return jax.tree.map(lambda x: _mix(shares, x), stacked)
+    return jax.tree.map(lambda x: _product(shares, x), stacked)
 
 
 def none(stacked: Stacked, cohort: Cohort) -> Stacked:
@@ -133,7 +133,7 @@ def attention(server: Any, step_size: float = 1.0) -> Aggregator:
     def attend(w, x, weights):
         distance = jnp.sum(jnp.abs(x - w).reshape(len(x), -1), axis=1)
         distance = jnp.where(weights > 0, distance, -jnp.inf)
-        moved = w + step_size * (_mix(jax.nn.softmax(distance)[None], x) - w)
+        moved = w + step_size * (_product(jax.nn.softmax(distance)[None], x) - w)
         return jnp.where(jnp.any(weights > 0), moved, w)
 
     def aggregate(stacked, cohort):
@@ -292,9 +292,19 @@ def initial(aggregate: Aggregator, stacked: Stacked, num_clients: int) -> Stacke
     return jax.tree.map(lambda x, new: jnp.broadcast_to(x, new.shape), stacked, merged)
 
 
+def _product(weights: jax.Array, x: jax.Array) -> jax.Array:
+    """[..., C] times [C, ...], in float32 whatever the precision of the models."""
+    return jnp.tensordot(weights, x, axes=1, precision=jax.lax.Precision.HIGHEST)
+
+
 def _mix(mixing: jax.Array, x: jax.Array) -> jax.Array:
-    """[R, C] times [C, ...], in float32 whatever the precision of the models."""
-    return jnp.tensordot(mixing, x, axes=1, precision=jax.lax.Precision.HIGHEST)
+    """[C, C] times [C, ...]; devices share out the columns, each by all rows."""
+
+    def product(matrix, mixing):
+        return _product(mixing, matrix)
+
+    mixed = mesh.map_columns(product)(x.reshape(len(x), -1), mixing)
+    return mixed.reshape(x.shape)
 
 
 def _robust(name: str) -> Lazy[Aggregator]:

@@ -149,6 +149,12 @@ def client_keys(key: jax.Array, client_ids: jax.Array) -> jax.Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, client_ids)
 
 
+def count(data: Any) -> int:
+    """Counts the clients of some data, padding included; 0 where they have no ids."""
+    ids = getattr(data, "client_ids", None)
+    return 0 if ids is None else ids.shape[-1]
+
+
 def check_clients(data: Any, what: str) -> None:
     """Checks who the clients of some data are, as far as the data say (host call).
 

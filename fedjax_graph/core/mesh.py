@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_graph.core.errors import InputError
@@ -223,6 +224,41 @@ def _put_own(leaf: Any, target: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
 
 
+def put_spread(tree: Any, num_rows: int, axis: int = 0) -> Any:
+    """Shares out a pytree as `spread` does (host call)."""
+    if jax.sharding.get_mesh().size < 2:
+        return jax.device_put(tree)
+
+    def put(x, target):
+        is_near = target.is_fully_addressable
+        return jax.device_put(x, target) if is_near else _put_own(x, target)
+
+    return jax.tree.map(put, tree, spread_shardings(tree, num_rows, axis))
+
+
+def spread_shardings(tree: Any, num_rows: int, axis: int = 0) -> Any:
+    """Says where `spread` puts the leaves of a pytree of arrays or their shapes."""
+    mesh = jax.sharding.get_mesh()
+
+    def sharding(x):
+        return NamedSharding(mesh, _spread_spec(x, num_rows, axis))
+
+    return jax.tree.map(sharding, tree)
+
+
+def whole(tree: Any) -> Any:
+    """Gives each process all of a pytree of which several may have parts (host call).
+
+    Such leaves become NumPy arrays, one after another; all processes have to call it.
+    """
+
+    def get(x):
+        is_whole = x.is_fully_addressable or x.is_fully_replicated
+        return x if is_whole else multihost_utils.process_allgather(x, tiled=True)
+
+    return jax.tree.map(get, tree)
+
+
 def put_on_first(tree: Any) -> Any:
     """Moves a pytree to one device, the first in use (host call)."""
     return jax.device_put(tree, _devices()[0])
@@ -237,6 +273,29 @@ def _constrain(tree: Any, spec: PartitionSpec) -> Any:
 def replicated(tree: Any) -> Any:
     """Within a program: the same values on every device."""
     return _constrain(tree, PartitionSpec())
+
+
+def spread(tree: Any, num_rows: int, axis: int = 0) -> Any:
+    """Within a program: leaves with a row for each client are shared out.
+
+    A leaf with `num_rows` at `axis` is cut there, or if the devices do not divide them
+    along the first of its later axes that they divide; others are on every device.
+    """
+    if num_devices() == 1:
+        return tree
+
+    def constrain(x):
+        return _constrain(x, _spread_spec(x, num_rows, axis))
+
+    return jax.tree.map(constrain, tree)
+
+
+def _spread_spec(x: Any, num_rows: int, axis: int) -> PartitionSpec:
+    sizes = x.shape[axis:]
+    if not (sizes and num_rows) or sizes[0] != num_rows:
+        return PartitionSpec()
+    cut = (i for i, size in enumerate(sizes, axis) if size % _num_parts(AXES) == 0)
+    return _spec(next(cut, None))
 
 
 def cut_clients(tree: Any) -> Any:
@@ -308,6 +367,51 @@ def concat_parts(fn: Callable[..., Any], out_axis: int = 0) -> Callable[..., Any
         return jax.tree.map(lambda x: x[:size], results)
 
     return parts
+
+
+def map_columns(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`fn` on each device's share of the columns of a matrix.
+
+    Rows that were shared out change places with columns on the way, an all-to-all.
+
+    Args:
+      fn: (matrix [C, N], *shared) -> [R, N], each column from that column alone. It may
+        close over no tracer.
+    """
+
+    def mapped(matrix, *shared):
+        if num_devices() == 1:
+            return fn(matrix, *shared)
+        spread = jax.shard_map(
+            lambda matrix, shared: fn(matrix, *varying(shared)),
+            in_specs=(_spec(1), _spec(None)),
+            out_specs=_spec(1),
+        )
+        return spread(_with_columns(matrix), shared)[:, : matrix.shape[1]]
+
+    return mapped
+
+
+def sum_columns(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Sum of what `fn` makes of each device's share of the columns of a matrix.
+
+    Args:
+      fn: (matrix [C, N], *shared) -> a sum over columns, to which zeros add nothing. It
+        may close over no tracer.
+    """
+
+    def total(matrix, *shared):
+        in_axes = (1, *[None] * len(shared))
+        matrix = matrix if num_devices() == 1 else _with_columns(matrix)
+        return sum_parts(fn, in_axes)(matrix, *shared)
+
+    return total
+
+
+def _with_columns(matrix: jax.Array) -> jax.Array:
+    """A matrix with columns of zeros, so that the devices divide them."""
+    extra = padded_size(matrix.shape[1]) - matrix.shape[1]
+    return jnp.pad(matrix, ((0, 0), (0, extra)))
 
 
 def to_clients(values: jax.Array) -> jax.Array:

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from fedjax_graph.core import mesh, reporter
+from fedjax_graph.core import clients, mesh, reporter
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import hlo_costs
@@ -217,18 +217,26 @@ def compile_round(
     """
     described = mesh.make_mesh(edge_parts, target.devices())
 
-    def shapes(tree):
-        everywhere = NamedSharding(described, PartitionSpec())
+    num_clients = clients.count(data)
+
+    def shapes(tree, num_rows=0):
+        shardings = mesh.spread_shardings(tree, num_rows)
         return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), tree
+            lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y),
+            tree,
+            shardings,
         )
+
+    def round_(state, data, key):
+        state, metrics = algorithm.round(state, data, key)
+        return mesh.spread(state, num_clients), metrics
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(algorithm.init, key, data)
     with mesh.restored():
         jax.set_mesh(described)
-        traced = jax.jit(algorithm.round, donate_argnums=0).trace(
-            *map(shapes, (state, data, key))
+        traced = jax.jit(round_, donate_argnums=0).trace(
+            shapes(state, num_clients), shapes(data), shapes(key)
         )
         lowered = traced.lower(lowering_platforms=(target.chip.platform,))
         start = time.perf_counter()

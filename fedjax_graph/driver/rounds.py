@@ -30,7 +30,7 @@ from fedjax_graph.core import (
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.trees import nothing
+from fedjax_graph.core.trees import everything, nothing
 from fedjax_graph.driver import memory
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.divergence import Divergence, OnNaN
@@ -101,7 +101,10 @@ class RunResult(NamedTuple):
 
 
 # Compiled once for an algorithm and shapes: not again for a new seed or a resumed run.
-_init_seeds = jax.jit(init_seeds, static_argnums=(0, 3))
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _init_seeds(algorithm, seeds, data, is_drawn):
+    states = init_seeds(algorithm, seeds, data, is_drawn)
+    return mesh.spread(states, clients.count(data), axis=1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5, 6), donate_argnums=7)
@@ -123,9 +126,11 @@ def _advance_seeds(
         )
 
     splits = (train, validation)
-    return mesh.replicated(
-        map_seeds(one, seed_states, splits, is_drawn, seeds_per_chunk)
+    seed_states, metrics = map_seeds(
+        one, seed_states, splits, is_drawn, seeds_per_chunk
     )
+    seed_states = mesh.spread(seed_states, clients.count(train), axis=1)
+    return seed_states, mesh.replicated(metrics)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -190,7 +195,7 @@ def run(
     states, data = seed_state.best_state, splits["test"]
     test = evaluate_seeds(algorithm, states, data, config.is_drawn)
     return RunResult(
-        best_state=seed_state.best_state,
+        best_state=mesh.whole(seed_state.best_state),
         test=test,
         best_round=np.asarray(seed_state.best_round),
         num_rounds=int(np.max(seed_state.round)),
@@ -229,10 +234,11 @@ def _start(algorithm, config, data, checkpoints, eval_only) -> tuple[SeedState, 
         like = abstract_seeds(algorithm, config.seeds, data, config.is_drawn)
         read = checkpoints.restore if eval_only else checkpoints.restore_intact
         seed_state, seconds = read((like, np.float64(0)))
-        return mesh.put_replicated(seed_state), float(seconds)
+        seed_state = mesh.put_spread(seed_state, clients.count(data), axis=1)
+        return seed_state, float(seconds)
     seeds = jnp.asarray(config.seeds, jnp.uint32)
     seed_state = _init_seeds(algorithm, seeds, data, config.is_drawn)
-    return mesh.put_replicated(seed_state), 0.0
+    return mesh.put_spread(seed_state, clients.count(data), axis=1), 0.0
 
 
 def evaluate_seeds(
@@ -248,6 +254,10 @@ def predict_seeds(
     """Predicts a split by each seed's state, [seeds, ...]."""
     data = mesh.put_replicated(data)
     return jax.device_get(_predict_seeds(algorithm, is_drawn, states, data))
+
+
+def _on_host(states: Any) -> Any:
+    return jax.device_get(mesh.whole(states))
 
 
 class _Loop:
@@ -274,7 +284,7 @@ class _Loop:
             note_missing_rounds(self._workdir, self._name, round_)
         args = (
             self._algorithm.round,
-            jax.tree.map(lambda x: x[0], seed_state.state),
+            jax.eval_shape(lambda tree: of_seed(tree, 0, everything), seed_state.state),
             of_seed(self._data[0], 0, config.is_drawn),
             jax.random.key(0),
         )
@@ -308,7 +318,7 @@ class _Loop:
     def _rounds(self, seed_state, seconds, round_, writer, progress, profile):
         config, divergence = self._config, self._divergence
         if self._checkpoints:
-            divergence.start(jax.device_get(seed_state.state))
+            divergence.start(_on_host(seed_state.state))
         while round_ < config.num_rounds:
             stopped = is_stopped(seed_state, config.patience)
             if stopped.all():
@@ -348,7 +358,7 @@ class _Loop:
 
     def _save(self, round_, seed_state, seconds, is_running, again) -> None:
         """Makes a checkpoint of what is finite."""
-        saved = jax.device_get(seed_state)
+        saved = _on_host(seed_state)
         self._divergence.check_state(round_, saved.state, is_running, again)
         self._checkpoints.save(round_, (saved, np.float64(seconds)))
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,8 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.algorithms import get_method, make_config
-from fedjax_graph.core import communication, mesh
+from fedjax_graph.core import clients, communication, mesh
+from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import rounds
 from tests.algorithms import test_conformance as conformance
@@ -166,6 +168,79 @@ def test_minibatches_are_gathered_from_the_shares(shape, bits):
     with jax.set_mesh(make(shape)):
         found = np.asarray(jax.jit(gathered)(packed, indices))
     npt.assert_array_equal(found, communication.unpack(packed)[indices])
+
+
+@pytest.mark.parametrize("shape", ["1x1", "3x1", "2x2"])
+def test_columns_are_shared_out(shape):
+    """Seven columns, which the devices do not divide, of five rows."""
+    rng = np.random.default_rng(0)
+    matrix, mixing = rng.normal(size=(5, 7)), rng.normal(size=(2, 5))
+    widths = []
+
+    def product(x, mixing):
+        widths.append(x.shape[1])
+        return mixing @ x
+
+    with jax.set_mesh(make(shape)):
+        width = mesh.share_size(7)
+        mixed = jax.jit(mesh.map_columns(product))(matrix, mixing)
+        summed = jax.jit(mesh.sum_columns(lambda x: x @ x.T))(matrix)
+    npt.assert_allclose(mixed, mixing @ matrix, rtol=1e-5, atol=1e-5)
+    npt.assert_allclose(summed, matrix @ matrix.T, rtol=1e-5, atol=1e-5)
+    assert set(widths) == {width}
+
+
+PARTS = {  # of [K, 3], [K, 6, 4] and [9] on four devices, by K
+    8: [(2, 3), (2, 6, 4), (9,)],
+    6: [(6, 3), (6, 6, 1), (9,)],  # by columns where these are divided
+    0: [(6, 3), (6, 6, 4), (9,)],  # data without clients
+}
+
+
+@pytest.mark.parametrize("num_clients", PARTS)
+def test_rows_of_clients_are_shared_out(num_clients):
+    shapes = [(num_clients or 6, *rest) for rest in ((3,), (6, 4))] + [(9,)]
+    rng = np.random.default_rng(0)
+    tree = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    with jax.set_mesh(make("2x2")):
+        placed = mesh.put_spread(tree, num_clients)
+        constrained = jax.jit(lambda x: mesh.spread(x, num_clients))(tree)
+        for found in (placed, constrained):
+            assert parts_of(found) == PARTS[num_clients]
+            jax.tree.map(npt.assert_array_equal, mesh.whole(found), tree)
+
+
+def parts_of(tree):
+    """The shapes of what the first device has."""
+    return [x.addressable_shards[0].data.shape for x in jax.tree.leaves(tree)]
+
+
+class Clients(NamedTuple):
+    client_ids: np.ndarray
+    client_weights: np.ndarray
+
+
+def test_a_run_shares_out_the_state_of_its_clients(tmp_path):
+    """Whether it is new, after a round, or resumed."""
+    grow = clients.map_clients(lambda x: x + 1)
+    algorithm = FederatedAlgorithm(
+        init=lambda key, data: jnp.zeros((len(data.client_ids), 3)),
+        round=lambda state, data, key: (grow(state), {"train_loss": jnp.zeros(())}),
+        evaluate=lambda state, data: {"loss": -jnp.mean(state)},
+        predict=lambda state, data: state,
+    )
+    splits = dict.fromkeys(
+        ("train", "validation", "test"), Clients(np.arange(8), np.ones(8))
+    )
+
+    def run(num_rounds, **kwargs):
+        config = rounds.RunConfig(num_rounds)
+        return rounds.run("grow", algorithm, splits, config, tmp_path, **kwargs)
+
+    with jax.set_mesh(make("2x2")):
+        for found in (run(1), run(2, resume=True), run(2, resume=True)):
+            assert parts_of(found.best_state) == [(1, 2, 3)]
+            assert np.all(found.best_state == found.num_rounds)
 
 
 def test_a_mesh_is_refused_that_cannot_be():

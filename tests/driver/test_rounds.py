@@ -261,7 +261,7 @@ def test_nothing_is_written_without_a_folder_or_rounds(tmp_path, monkeypatch):
 
 COMPILING = tuple(
     f"Compiling jit({name})"
-    for name in ("init_seeds", "_advance_seeds", "_evaluate_seeds")
+    for name in ("_init_seeds", "_advance_seeds", "_evaluate_seeds")
 )
 
 

@@ -9,13 +9,14 @@ strong edges, both ways, and the constructor is trained to convergence.
 """
 
 import dataclasses
+import functools
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import graphs
+from fedjax_graph.core import graphs, mesh
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.linear import fan_in_uniform
@@ -138,27 +139,32 @@ def squared_distances(
     columns = max(1, most_bytes // (4 * num_rows))
     counted = jnp.ones(num_rows) if is_real is None else is_real.astype(jnp.float32)
     shares = counted / jnp.maximum(jnp.sum(counted), 1)
-
-    def gram(x):
-        x = (x - shares @ x) * counted[:, None]
-        return jnp.matmul(x, x.T, precision=jax.lax.Precision.HIGHEST)
-
-    total = jnp.zeros((num_rows, num_rows))
-    for x in leaves:
-        whole, rest = divmod(x.shape[1], columns)
-
-        def add(i, total, x=x):
-            return total + gram(
-                jax.lax.dynamic_slice_in_dim(x, i * columns, columns, 1)
-            )
-
-        if whole:
-            total = jax.lax.fori_loop(0, whole, add, total)
-        if rest:
-            total = total + gram(x[:, whole * columns :])
+    of_columns = mesh.sum_columns(functools.partial(_products, columns))
+    total = sum(of_columns(x, counted, shares) for x in leaves)
     norms = jnp.diagonal(total)
     squares = jnp.maximum(norms[:, None] + norms[None] - 2 * total, 0)
     return squares * (1 - jnp.eye(num_rows))
+
+
+def _products(
+    columns: int, x: jax.Array, counted: jax.Array, shares: jax.Array
+) -> jax.Array:
+    """Inner products of the centred rows [C, N], summed over chunks of columns."""
+
+    def product(x):
+        x = (x - shares @ x) * counted[:, None]
+        return jnp.matmul(x, x.T, precision=jax.lax.Precision.HIGHEST)
+
+    def add(i, total):
+        return total + product(jax.lax.dynamic_slice_in_dim(x, i * columns, columns, 1))
+
+    total = mesh.varying(jnp.zeros((len(x), len(x))))
+    whole, rest = divmod(x.shape[1], columns)
+    if whole:
+        total = jax.lax.fori_loop(0, whole, add, total)
+    if rest:
+        total = total + product(x[:, whole * columns :])
+    return total
 
 
 def similarities(squares: jax.Array, pairs: jax.Array) -> jax.Array:
