@@ -43,7 +43,7 @@ class FLAGCNSSettings(Study):
     """
 
     subject: ClassVar[str] = "FL-AGCNS: search and trainings"
-    duration: ClassVar[str] = "Without flags: some three minutes on a CPU."
+    duration: ClassVar[str] = "Without flags: one to three minutes on a CPU."
     system: ClassVar[str] = "fl_agcns"
 
     # Clients are few and their products large enough for one device's threads: two CPU

@@ -278,8 +278,9 @@ def replicated(tree: Any) -> Any:
 def spread(tree: Any, num_rows: int, axis: int = 0) -> Any:
     """Within a program: leaves with a row for each client are shared out.
 
-    A leaf with `num_rows` at `axis` is cut there, or if the devices do not divide them
-    along the first of its later axes that they divide; others are on every device.
+    A leaf with `num_rows` at `axis`, two or more, is cut there, or if the devices do
+    not divide them along the first of its later axes that they divide; others are on
+    every device.
     """
     if num_devices() == 1:
         return tree
@@ -292,7 +293,8 @@ def spread(tree: Any, num_rows: int, axis: int = 0) -> Any:
 
 def _spread_spec(x: Any, num_rows: int, axis: int) -> PartitionSpec:
     sizes = x.shape[axis:]
-    if not (sizes and num_rows) or sizes[0] != num_rows:
+    is_of_clients = len(sizes) > 0 and sizes[0] == num_rows and num_rows > 1
+    if not is_of_clients or 0 in sizes:  # XLA would not keep a cut of nothing
         return PartitionSpec()
     cut = (i for i, size in enumerate(sizes, axis) if size % _num_parts(AXES) == 0)
     return _spec(next(cut, None))
@@ -387,7 +389,7 @@ def map_columns(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
             in_specs=(_spec(1), _spec(None)),
             out_specs=_spec(1),
         )
-        return spread(_with_columns(matrix), shared)[:, : matrix.shape[1]]
+        return _by_rows(spread(_with_columns(matrix), shared)[:, : matrix.shape[1]])
 
     return mapped
 
@@ -411,7 +413,17 @@ def sum_columns(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _with_columns(matrix: jax.Array) -> jax.Array:
     """A matrix with columns of zeros, so that the devices divide them."""
     extra = padded_size(matrix.shape[1]) - matrix.shape[1]
-    return jnp.pad(matrix, ((0, 0), (0, extra)))
+    return jnp.pad(_by_rows(matrix), ((0, 0), (0, extra)))
+
+
+def _by_rows(matrix: jax.Array) -> jax.Array:
+    """Cut by rows where the devices divide them.
+
+    Else XLA carries the cut of columns through a reshape into axes that it may not
+    divide, and copies all of them to every device.
+    """
+    is_cut = len(matrix) % _num_parts(AXES) == 0
+    return _constrain(matrix, _spec(0)) if is_cut else matrix
 
 
 def to_clients(values: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ from tests.algorithms.problems import Seq2SeqTraffic, all_problems
 
 pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
 
-MESHES = ("1x1", "2x1", "3x1", "4x1", "8x1", "2x2", "1x3")  # clients x edges
+MESHES = ("1x1", "2x1", "3x1", "4x1", "8x1", "2x2", "1x3", "5x1")  # clients x edges
 IN_SHORT = ("2x2",)  # which does not divide 5 clients; 3 not the minibatch either
 SYSTEMS = ("cnfgnn", "fed_avg", "fl_agcns", "graphfl", "sfl_star")
 LONG = ("fed_avg", "fl_agcns", "graphfl")  # to compile
@@ -190,16 +190,16 @@ def test_columns_are_shared_out(shape):
     assert set(widths) == {width}
 
 
-PARTS = {  # of [K, 3], [K, 6, 4] and [9] on four devices, by K
-    8: [(2, 3), (2, 6, 4), (9,)],
-    6: [(6, 3), (6, 6, 1), (9,)],  # by columns where these are divided
-    0: [(6, 3), (6, 6, 4), (9,)],  # data without clients
+PARTS = {  # of [K, 3], [K, 6, 4], [K, 0] and [9] on four devices, by K
+    8: [(2, 3), (2, 6, 4), (8, 0), (9,)],
+    6: [(6, 3), (6, 6, 1), (6, 0), (9,)],  # by columns where these are divided
+    0: [(6, 3), (6, 6, 4), (6, 0), (9,)],  # data without clients
 }
 
 
 @pytest.mark.parametrize("num_clients", PARTS)
 def test_rows_of_clients_are_shared_out(num_clients):
-    shapes = [(num_clients or 6, *rest) for rest in ((3,), (6, 4))] + [(9,)]
+    shapes = [(num_clients or 6, *rest) for rest in ((3,), (6, 4), (0,))] + [(9,)]
     rng = np.random.default_rng(0)
     tree = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
     with jax.set_mesh(make("2x2")):
