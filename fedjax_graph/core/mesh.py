@@ -423,7 +423,7 @@ def _by_rows(matrix: jax.Array) -> jax.Array:
     divide, and copies all of them to every device.
     """
     is_cut = len(matrix) % _num_parts(AXES) == 0
-    return _constrain(matrix, _spec(0)) if is_cut else matrix
+    return cut_clients(matrix) if is_cut else matrix
 
 
 def to_clients(values: jax.Array) -> jax.Array:
