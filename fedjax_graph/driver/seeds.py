@@ -112,6 +112,7 @@ def advance(
       InputError: if the evaluation has no metric that the algorithm's `monitor` names.
     """
 
+    @functools.partial(jax.jit, inline=True)  # is traced once, for both branches
     def run(seed_state):
         key = jax.random.wrap_key_data(seed_state.key_data)
 
