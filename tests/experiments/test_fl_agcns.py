@@ -65,25 +65,34 @@ def trainings(training):
     """Answers to command lines that search nothing, by name or flags."""
     lines = {
         "code": training.command_line("code", f"--code={CODE}", methods=()),
-        "fused": training.command_line(
-            "fused", f"--code={CODE}", "--fusion=all", methods=("gcn",)
-        ),
-        "random": training.command_line("random", "--partition=random"),
-        "copies": training.command_line("copies", "--outside_neighbours"),
-        "accuracy": training.command_line("accuracy", "--fitness=accuracy"),
         "other code": training.command_line(
             "code", "--code=3,4,4,5", "--resume", methods=()
         ),
     }
     for number, flags in enumerate(BAD):
         lines[" ".join(flags)] = training.command_line(f"bad/{number}", *flags)
+    return training.run_many(lines)
+
+
+@pytest.fixture(scope="module")
+def more_outputs(training, trainings):
+    """What others printed; for slow tests."""
+    del trainings
+    lines = {
+        "fused": training.command_line(
+            "fused", f"--code={CODE}", "--fusion=all", methods=("gcn",)
+        ),
+        "random": training.command_line("random", "--partition=random"),
+        "copies": training.command_line("copies", "--outside_neighbours"),
+        "accuracy": training.command_line("accuracy", "--fitness=accuracy"),
+    }
     # The last, as it sets defaults of the process.
     lines["synthetic"] = [
         f"--workdir={training.folder / 'synthetic'}",
         "--methods=gcn",
         "--num_epochs=1",
     ]
-    return training.run_many(lines)
+    return training.outputs(lines)
 
 
 def test_a_code_is_trained(training, trainings):
@@ -106,8 +115,9 @@ def test_a_code_is_trained(training, trainings):
     assert not (training.folder / "code" / "search_curves.png").exists()
 
 
-def test_fusion_of_all_layers_is_another_network(training, trainings):
-    output(trainings, "fused")
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_outputs")
+def test_fusion_of_all_layers_is_another_network(training):
     assert list(training.results("fused")["methods"]) == ["gcn", "code"]
     entry = training.entry("fused", "code")
     assert entry["architecture"][1] == "layer 1: GCNConv of the input stage, fused"
@@ -117,17 +127,17 @@ def test_fusion_of_all_layers_is_another_network(training, trainings):
     assert losses(training, "fused", "code")[0] != losses(training, "code", "code")[0]
 
 
-def test_a_random_partition_cuts_more_edges(training, trainings):
-    output(trainings, "random")
-    output(trainings, "fused")
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_outputs")
+def test_a_random_partition_cuts_more_edges(training):
     random, metis = map(training.subgraphs, ("random", "fused"))
     assert random["edges_cut"] > 2 * metis["edges_cut"]
     assert random["edges"] == metis["edges"]
 
 
-def test_outside_neighbours_are_copied(training, trainings):
-    output(trainings, "copies")
-    output(trainings, "fused")
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_outputs")
+def test_outside_neighbours_are_copied(training):
     facts, plain = map(training.subgraphs, ("copies", "fused"))
     # A cut edge has one end with each of the two clients.
     assert all(0 < number <= plain["edges_cut"] for number in facts["outside_copies"])
@@ -136,8 +146,9 @@ def test_outside_neighbours_are_copied(training, trainings):
     assert len({losses(training, name, "gcn")[0] for name in names}) == 2
 
 
-def test_fitness_can_be_accuracy(training, trainings):
-    output(trainings, "accuracy")
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_outputs")
+def test_fitness_can_be_accuracy(training):
     for record in training.metrics("accuracy"):
         error = 1 - record["validation_accuracy"] / 100
         assert record["validation_error"] == pytest.approx(error, abs=1e-6)
@@ -148,8 +159,9 @@ def test_fitness_can_be_accuracy(training, trainings):
     assert kinds == {"accuracy": "accuracy", "fused": "loss"}
 
 
-def test_without_a_dataset_it_is_synthetic_and_short(training, trainings):
-    assert "note: synthetic" in output(trainings, "synthetic")
+@pytest.mark.slow
+def test_without_a_dataset_it_is_synthetic_and_short(training, more_outputs):
+    assert "note: synthetic" in more_outputs["synthetic"]
     found = training.results("synthetic")
     flags = found["settings"]["flags"]
     assert found["dataset"] == "synthetic_mixed"

@@ -64,20 +64,11 @@ def few_convolutions(monkeypatch):
         monkeypatch.setattr(module, "OPS", OPS)
 
 
-def printed(machine, lines):
-    """What command lines that are in order printed, by name."""
-    found = {}
-    for name, (status, out, err) in machine.run_many(lines).items():
-        assert (name, status, err) == (name, 0, "")
-        found[name] = out
-    return found
-
-
 @pytest.fixture(scope="module")
 def searches(searching):
     """What a finished search printed, by the name of its folder."""
     line = searching.command_line("whole", methods=METHODS)
-    return printed(searching, {"whole": line})
+    return searching.outputs({"whole": line})
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +93,7 @@ def more_searches(searching, searches):
     lines["scratch"] = [x for x in scratch if not x.startswith("--num_warm_up")]
     if importlib.util.find_spec("tenseal"):
         lines["ckks"] = searching.command_line("ckks", CKKS, methods=METHODS[:2])
-    return printed(searching, lines)
+    return searching.outputs(lines)
 
 
 # --- Searches ------------------------------------------------------------------------
@@ -371,19 +362,14 @@ def test_a_killed_search_ends_as_if_never_stopped(searching, searches):
     whole, resumed = map(searching.metrics, ("whole", "killed"))
     assert resumed[: len(whole)] == whole
     for method in METHODS:
-        assert untimed(searching.entry("killed", method)) == untimed(
-            searching.entry("whole", method)
+        killed, never_stopped = (
+            binary.without_timings(searching.entry(name, method))
+            for name in ("killed", "whole")
         )
+        assert killed == never_stopped
     assert list(binary.table_of(output(answers, "added"))) == ["SGC"]
     assert list(searching.results("killed")["methods"]) == [*METHODS, "sgc"]
     assert searching.entry("killed", "sgc")["num_rounds"] == NUM_EPOCHS
-
-
-def untimed(entry):
-    """An entry of `results.json` without clock times."""
-    entry = binary.without_timings(entry)
-    del entry["inference_seconds"]
-    return entry | {"search": binary.without_timings(entry["search"] or {})}
 
 
 @pytest.mark.slow

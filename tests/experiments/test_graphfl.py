@@ -88,11 +88,20 @@ def outputs(machine):
     """What finished runs printed, by the name of their folder."""
     lines = {
         "three": machine.command_line("three", SEEDS, methods=THREE),
+        "new_labels": machine.command_line("new_labels", "--task=new_labels"),
+        "self_training": machine.command_line("self_training", *SELF_TRAINING),
+    }
+    return machine.outputs(lines)
+
+
+@pytest.fixture(scope="module")
+def more_outputs(machine, outputs):
+    """Likewise of others; for slow tests."""
+    del outputs
+    lines = {
         "sgc": machine.command_line("sgc", "--model=sgc"),
         "first_order": machine.command_line("first_order", "--first_order"),
         "code": machine.command_line("code", "--protocol=code"),
-        "new_labels": machine.command_line("new_labels", "--task=new_labels"),
-        "self_training": machine.command_line("self_training", *SELF_TRAINING),
         "overlap": machine.command_line("overlap", "--overlap=0.5"),
         "sweep": machine.command_line("sweep", *SWEEP, methods=("il", "fl")),
         "pseudo_sweep": machine.command_line(
@@ -105,11 +114,7 @@ def outputs(machine):
             *SMALL,
         ],
     }
-    printed = {}
-    for name, (status, out, err) in machine.run_many(lines).items():
-        assert (name, status, err) == (name, 0, "")
-        printed[name] = out
-    return printed
+    return machine.outputs(lines)
 
 
 def table_of(output):
@@ -179,9 +184,8 @@ def test_metrics_have_a_line_for_each_method_and_round(machine, outputs):
         )
 
 
-@pytest.mark.parametrize("path", ["three/training_curves.png", "sweep/sweep.png"])
-def test_pictures_are_there(machine, outputs, path):
-    binary.assert_picture(machine.folder / path)
+def test_a_picture_is_there(machine, outputs):
+    binary.assert_picture(machine.folder / "three" / "training_curves.png")
 
 
 def crossings(machine, workdir, method, num_classes):
@@ -202,12 +206,13 @@ def test_bytes_are_of_both_stages(machine, outputs):
 # --- Tasks, models and protocols -----------------------------------------------------
 
 
-def test_models_differ(machine, outputs):
+@pytest.mark.slow
+def test_models_differ(machine, outputs, more_outputs):
     tasks = {name: machine.entry(name)["config"]["task"] for name in ("three", "sgc")}
     assert [task["model"] for task in tasks.values()] == ["gcn", "sgc"]
     up = machine.entry("sgc")["communication_bytes"]["up"]
     assert up == NUM_ROUNDS * 2 * 4 * NUM_FEATURES * NUM_CLASSES * COHORT
-    assert "sgc" in outputs["sgc"] and "gcn" in outputs["three"]
+    assert "sgc" in more_outputs["sgc"] and "gcn" in outputs["three"]
 
 
 def test_new_labels_are_adapted_to(machine, outputs):
@@ -233,14 +238,15 @@ def test_pseudo_labels_are_counted_and_compared_with_the_truth(machine, outputs)
     assert machine.metrics("self_training")[-1]["train_loss"] != plain["train_loss"]
 
 
-def test_the_protocol_of_the_code_is_recorded_and_felt(machine, outputs):
+@pytest.mark.slow
+def test_the_protocol_of_the_code_is_recorded_and_felt(machine, more_outputs):
     config = machine.entry("code")["config"]
     outer = config["server_optimizer"]
     kept = [outer[key] for key in ("name", "weight_decay", "learning_rate")]
     assert [config["first_order"], *kept] == [True, "adam", 5e-4, 0.02]
     assert config["task"]["optimizer"]["learning_rate"] == 0.01
     assert machine.results("code")["settings"]["setting"]["num_train"] == 300
-    assert "not a fair estimate" in outputs["code"]
+    assert "not a fair estimate" in more_outputs["code"]
     # The highest test accuracy over the rounds: the test set is what is validated on.
     records = machine.metrics("code")
     best = 100 * (1 - min(record["validation_error"] for record in records))
@@ -252,7 +258,9 @@ def test_the_protocol_of_the_code_is_recorded_and_felt(machine, outputs):
     assert not paper["first_order"]
 
 
-def test_first_order_gradients_are_others(machine, outputs):
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_outputs")
+def test_first_order_gradients_are_others(machine):
     assert machine.entry("first_order")["config"]["first_order"]
     first = machine.metrics("first_order")
     second = [r for r in machine.metrics("three") if r["method"] == "graphfl"]
@@ -265,7 +273,9 @@ def test_first_order_gradients_are_others(machine, outputs):
     )
 
 
-def test_subgraphs_are_described(machine, outputs):
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_outputs")
+def test_subgraphs_are_described(machine):
     facts = machine.results("overlap")["settings"]["subgraphs"]
     assert facts["num_clients"] == NUM_CLIENTS
     assert facts["overlap"] == pytest.approx(0.5)
@@ -273,12 +283,16 @@ def test_subgraphs_are_described(machine, outputs):
     assert "subgraphs" not in machine.results("three")["settings"]
 
 
-def test_without_a_dataset_it_is_synthetic(machine, outputs):
+@pytest.mark.slow
+def test_without_a_dataset_it_is_synthetic(machine, more_outputs):
     assert machine.results("synthetic")["dataset"] == "synthetic"
-    assert "note: synthetic" in outputs["synthetic"]
+    assert "note: synthetic" in more_outputs["synthetic"]
 
 
-def test_a_sweep_has_a_run_for_each_model_value_and_method(machine, outputs):
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_outputs")
+def test_a_sweep_has_a_run_for_each_model_value_and_method(machine):
+    binary.assert_picture(machine.folder / "sweep" / "sweep.png")
     rows = machine.sweep("sweep")
     keys = [(row["model"], row["participation"], row["method"]) for row in rows]
     assert keys == [
@@ -294,7 +308,9 @@ def test_a_sweep_has_a_run_for_each_model_value_and_method(machine, outputs):
         assert entry["config"]["participation"] == (1 if method == "il" else value)
 
 
-def test_a_sweep_of_pseudo_labels_has_one_teacher(machine, outputs):
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_outputs")
+def test_a_sweep_of_pseudo_labels_has_one_teacher(machine):
     rows = machine.sweep("pseudo_sweep")
     assert [(row["model"], row["pseudo_labels"]) for row in rows] == [
         ("sgc", number) for number in (0, 2, 1)
@@ -362,9 +378,6 @@ def answers(machine, outputs):
         "scored on validation": machine.command_line(
             "three", SEEDS, "--eval_only", "--split=validation", **three
         ),
-        "sweep again": machine.command_line(
-            "sweep", *SWEEP, "--resume", methods=("il", "fl")
-        ),
         "again": machine.command_line("three", SEEDS),
         "other draws": machine.command_line(
             "three", "--num_seeds=2", "--seed=1", "--resume", methods=("fed_prox",)
@@ -427,9 +440,11 @@ def test_a_checkpoint_is_scored_on_any_split(machine, outputs, answers):
         assert float(accuracy.split(" ±")[0]) == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_sweep_goes_on_where_it_ended(machine, outputs, answers):
-    status, _, err = answers["sweep again"]
-    assert (status, err) == (0, "")
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_outputs")
+def test_a_sweep_goes_on_where_it_ended(machine):
+    line = machine.command_line("sweep", *SWEEP, "--resume", methods=("il", "fl"))
+    machine.outputs({"sweep": line})
     assert len(machine.sweep("sweep")) == 8
 
 

@@ -30,7 +30,7 @@ TITLES = {
     "sfl_lg": "SFL + LG-FedAvg",
     "local": "local",
 }
-METHODS = ("fed_avg", "fed_prox", "scaffold", "sfl", "sfl_star", "local")
+METHODS = ("fed_avg", "sfl", "sfl_star", "local")
 REMEMBERING = ("scaffold", "sfl_star")  # clients' or the server's memory
 IMAGE_METHODS = ("fed_avg", "sfl_per")
 ACCURACIES = ("mean_accuracy", "best_5_percent", "worst_5_percent")
@@ -105,6 +105,12 @@ class Machine(binary.Machine):
         flags = (*TRAFFIC, f"--num_rounds={num_rounds}", *flags)
         return self.command_line(workdir, *flags, methods=methods)
 
+    def of_file(self, name, *flags, methods=("sfl",)):
+        """One round on the network of a file of that name."""
+        dataset = f"--dataset={self.folder / name}.npz"
+        flags = (dataset, "--rnn_hidden_size=4", "--num_rounds=1", *flags)
+        return self.command_line(name, *flags, methods=methods)
+
     def records(self, workdir):
         return read_records(self.folder / workdir / "metrics.jsonl")
 
@@ -125,33 +131,37 @@ def machine(tmp_path_factory):
 @pytest.fixture(scope="module")
 def outputs(machine):
     """What finished runs printed, by the name of their folder."""
-    star = {"methods": ("sfl_star",), "num_rounds": 1}
-    mine = f"--dataset={machine.folder / 'mine.npz'}"
-    pictures = f"--dataset={machine.folder / 'pictures.npz'}"
-    bare = f"--dataset={machine.folder / 'bare.npz'}"
-    small_run = ("--rnn_hidden_size=4", "--num_rounds=1")
-    code = ("fed_avg", "fed_prox")
     lines = {
         "several": machine.traffic("several", methods=METHODS),
-        "code": machine.traffic("code", "--protocol=code", methods=code),
-        "alpha": machine.traffic("alpha", "--alpha=0", num_rounds=1),
-        "steps": machine.traffic("steps", "--propagation_steps=0", num_rounds=1),
-        "none": machine.traffic("none", "--client_graph=none", **star),
-        "similar": machine.traffic("similar", "--structure_target=similarity", **star),
-        "mine": machine.command_line("mine", mine, *small_run, methods=("sfl",)),
-        "bare": machine.command_line(
-            "bare", bare, "--client_graph=none", *small_run, methods=("sfl_star",)
-        ),
+        "mine": machine.of_file("mine"),
         "images": machine.command_line(
             "images", *SYNTHETIC_IMAGES, *IMAGES, methods=IMAGE_METHODS
         ),
+    }
+    return machine.outputs(lines)
+
+
+@pytest.fixture(scope="module")
+def more_outputs(machine, outputs):
+    """Likewise of others; for slow tests."""
+    del outputs
+    one_round = {"num_rounds": 1}
+    star = one_round | {"methods": ("sfl_star",)}
+    protocols = {"methods": ("fed_avg", "fed_prox")}
+    bare = ("bare", "--client_graph=none")
+    pictures = f"--dataset={machine.folder / 'pictures.npz'}"
+    lines = {
+        "remembering": machine.traffic("remembering", methods=REMEMBERING),
+        "paper": machine.traffic("paper", **protocols),
+        "code": machine.traffic("code", "--protocol=code", **protocols),
+        "alpha": machine.traffic("alpha", "--alpha=0", **one_round),
+        "steps": machine.traffic("steps", "--propagation_steps=0", **one_round),
+        "none": machine.traffic("none", "--client_graph=none", **star),
+        "similar": machine.traffic("similar", "--structure_target=similarity", **star),
+        "bare": machine.of_file(*bare, methods=("sfl_star",)),
         "pictures": machine.command_line("pictures", pictures, *IMAGES),
     }
-    printed = {}
-    for name, (status, out, err) in machine.run_many(lines).items():
-        assert (name, status, err) == (name, 0, "")
-        printed[name] = out
-    return printed
+    return machine.outputs(lines)
 
 
 def table_of(output):
@@ -256,14 +266,20 @@ def test_clients_without_neighbours_are_named(machine, outputs):
     assert note.startswith("note: 2 of 5 clients take from no neighbour")
     assert "(indices 3, 4)" in note
     assert note.removeprefix("note: ") in machine.results("mine")["settings"]["notes"]
-    assert "neighbour" not in outputs["none"], "without a graph there is none to lack"
+
+
+@pytest.mark.slow
+def test_without_a_graph_there_is_no_neighbour_to_lack(more_outputs):
+    assert "neighbour" not in more_outputs["none"]
 
 
 # --- Flags ---------------------------------------------------------------------------
 
 
-def test_the_protocol_of_the_code_is_recorded_and_felt(machine, outputs):
-    paper, code = (machine.results(name)["methods"] for name in ("several", "code"))
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_outputs")
+def test_the_protocol_of_the_code_is_recorded_and_felt(machine):
+    paper, code = (machine.results(name)["methods"] for name in ("paper", "code"))
     for method, key, values in [
         ("fed_prox", "proximal_weight", (0.01, 0)),
         ("fed_avg", "aggregation_noise", (0, 1e-3)),
@@ -275,11 +291,13 @@ def test_the_protocol_of_the_code_is_recorded_and_felt(machine, outputs):
         )
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_outputs")
 @pytest.mark.parametrize(
     ("workdir", "key"), [("alpha", "alpha"), ("steps", "propagation_steps")]
 )
 def test_sfl_that_takes_nothing_along_the_graph_starts_as_local_training(
-    machine, outputs, workdir, key
+    machine, workdir, key
 ):
     assert machine.results(workdir)["methods"]["sfl"]["config"][key] == 0
     local = machine.validation_mae("several", "local")
@@ -287,7 +305,9 @@ def test_sfl_that_takes_nothing_along_the_graph_starts_as_local_training(
     assert machine.validation_mae(workdir, "sfl") == pytest.approx(local, rel=1e-5)
 
 
-def test_sfl_star_learns_its_graph_as_it_is_told(machine, outputs):
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_outputs")
+def test_sfl_star_learns_its_graph_as_it_is_told(machine):
     configs = {
         name: machine.results(name)["methods"]["sfl_star"]["config"]
         for name in ("several", "none", "similar")
@@ -344,9 +364,10 @@ def test_the_rate_is_of_images(machine, outputs):
     )
 
 
-def test_images_of_ones_own_are_dealt_out(machine, outputs):
+@pytest.mark.slow
+def test_images_of_ones_own_are_dealt_out(machine, more_outputs):
     assert machine.results("pictures")["dataset"] == "pictures"
-    assert "pictures: clients 5, shards 4, images 200" in outputs["pictures"]
+    assert "pictures: clients 5, shards 4, images 200" in more_outputs["pictures"]
     (entry,) = machine.results("pictures")["methods"].values()
     assert entry["test"].keys() >= set(ACCURACIES)
     assert entry["config"]["task"]["kind"] == "images"
@@ -409,9 +430,9 @@ def answers(machine, outputs):
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_as_if_never_stopped(machine, outputs):
+@pytest.mark.usefixtures("more_outputs")
+def test_a_killed_run_ends_as_if_never_stopped(machine):
     """It is killed in two methods with a memory."""
-    del outputs
     flags = machine.traffic("killed", methods=REMEMBERING)
     for number, method in enumerate(REMEMBERING):
         process = machine.run_killed(f"{method}/checkpoints/2", *flags)
@@ -424,17 +445,9 @@ def test_a_killed_run_ends_as_if_never_stopped(machine, outputs):
         flags = [*flags, *["--resume"][number:]]
     process = machine.run(*flags)
     assert process.returncode == 0, process.stderr
-    whole = [r for r in machine.metrics("several") if r["method"] in REMEMBERING]
-    assert machine.metrics("killed") == whole
-    entries = {
-        workdir: {
-            method: binary.without_timings(machine.results(workdir)["methods"][method])
-            for method in REMEMBERING
-        }
-        for workdir in ("several", "killed")
-    }
-    assert entries["killed"] == entries["several"]
-    learnt = [machine.folder / name / "client_graph.png" for name in entries]
+    binary.assert_same_run(machine, "killed", "remembering")
+    names = ("killed", "remembering")
+    learnt = [machine.folder / name / "client_graph.png" for name in names]
     assert learnt[0].read_bytes() == learnt[1].read_bytes()
 
 
@@ -453,8 +466,9 @@ def test_a_checkpoint_is_scored_on_any_split(machine, outputs, answers):
         assert float(row[0]) == pytest.approx(mae, abs=1e-3)
 
 
-def test_data_without_a_graph_run_where_it_is_learnt(machine, outputs):
-    assert "note: no graph is given" in outputs["bare"]
+@pytest.mark.slow
+def test_data_without_a_graph_run_where_it_is_learnt(machine, more_outputs):
+    assert "note: no graph is given" in more_outputs["bare"]
     assert set(machine.results("bare")["methods"]) == {"sfl_star"}
 
 
