@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 
@@ -27,6 +29,7 @@ def scores_of(name: str) -> dict[str, float]:
     return {key: float(score) for key, score in lines}
 
 
+@pytest.mark.slow
 def test_cnfgnn_forecasts_better_than_persistence():
     scores = scores_of("cnfgnn")
     assert scores["cnfgnn"] < scores["persistence"] - 0.3  # mph
@@ -49,6 +52,7 @@ def test_fl_agcns_trains_networks_and_takes_one():
     assert accuracy > 60  # percent, of three classes
 
 
+@pytest.mark.slow
 def test_clients_of_a_graph_gain_by_cooperation():
     scores = scores_of("subgraphs")
     assert scores["fed_avg"] > scores["local"] > 40  # percent, of four classes

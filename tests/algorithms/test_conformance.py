@@ -171,13 +171,17 @@ CASES = {
     for problem, methods in TINY.items()
     for name in methods
 }
-# What others are special cases of is tested by default; searches, which take longest to
-# compile, have tests of their own of padding and chunks.
+# What others are special cases of is tested by default; what takes longest to compile
+# has tests of its own beside.
 SLOW = SEARCHES.keys() | {
+    "ada_fgl",
     "at_without_fedavg",
     "fed_adam",
     "fed_avg_m",
+    "fed_sage_plus",
     "fed_yogi",
+    "fgssl",
+    "gru_fmtl",
     "gru_gn",
     "lg_fed_avg",
     "mp_fed_avg",

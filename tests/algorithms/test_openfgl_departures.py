@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
+import pytest
 
 from fedjax_graph.algorithms import fed_dc as fed_dc_module
 from fedjax_graph.algorithms import fgssl as fgssl_module
@@ -168,6 +169,7 @@ def first_neighbours(key, other, own, num_places):
     return other.features[other.senders[starts[nodes][:, None] + places]]
 
 
+@pytest.mark.slow
 def test_fed_sage_plus(monkeypatch):
     """OpenFGL's edges lead to what is generated only; its classifiers go on."""
     _, golden = parts_of(load("fed_sage_plus"))

@@ -46,6 +46,7 @@ def assert_close(left, right):
     jax.tree.map(lambda a, b: npt.assert_allclose(a, b, 1e-4, 1e-6), left, right)
 
 
+@pytest.mark.slow
 def test_fed_pubs_penalties_are_those_of_its_loss(trained):
     plain, sparse = (
         trained("fed_pub", mask_weight=weight, block_size=3)["params"]["masks"]

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
 MESHES = ("1x1", "2x1", "3x1", "4x1", "8x1", "2x2", "1x3", "5x1")  # clients x edges
 IN_SHORT = ("2x2",)  # which does not divide 5 clients; 3 not the minibatch either
 SYSTEMS = ("cnfgnn", "fed_avg", "fl_agcns", "graphfl", "sfl_star")
-LONG = ("fed_avg", "fl_agcns", "graphfl")  # to compile
+LONG = ("cnfgnn", "fed_avg", "fl_agcns", "graphfl")  # to compile
 CASES = {"fed_avg": Seq2SeqTraffic}
 
 

@@ -77,6 +77,7 @@ def test_certain_genes_with_fusion_of_all_layers(net_model, relaxed, quick_jit):
         npt.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", CODES[:1])
 def test_dropout_of_certain_genes_is_that_of_a_code(
     code, net_model, relaxed, quick_jit

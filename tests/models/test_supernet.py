@@ -161,6 +161,7 @@ LINEAR = [5, 0, 0, 0, 5]  # both stages and nothing else
 NUM_KEYS = 4000
 
 
+@pytest.mark.slow
 def test_dropout_of_both_stages_inputs(net_model, quick_jit):
     """Means and variances of a node's outputs, by the law of total variance."""
     net, (graph, _) = NET_WITH_DROPOUT, make_graph(0)
@@ -186,6 +187,7 @@ def test_dropout_of_both_stages_inputs(net_model, quick_jit):
     npt.assert_allclose(found.var(axis=0), variance, rtol=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", CODES[:1])
 def test_dropout_of_a_given_product_is_the_same(code, net_model, quick_jit):
     net, (graph, mask) = NET_WITH_DROPOUT, make_graph(0)
@@ -298,6 +300,7 @@ def test_fresh_weights(quick_jit):
 # --- Training ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", CODES)
 def test_training_a_code_moves_only_its_weights(code, net_model, net_gradient):
     graph, mask = make_graph(3)

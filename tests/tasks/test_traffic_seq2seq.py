@@ -143,6 +143,7 @@ def test_the_aggregator_has_a_key_of_its_own():
     assert data[-1] not in data[:-1]
 
 
+@pytest.mark.slow
 def test_without_embeddings_cnfgnn_is_fed_avg_of_the_same_model(train, quick_jit):
     """A graph network whose last layer is held at 0 gives h_G = 0."""
     cnfgnn_ = cnfgnn(

@@ -77,7 +77,10 @@ def loops(quick_jit):
     )
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize(
+    "system",
+    ["AT + FedAvg", pytest.param("AT, a cohort of 3", marks=pytest.mark.slow)],
+)
 def test_rounds_are_those_of_loops(
     system, train, params, first_state, loops, quick_jit, monkeypatch
 ):

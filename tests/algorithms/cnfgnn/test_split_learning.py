@@ -104,6 +104,7 @@ def one_client(data, client):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", [0, 3])
 def test_split_learning_of_one_client_is_the_centralized_model_of_its_node(
     client, train, draw_params, quick_jit

@@ -29,7 +29,7 @@ TASK = {  # of the plain GRU
     "batch_size": 200,
 }
 GRUS = ("gru_centralized", "fed_avg", "gru_fmtl")
-LOSSES = ("cnfgnn", "split_learning", *GRUS)
+LOSSES = (pytest.param("cnfgnn", marks=pytest.mark.slow), "split_learning", *GRUS)
 EXCHANGING = (
     "cnfgnn",
     "at_without_fedavg",
@@ -176,7 +176,9 @@ def test_fewer_bits_change_little(splits, quick_jit):
 
 
 @pytest.mark.parametrize("bits", [32, 8])
-@pytest.mark.parametrize("method", ["cnfgnn", "split_learning"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("cnfgnn", marks=pytest.mark.slow), "split_learning"]
+)
 def test_training_meets_what_forecasts_do(method, bits, splits, quick_jit):
     """The clients have their own h_c as it was; without a step the losses agree."""
     data, key = splits["train"], jax.random.key(2)

@@ -465,6 +465,7 @@ def test_clients_send_as_many_codes_as_a_population_has(
 # --- Runs ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_resumed_search_ends_as_if_never_stopped(cut_and_whole, monkeypatch):
     """Cut between the warm-up and the first evolution, and once more.
 

@@ -150,6 +150,7 @@ def test_the_weights_step_by_hand(data, problem, train, quick_jit):
         check_leaf(*one)
 
 
+@pytest.mark.slow
 def test_the_alphas_step_by_hand(data, problem, learn):
     model, alphas, clients = problem
     after, costs = learn(first_learnt(CONFIG, alphas), data, model)
@@ -164,6 +165,7 @@ def test_the_alphas_step_by_hand(data, problem, learn):
     assert (after.alphas[alphas == 0] == 0).all()
 
 
+@pytest.mark.slow
 def test_alphas_find_the_op_that_labels_come_from(data, quick_jit):
     """Other ops give zeros, or with no layer the sign is wrong."""
     config = FLGradientConfig(

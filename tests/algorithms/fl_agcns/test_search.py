@@ -209,6 +209,7 @@ class Adam:
         self.x = self.x - OPTIMIZER.learning_rate * mean / (scale + 1e-8)
 
 
+@pytest.mark.slow
 def test_steps_move_the_weights_and_statistics_of_their_codes(
     model, train, slow_gradient, quick_jit
 ):
