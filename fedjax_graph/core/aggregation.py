@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import arrays, graphs, mesh
+from fedjax_graph.core import arrays, graphs, sharding
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.registry import Lazy, Registry, imported
@@ -303,7 +303,7 @@ def _mix(mixing: jax.Array, x: jax.Array) -> jax.Array:
     def product(matrix, mixing):
         return _product(mixing, matrix)
 
-    mixed = mesh.map_columns(product)(x.reshape(len(x), -1), mixing)
+    mixed = sharding.map_columns(product)(x.reshape(len(x), -1), mixing)
     return mixed.reshape(x.shape)
 
 

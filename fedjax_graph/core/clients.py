@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import arrays, mesh
+from fedjax_graph.core import arrays, mesh, sharding
 from fedjax_graph.core.errors import InputError
 
 
@@ -70,7 +70,7 @@ def map_clients(
         return map_axis(lambda *one: fn(*one, *shared), clients_per_chunk)(*own)
 
     def mapped(*own, shared=()):
-        return mesh.concat_parts(local)(own, shared=shared)
+        return sharding.concat_parts(local)(own, shared=shared)
 
     return mapped
 

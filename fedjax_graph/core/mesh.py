@@ -1,14 +1,14 @@
-"""Work spread over the devices of a mesh: an axis is cut into equal shares.
+"""The mesh: which devices share the work, and where arrays lie on them.
 
-The caller sets the mesh, and everything below takes it from there:
+The caller sets the mesh, and everything that `core.sharding` spreads takes it from
+there:
 
     with jax.set_mesh(fg.make_mesh()):
         result = fg.run("cnfgnn", algorithm, splits, config)
 
 A mesh has two named axes. Clients, windows and codes are shared out along both; the
 server's graph network cuts its minibatch along `clients` and its edges along `edges`.
-XLA's partitioner is the engine (`jax.shard_map`). Where no mesh is set, or it has one
-device, each function here is the plain call.
+Where no mesh is set, or it has one device, arrays stay as they are.
 
 This is the only file that asks JAX for devices. A CPU counts as one device unless told
 otherwise: `use_cpu_cores` makes each core a device, so that clients, whose own products
@@ -21,11 +21,10 @@ import math
 import mmap
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import jaxlib
 import numpy as np
 from jax.experimental import multihost_utils
@@ -119,6 +118,11 @@ def _current() -> AbstractMesh:
     return jax.sharding.get_abstract_mesh()
 
 
+def manual_axes() -> frozenset[str]:
+    """The axes along which this is one device's share of the work."""
+    return frozenset(_current().manual_axes)
+
+
 def _checked() -> AbstractMesh:
     mesh = _current()
     is_ours = mesh.axis_names == AXES and AxisType.Explicit not in mesh.axis_types
@@ -174,24 +178,32 @@ def on_cpu() -> Iterator[None]:
         yield
 
 
-def _num_parts(axes: Sequence[str]) -> int:
+def num_parts(axes: Sequence[str]) -> int:
+    """Number of devices along some axes of the mesh; 1 without a mesh."""
     mesh = _checked()
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in axes)
 
 
+def spec(axis: int | None, axes: Sequence[str] = AXES) -> PartitionSpec:
+    """How an array is cut at one of its axes along axes of the mesh; None: nowhere."""
+    if axis is None:
+        return PartitionSpec()
+    return PartitionSpec(*[None] * axis, tuple(axes))
+
+
 def edge_parts() -> int:
     """Into how many parts `split_edges` cuts; 1 where each device has a share."""
-    return 1 if EDGES in _current().manual_axes else _num_parts((EDGES,))
+    return 1 if EDGES in manual_axes() else num_parts((EDGES,))
 
 
 def padded_size(size: int, axes: Sequence[str] = AXES) -> int:
     """The next multiple of the number of devices along some axes of the mesh."""
-    return share_size(size, axes) * _num_parts(axes)
+    return share_size(size, axes) * num_parts(axes)
 
 
 def share_size(size: int, axes: Sequence[str] = AXES) -> int:
     """The part of `size` rows that falls to each device, rounded up."""
-    return -(-size // _num_parts(axes))
+    return -(-size // num_parts(axes))
 
 
 # --- Placing -------------------------------------------------------------------------
@@ -264,15 +276,13 @@ def put_on_first(tree: Any) -> Any:
     return jax.device_put(tree, _devices()[0])
 
 
-def _constrain(tree: Any, spec: PartitionSpec) -> Any:
-    if num_devices() == 1:
-        return tree
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, spec), tree)
+def _constrain(tree: Any, cut: PartitionSpec) -> Any:
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, cut), tree)
 
 
 def replicated(tree: Any) -> Any:
     """Within a program: the same values on every device."""
-    return _constrain(tree, PartitionSpec())
+    return tree if num_devices() == 1 else _constrain(tree, PartitionSpec())
 
 
 def spread(tree: Any, num_rows: int, axis: int = 0) -> Any:
@@ -296,26 +306,23 @@ def _spread_spec(x: Any, num_rows: int, axis: int) -> PartitionSpec:
     is_of_clients = len(sizes) > 0 and sizes[0] == num_rows and num_rows > 1
     if not is_of_clients or 0 in sizes:  # XLA would not keep a cut of nothing
         return PartitionSpec()
-    cut = (i for i, size in enumerate(sizes, axis) if size % _num_parts(AXES) == 0)
-    return _spec(next(cut, None))
+    cut = (i for i, size in enumerate(sizes, axis) if size % num_parts(AXES) == 0)
+    return spec(next(cut, None))
 
 
 def cut_clients(tree: Any) -> Any:
     """Within a program: rows [K', ...] cut by clients, K' a multiple of the devices."""
-    return _constrain(tree, _spec(0))
+    return tree if num_devices() == 1 else _constrain(tree, spec(0))
 
 
 def split_edges(tree: Any) -> Any:
     """Within a program: rows [E, ...] cut along the mesh's axis `edges`."""
-    if edge_parts() == 1:
-        return tree
-    spec = PartitionSpec(EDGES)
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, spec), tree)
+    return tree if edge_parts() == 1 else _constrain(tree, PartitionSpec(EDGES))
 
 
 def varying(tree: Any) -> Any:
     """Marks constants that each share will change, such as the carry of a scan."""
-    axes = set(_current().manual_axes)
+    axes = manual_axes()
     if not axes:
         return tree
 
@@ -324,186 +331,3 @@ def varying(tree: Any) -> Any:
         return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
 
     return jax.tree.map(mark, tree)
-
-
-def _spec(axis: int | None, axes: Sequence[str] = AXES) -> PartitionSpec:
-    if axis is None:
-        return PartitionSpec()
-    return PartitionSpec(*[None] * axis, tuple(axes))
-
-
-# --- Sharing work --------------------------------------------------------------------
-
-
-def concat_parts(fn: Callable[..., Any], out_axis: int = 0) -> Callable[..., Any]:
-    """`fn` on each device's share of the leading axis, results concatenated.
-
-    Args:
-      fn: (*rows, *shared) -> results; pytrees with a leading axis, whose rows it
-        treats apart, and what is the same for all. It may close over no tracer.
-      out_axis: the axis of its results that follows the rows.
-
-    Returns:
-      (*rows, shared=()) -> results. Where the devices do not divide the rows, the last
-      row is computed again as padding and dropped (`out_axis` = 0) or left
-      (otherwise). A leaf may have the rows of padding already.
-    """
-
-    def parts(*rows, shared=()):
-        if num_devices() == 1:
-            return fn(*rows, *shared)
-        spread = jax.shard_map(
-            lambda rows, shared: fn(*rows, *varying(shared)),
-            in_specs=(_spec(0), _spec(None)),
-            out_specs=_spec(out_axis),
-        )
-        size = min(x.shape[0] for x in jax.tree.leaves(rows))
-        if size % num_devices() == 0:
-            return spread(rows, shared)
-        indices = jnp.minimum(jnp.arange(padded_size(size)), size - 1)
-        results = spread(
-            jax.tree.map(lambda x: x[indices] if len(x) == size else x, rows), shared
-        )
-        if out_axis:
-            return results
-        return jax.tree.map(lambda x: x[:size], results)
-
-    return parts
-
-
-def map_columns(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """`fn` on each device's share of the columns of a matrix.
-
-    Rows that were shared out change places with columns on the way, an all-to-all.
-
-    Args:
-      fn: (matrix [C, N], *shared) -> [R, N], each column from that column alone. It may
-        close over no tracer.
-    """
-
-    def mapped(matrix, *shared):
-        if num_devices() == 1:
-            return fn(matrix, *shared)
-        spread = jax.shard_map(
-            lambda matrix, shared: fn(matrix, *varying(shared)),
-            in_specs=(_spec(1), _spec(None)),
-            out_specs=_spec(1),
-        )
-        return _by_rows(spread(_with_columns(matrix), shared)[:, : matrix.shape[1]])
-
-    return mapped
-
-
-def sum_columns(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Sum of what `fn` makes of each device's share of the columns of a matrix.
-
-    Args:
-      fn: (matrix [C, N], *shared) -> a sum over columns, to which zeros add nothing. It
-        may close over no tracer.
-    """
-
-    def total(matrix, *shared):
-        in_axes = (1, *[None] * len(shared))
-        matrix = matrix if num_devices() == 1 else _with_columns(matrix)
-        return sum_parts(fn, in_axes)(matrix, *shared)
-
-    return total
-
-
-def _with_columns(matrix: jax.Array) -> jax.Array:
-    """A matrix with columns of zeros, so that the devices divide them."""
-    extra = padded_size(matrix.shape[1]) - matrix.shape[1]
-    return jnp.pad(_by_rows(matrix), ((0, 0), (0, extra)))
-
-
-def _by_rows(matrix: jax.Array) -> jax.Array:
-    """Cut by rows where the devices divide them.
-
-    Else XLA carries the cut of columns through a reshape into axes that it may not
-    divide, and copies all of them to every device.
-    """
-    is_cut = len(matrix) % _num_parts(AXES) == 0
-    return cut_clients(matrix) if is_cut else matrix
-
-
-def to_clients(values: jax.Array) -> jax.Array:
-    """Within `concat_parts`: moves windows to where their clients are, an all-to-all.
-
-    Args:
-      values: [K, B, ...] of the device's windows.
-
-    Returns:
-      [K' / D, D, B, ...], the windows of all D devices for the device's clients; K' is
-      K rounded up by rows of zeros. [K, 1, B, ...] on one device.
-    """
-    if not _current().manual_axes:
-        return values[:, None]
-    extra = padded_size(len(values)) - len(values)
-    values = jnp.pad(values, ((0, extra), *[(0, 0)] * (values.ndim - 1)))
-    values = values.reshape(_num_parts(AXES), -1, *values.shape[1:])
-    return jax.lax.all_to_all(values, AXES, split_axis=0, concat_axis=1)
-
-
-def take_windows(share: jax.Array, indices: jax.Array) -> jax.Array:
-    """Within `sum_parts`: the windows of a minibatch, out of all devices' shares.
-
-    Each device adds the rows that it has, and zeros for the others: one reduce-scatter.
-
-    Args:
-      share: [S / D, N], rows of windows of which each of D devices along `clients` has
-        a share.
-      indices: [B] of all windows; D divides B.
-
-    Returns:
-      [B / D, N], the device's share of the minibatch.
-    """
-    if CLIENTS not in _current().manual_axes:
-        return share[indices]
-    first = jax.lax.axis_index(CLIENTS) * len(share)
-    places = indices - first
-    is_here = (places >= 0) & (places < len(share))
-    rows = jnp.where(is_here[:, None], share[jnp.where(is_here, places, 0)], 0)
-    sent = _as_whole_bytes(rows).reshape(_num_parts((CLIENTS,)), -1, rows.shape[1])
-    sum_ = jax.lax.psum_scatter(sent, CLIENTS)
-    if rows.dtype == jnp.bfloat16:
-        return jax.lax.bitcast_convert_type(sum_, rows.dtype)
-    return sum_.astype(rows.dtype)
-
-
-def _as_whole_bytes(rows: jax.Array) -> jax.Array:
-    """What collectives of all backends add: short floats as their bits, beside 0."""
-    if rows.dtype == jnp.bfloat16:
-        return jax.lax.bitcast_convert_type(rows, jnp.uint16)
-    return rows.astype(jnp.int8) if rows.dtype == jnp.int4 else rows
-
-
-def sum_parts(
-    fn: Callable[..., Any],
-    in_axes: Sequence[int | None],
-    axes: Sequence[str] = AXES,
-) -> Callable[..., Any]:
-    """`fn` on each device's share of its arguments, results summed.
-
-    Args:
-      fn: function whose results are sums over the shared axis; no closed-over tracers.
-      in_axes: for each argument the axis that is shared, or None. Its size must be a
-        multiple of the devices along `axes`: see `padded_size`.
-      axes: of the mesh, along which the arguments are shared out. What `fn` does is
-        left to XLA to cut along the others: see `split_edges`.
-    """
-
-    def total(*args):
-        if num_devices() == 1:
-            return fn(*args)
-
-        def share(*args):
-            return jax.lax.psum(fn(*varying(args)), tuple(axes))
-
-        return jax.shard_map(
-            share,
-            in_specs=tuple(_spec(axis, axes) for axis in in_axes),
-            out_specs=_spec(None),
-            axis_names=set(axes),
-        )(*args)
-
-    return total

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, arrays, batching, clients, mesh
+from fedjax_graph.core import aggregation, arrays, batching, clients, mesh, sharding
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import windows
@@ -215,7 +215,7 @@ def evaluate_forecasts(
     def evaluate(state, data: TrafficData):
         starts, mask = batching.batches(data.starts, mesh.share_size(batch_size))
         extra = ((0, mesh.padded_size(len(starts)) - len(starts)), (0, 0))
-        total = mesh.sum_parts(sums, in_axes=(None, None, 0, 0))(
+        total = sharding.sum_parts(sums, in_axes=(None, None, 0, 0))(
             state, data, jnp.pad(starts, extra), jnp.pad(mask, extra)
         )
         return metrics(total, data.std, data.step)
@@ -233,7 +233,7 @@ def predict_forecasts(
 
     def predict(state, data: TrafficData):
         starts, _ = batching.batches(data.starts, mesh.share_size(batch_size))
-        forecasts = mesh.concat_parts(forecast_all)(starts, shared=(state, data))
+        forecasts = sharding.concat_parts(forecast_all)(starts, shared=(state, data))
         forecasts = jnp.swapaxes(forecasts, 1, 2)  # [batches, B, K, 12]
         return forecasts.reshape(-1, *forecasts.shape[2:])[: len(data.starts)]
 

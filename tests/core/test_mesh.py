@@ -14,7 +14,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.algorithms import get_method, make_config
-from fedjax_graph.core import clients, communication, mesh
+from fedjax_graph.core import clients, communication, mesh, sharding
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import rounds
@@ -103,8 +103,8 @@ def test_without_a_mesh_all_is_the_plain_call():
     assert mesh.num_devices() == 1
     assert mesh.padded_size(5) == mesh.share_size(5) == 5
     rows = jnp.arange(3)
-    npt.assert_array_equal(mesh.concat_parts(lambda x: x + 1)(rows), [1, 2, 3])
-    assert mesh.sum_parts(jnp.sum, in_axes=(0,))(rows) == 3
+    npt.assert_array_equal(sharding.concat_parts(lambda x: x + 1)(rows), [1, 2, 3])
+    assert sharding.sum_parts(jnp.sum, in_axes=(0,))(rows) == 3
     for same in (mesh.replicated, mesh.split_edges, mesh.cut_clients, mesh.varying):
         assert same(rows) is rows
 
@@ -120,9 +120,9 @@ def test_parts_are_shared_out(shape):
     with jax.set_mesh(make(shape)):
         mesh_size = [mesh.share_size(5)]
         assert mesh.padded_size(5) == mesh.share_size(5) * mesh.num_devices()
-        parts = jax.jit(lambda x: mesh.concat_parts(double)(x, shared=(2.0,)))
+        parts = jax.jit(lambda x: sharding.concat_parts(double)(x, shared=(2.0,)))
         npt.assert_array_equal(parts(jnp.arange(5.0)), [0, 2, 4, 6, 8])
-        total = mesh.sum_parts(lambda x, y: jnp.sum(x * y), in_axes=(0, None))
+        total = sharding.sum_parts(lambda x, y: jnp.sum(x * y), in_axes=(0, None))
         assert jax.jit(total)(jnp.arange(12.0), 2.0) == 132
 
 
@@ -132,11 +132,11 @@ def test_windows_move_to_their_clients(shape):
     values = np.random.default_rng(0).normal(size=(12, 5, 2)).astype(np.float32)
 
     def move(share):  # [12 / D, 5, 2]
-        moved = mesh.to_clients(jnp.swapaxes(share, 0, 1))
+        moved = sharding.to_clients(jnp.swapaxes(share, 0, 1))
         return moved.reshape(len(moved), -1, 2)
 
     with jax.set_mesh(make(shape)):
-        parts = mesh.concat_parts(move)
+        parts = sharding.concat_parts(move)
         moved = np.asarray(jax.jit(lambda x: parts(x))(values))
         assert len(moved) == mesh.padded_size(5)
     npt.assert_array_equal(moved[:5], np.swapaxes(values, 0, 1))
@@ -152,7 +152,7 @@ def test_minibatches_are_gathered_from_the_shares(shape, bits):
     indices = jnp.array([7, 0, 11, 3, 3, 8])
 
     def take(packed, indices):
-        taken = jax.tree.map(lambda x: mesh.take_windows(x, indices), packed)
+        taken = jax.tree.map(lambda x: sharding.take_windows(x, indices), packed)
         return communication.unpack(taken)
 
     def gathered(packed, indices):
@@ -160,8 +160,8 @@ def test_minibatches_are_gathered_from_the_shares(shape, bits):
             return take(packed, indices)
         return jax.shard_map(
             take,
-            in_specs=(mesh._spec(0, (mesh.CLIENTS,)), mesh._spec(None)),
-            out_specs=mesh._spec(0, (mesh.CLIENTS,)),
+            in_specs=(mesh.spec(0, (mesh.CLIENTS,)), mesh.spec(None)),
+            out_specs=mesh.spec(0, (mesh.CLIENTS,)),
             axis_names={mesh.CLIENTS},
         )(packed, indices)
 
@@ -183,8 +183,8 @@ def test_columns_are_shared_out(shape):
 
     with jax.set_mesh(make(shape)):
         width = mesh.share_size(7)
-        mixed = jax.jit(mesh.map_columns(product))(matrix, mixing)
-        summed = jax.jit(mesh.sum_columns(lambda x: x @ x.T))(matrix)
+        mixed = jax.jit(sharding.map_columns(product))(matrix, mixing)
+        summed = jax.jit(sharding.sum_columns(lambda x: x @ x.T))(matrix)
     npt.assert_allclose(mixed, mixing @ matrix, rtol=1e-5, atol=1e-5)
     npt.assert_allclose(summed, matrix @ matrix.T, rtol=1e-5, atol=1e-5)
     assert set(widths) == {width}
@@ -282,7 +282,7 @@ def test_nothing_else_asks_for_devices(pytestconfig):
 
 
 APART = """
-from fedjax_graph.core import mesh
+from fedjax_graph.core import mesh, sharding
 mesh.use_cpu_cores(2)
 import jax, jax.numpy as jnp
 
@@ -291,7 +291,7 @@ def work(counts):
     return jax.lax.fori_loop(0, counts[0], step, mesh.varying(jnp.ones(2000)))
 
 with jax.set_mesh(mesh.make_mesh()):
-    total = mesh.sum_parts(work, in_axes=(0,))
+    total = sharding.sum_parts(work, in_axes=(0,))
     print(jax.jit(total)(jnp.array([1, 50_000_000]))[0])
 """
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import mesh, trees
+from fedjax_graph.core import mesh, sharding, trees
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import architecture
 from fedjax_graph.models.architecture import OPS, parse
@@ -307,7 +307,7 @@ def test_a_code_is_decoded_where_devices_share_the_work():
         return rows
 
     with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:2])):
-        jax.eval_shape(mesh.concat_parts(share), jnp.ones(2))
+        jax.eval_shape(sharding.concat_parts(share), jnp.ones(2))
     jax.tree.map(npt.assert_array_equal, found[0], expected)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import graphs, mesh
+from fedjax_graph.core import graphs, mesh, sharding
 from fedjax_graph.models import graph_network
 
 SMALL = graph_network.GraphNetwork(4, 3, (7, 6, 5), 2)
@@ -219,7 +219,7 @@ def test_gradients_in_chunks_are_those_of_all_edges(shape, params, quick_jit):
         found = quick_jit(found)(params, nodes, graph)
     else:
         with jax.set_mesh(mesh.make_mesh(2, jax.devices()[:4])):
-            total = mesh.sum_parts(found, (None, 1, None), axes=(mesh.CLIENTS,))
+            total = sharding.sum_parts(found, (None, 1, None), axes=(mesh.CLIENTS,))
             found = quick_jit(total)(params, nodes, graph)
     jax.tree.map(
         lambda a, b: npt.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected

@@ -41,7 +41,14 @@ from fedjax_graph.algorithms.cnfgnn.private_exchange import (
     sent_gradients,
     sent_hidden,
 )
-from fedjax_graph.core import aggregation, batching, communication, folding, mesh
+from fedjax_graph.core import (
+    aggregation,
+    batching,
+    communication,
+    folding,
+    mesh,
+    sharding,
+)
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.channel import ChannelConfig
 from fedjax_graph.core.checks import Checked, limited
@@ -367,7 +374,7 @@ def cnfgnn(
             h_g = models.embed(server_params, data, hidden.at_server())
             h_g = communication.down(h_g, real_windows(data, batch_size), bits)
             factor = folding.factor(size, len(starts))
-            return folding.fold(mesh.to_clients(h_g), factor)
+            return folding.fold(sharding.to_clients(h_g), factor)
 
         def embed_all(_):
             params = (state.client_params, state.server_params, state.noise_key)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import batching, communication, mesh
+from fedjax_graph.core import batching, communication, mesh, sharding
 from fedjax_graph.data.traffic.windows import TrafficData
 
 
@@ -101,7 +101,7 @@ def for_all_windows(
     starts = starts[
         jnp.minimum(jnp.arange(mesh.padded_size(len(starts))), len(starts) - 1)
     ]
-    return mesh.concat_parts(fill, out_axis)(starts, shared=(data, *params))
+    return sharding.concat_parts(fill, out_axis)(starts, shared=(data, *params))
 
 
 def real_windows(data: TrafficData, batch_size: int) -> Fraction:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import mesh
+from fedjax_graph.core import mesh, sharding
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData
@@ -52,10 +52,10 @@ def joint_training(
     """
 
     def of_share(params, data, starts, weights, feed_truth, own, indices, common):
-        own = jax.tree.map(lambda x: mesh.take_windows(x, indices), own)
+        own = jax.tree.map(lambda x: sharding.take_windows(x, indices), own)
         return gradients(params, data, starts, weights, feed_truth, own, common)
 
-    spread = mesh.sum_parts(
+    spread = sharding.sum_parts(
         of_share, (None, None, 0, 2, None, 0, None, None), axes=(mesh.CLIENTS,)
     )
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import graphs, mesh
+from fedjax_graph.core import graphs, mesh, sharding
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.linear import fan_in_uniform
@@ -139,7 +139,7 @@ def squared_distances(
     columns = max(1, most_bytes // (4 * num_rows))
     counted = jnp.ones(num_rows) if is_real is None else is_real.astype(jnp.float32)
     shares = counted / jnp.maximum(jnp.sum(counted), 1)
-    of_columns = mesh.sum_columns(functools.partial(_products, columns))
+    of_columns = sharding.sum_columns(functools.partial(_products, columns))
     total = sum(of_columns(x, counted, shares) for x in leaves)
     norms = jnp.diagonal(total)
     squares = jnp.maximum(norms[:, None] + norms[None] - 2 * total, 0)
