@@ -84,11 +84,13 @@ def in_turn(
 
 
 def resident_bytes() -> int:
-    """Bytes of this process in memory now; the most so far where Linux is not there."""
+    """Bytes of this process in memory now; the most so far where Linux is not there.
+
+    Without pages of files, which Linux takes back when others need the memory.
+    """
     status = pathlib.Path("/proc/self/status")
-    found = (
-        re.search(r"VmRSS:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    )
+    text = status.read_text() if status.exists() else ""
+    found = re.search(r"RssAnon:\s+(\d+) kB", text)
     return 1024 * int(found[1]) if found else peak_memory_bytes()
 
 
