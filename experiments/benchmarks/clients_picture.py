@@ -48,6 +48,6 @@ def figure(counts, figures) -> Figure:
         plots.draw_lines(axes, series, look)
         plots.label_axes(axes, "clients", label)
         axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set_yscale("log", nonpositive="mask")
     plots.add_legend(result, panels[0])
     return result

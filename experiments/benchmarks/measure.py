@@ -74,10 +74,14 @@ def copy_rate(settings: BenchmarkSettings) -> float:
 def in_turn(
     settings: BenchmarkSettings, measures: dict[str, Measure]
 ) -> dict[str, float]:
-    """Medians over --repeats rounds, in each of which everything is measured once."""
+    """Medians over --repeats rounds, in each of which everything is measured once.
+
+    Every other round goes backwards, so that nothing always finds the cache as the same
+    neighbour left it.
+    """
     samples: dict[str, list[float]] = {}
-    for _ in range(settings.repeats):
-        for measure in measures.values():
+    for number in range(settings.repeats):
+        for measure in list(measures.values())[:: 1 - 2 * (number % 2)]:
             for key, value in measure().items():
                 samples.setdefault(key, []).append(value)
     return {key: statistics.median(values) for key, values in samples.items()}

@@ -107,7 +107,7 @@ class BenchmarkSettings(DataOptions, MachineOptions):
         choices=CLIENT_PARTS,
     )
     cohort: int = option(1000, "Clients in a round of theirs.", lower=1)
-    cohort_rounds: int = option(10, "Such rounds in a measurement.", lower=1)
+    cohort_rounds: int = option(30, "Such rounds in each of --repeats.", lower=1)
     workdir: str | None = option(None, "Folder for a picture of these figures.")
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ A client's draws follow its identity (`clients.client_keys`), so they are those 
 round that has all clients on the device and samples the same cohort.
 """
 
+import functools
 import io
 import os
 import pathlib
@@ -99,14 +100,7 @@ class ClientStore:
         Raises:
           InputError: if they are not.
         """
-        arrays.check_shape("indices", indices, (None,))
-        arrays.check_indices("indices", indices, self.num_clients)
-        if len(np.unique(indices)) < len(indices):
-            raise InputError("indices: a client stands twice in the cohort")
-        state = jax.tree.map(
-            lambda x, is_row: x[indices] if is_row else x, self._state, self._is_row
-        )
-        return mesh.put_replicated((state, self._rows(indices)))
+        return mesh.put_replicated(self._cohort(indices))
 
     def round(self, indices: np.ndarray, key: jax.Array) -> Metrics:
         """Runs a round on a cohort; compiles once for each size of a cohort.
@@ -121,11 +115,25 @@ class ClientStore:
         Raises:
           InputError: see `gather`.
         """
-        state, metrics = jax.device_get(self._program(*self.gather(indices), key))
+        cohort = self._cohort(indices)
+        if mesh.num_devices() > 1:  # else the call itself is the cheapest way there
+            cohort = mesh.put_replicated(cohort)
+        state, metrics = jax.device_get(self._program(*cohort, key))
         self.num_rounds += 1
         self._log(indices, state)
         self._write(indices, state)
         return metrics
+
+    def _cohort(self, indices: np.ndarray) -> tuple[State, Data]:
+        """State and data of a cohort on the host; see `gather`."""
+        arrays.check_shape("indices", indices, (None,))
+        arrays.check_indices("indices", indices, self.num_clients)
+        if not np.diff(np.sort(indices)).all():
+            raise InputError("indices: a client stands twice in the cohort")
+        state = jax.tree.map(
+            lambda x, is_row: x[indices] if is_row else x, self._state, self._is_row
+        )
+        return state, self._rows(indices)
 
     def _rows(self, indices: np.ndarray) -> Data:
         """The data of some clients, of which a graph stays whole."""
@@ -189,11 +197,12 @@ class ClientStore:
             content,
             indices=indices,
             num_rounds=self.num_rounds,
-            client_ids=self._checksum(),
+            client_ids=self._checksum,
             **{f"state.{_name(path)}": x for path, x in leaves},
         )
         write_atomically(self._folder / LAST_ROUND, content.getvalue())
 
+    @functools.cached_property
     def _checksum(self) -> int:
         return zlib.crc32(np.ascontiguousarray(self._data.client_ids))
 
@@ -215,7 +224,7 @@ class ClientStore:
                 self._is_row,
             )
             self._state = self._map_rows(open_rows)
-            is_same = log["client_ids"] == self._checksum()
+            is_same = log["client_ids"] == self._checksum
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(
                 f"{folder}: cannot be resumed ({error}): damaged, or of another method "
