@@ -11,10 +11,13 @@ import dataclasses
 import functools
 import gc
 import itertools
+import math
+import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +26,7 @@ import numpy.testing as npt
 
 from experiments.benchmarks import clients_picture, small_task
 from experiments.benchmarks.client_peers import PEERS, Average
-from experiments.benchmarks.measure import Measure, in_turn, resident_bytes, seconds
+from experiments.benchmarks.measure import Measure, in_turn, resident_bytes
 from experiments.benchmarks.settings import BenchmarkSettings
 from experiments.benchmarks.small_task import Examples, Params
 from fedjax_graph.algorithms import get_method, make_config
@@ -35,12 +38,13 @@ TOLERANCE = 1e-5  # by which models that should be the same may differ
 SLOW = ("fedjax",)  # whose rounds take seconds: one a repeat, not --cohort_rounds
 PASSED = "ditto"  # whose rounds go through everybody as well
 IN_FILES = "_in_files"
+Cohort = tuple[np.ndarray, jax.Array]  # indices of its clients, and the round's key
 
 
 class Candidate(NamedTuple):
     """What is measured."""
 
-    round: Callable[[np.ndarray, jax.Array], Any]  # of a cohort's indices, with a key
+    round: Callable[[np.ndarray, jax.Array], Any]  # of a cohort
     model: Callable[[], Params]  # the mean after the last round
 
 
@@ -110,10 +114,8 @@ def assert_same_models(candidates: Mapping[str, Candidate]) -> None:
             )
 
 
-def cohort_of(
-    settings: BenchmarkSettings, num_clients: int, number: int
-) -> tuple[np.ndarray, jax.Array]:
-    """The cohort of a round, as indices, and the round's key."""
+def cohort_of(settings: BenchmarkSettings, num_clients: int, number: int) -> Cohort:
+    """Drawn for a round of that number."""
     key = jax.random.fold_in(jax.random.key(1), number)
     size = min(settings.cohort, num_clients)
     return clients.draw_indices(key, num_clients, size), key
@@ -157,49 +159,61 @@ def populate(
     return Population(num_clients, candidates, mib)
 
 
-def next_round(
-    settings: BenchmarkSettings, population: Population, name: str
-) -> Measure:
-    """Times one round after another, in microseconds for each client of a cohort."""
-    num_clients, numbers = population.num_clients, itertools.count(1)
-
-    def round_():
-        cohort, key = cohort_of(settings, num_clients, next(numbers))
-        population.candidates[name].round(cohort, key)
-
-    size = min(settings.cohort, num_clients)
-    return lambda: {f"{name}_us_{num_clients}": 1e6 * seconds(round_) / size}
+def drawn(settings: BenchmarkSettings, num_clients: int) -> Iterator[Cohort]:
+    """Cohorts of the rounds after the first."""
+    return (cohort_of(settings, num_clients, i) for i in itertools.count(1))
 
 
-def whole_pass(
-    settings: BenchmarkSettings, population: Population, name: str
-) -> Measure:
-    """Times rounds in which each client is in one cohort."""
-    num_clients, size = population.num_clients, settings.cohort
+def passes(settings: BenchmarkSettings, num_clients: int) -> Iterator[Cohort]:
+    """Cohorts that go through all clients, and again."""
     order = np.random.default_rng(0).permutation(num_clients)
+    size = min(settings.cohort, num_clients)
+    for number in itertools.count():
+        places = np.arange(size) + number * size
+        key = jax.random.fold_in(jax.random.key(2), number)
+        yield np.sort(np.take(order, places, mode="wrap")), key
 
-    def pass_():
-        for start in range(0, num_clients, size):
-            key = jax.random.fold_in(jax.random.key(2), start)
-            cohort = np.sort(order[start : start + size])
-            population.candidates[name].round(cohort, key)
 
-    return lambda: {f"{name}_pass_us_{num_clients}": 1e6 * seconds(pass_) / num_clients}
+def next_round(candidate: Candidate, cohorts: Iterator[Cohort], figure: str) -> Measure:
+    """Times one round after another, in microseconds for each client."""
+
+    def measure():
+        start = time.perf_counter()
+        indices, key = next(cohorts)
+        candidate.round(indices, key)
+        return {figure: 1e6 * (time.perf_counter() - start) / len(indices)}
+
+    return measure
 
 
 def time_in_turn(
     settings: BenchmarkSettings, populations: Sequence[Population]
 ) -> dict[str, float]:
-    """Microseconds for each client, by candidate and number of clients."""
-    often = dataclasses.replace(settings, repeats=settings.cohort_rounds)
-    fast, rare = {}, {}
-    for x in populations:
-        for name in x.candidates:
-            measures = rare if name in SLOW else fast
-            measures[f"{name}_{x.num_clients}"] = next_round(settings, x, name)
-        if PASSED in x.candidates:
-            rare[f"pass_{x.num_clients}"] = whole_pass(settings, x, PASSED)
-    return in_turn(settings, {"fast": lambda: in_turn(often, fast)} | rare)
+    """Microseconds for each client, by candidate and number of clients.
+
+    What writes files takes turns apart from the others, whom the disk would disturb.
+    The rounds of a pass go through the largest population once.
+    """
+    of_pass = max(settings.client_counts) / settings.cohort / settings.repeats
+    rounds = {"memory": settings.cohort_rounds, "files": settings.cohort_rounds}
+    rounds |= {"slow": 1, "pass": math.ceil(of_pass)}
+    groups = {name: {} for name in rounds}
+    for num_clients, candidates, _ in populations:
+        for name, candidate in candidates.items():
+            figure, cohorts = f"{name}_us_{num_clients}", drawn(settings, num_clients)
+            own = "files" if name.endswith(IN_FILES) else "memory"
+            own = groups["slow" if name in SLOW else own]
+            own[figure] = next_round(candidate, cohorts, figure)
+        if PASSED in candidates:
+            cohorts = passes(settings, num_clients)
+            figure = f"{PASSED}_pass_us_{num_clients}"
+            groups["pass"][figure] = next_round(candidates[PASSED], cohorts, figure)
+
+    def take_turns(name):
+        often = dataclasses.replace(settings, repeats=rounds[name])
+        return in_turn(often, groups[name])
+
+    return in_turn(settings, {x: functools.partial(take_turns, x) for x in groups})
 
 
 def benchmark_clients(settings: BenchmarkSettings) -> dict[str, Any]:
@@ -214,6 +228,7 @@ def benchmark_clients(settings: BenchmarkSettings) -> dict[str, Any]:
             populate(settings, peers, own, num_clients)
             for own, num_clients in zip(folders, settings.client_counts, strict=True)
         ]
+        os.sync()  # what the stores wrote
         times = time_in_turn(settings, populations)
     figures = {"cohort": settings.cohort}
     for population in populations:

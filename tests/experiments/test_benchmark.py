@@ -63,7 +63,7 @@ KEYS = {
         for num_clients in (8, 20)
         for figure in (
             *("fed_avg_us", "ditto_us", "ditto_in_files_us", "ditto_pass_us"),
-            *("plain_vmap_us", "kept_mib"),
+            *("plain_vmap_us", "data_mib", "models_mib"),
         )
     },
     "fl_agcns": {
