@@ -1,6 +1,8 @@
 """Honest timing: compiled programs, measured in turn, medians of several."""
 
+import collections
 import pathlib
+import random
 import re
 import resource
 import statistics
@@ -76,15 +78,19 @@ def in_turn(
 ) -> dict[str, float]:
     """Medians over --repeats rounds, in each of which everything is measured once.
 
-    Every other round goes backwards, so that nothing always finds the cache as the same
-    neighbour left it.
+    The order is another one each time, as what comes first may warm the cache for what
+    follows.
     """
-    samples: dict[str, list[float]] = {}
+    samples = {name: collections.defaultdict(list) for name in measures}
     for number in range(settings.repeats):
-        for measure in list(measures.values())[:: 1 - 2 * (number % 2)]:
-            for key, value in measure().items():
-                samples.setdefault(key, []).append(value)
-    return {key: statistics.median(values) for key, values in samples.items()}
+        for name in random.Random(number).sample(list(measures), len(measures)):
+            for key, value in measures[name]().items():
+                samples[name][key].append(value)
+    return {
+        key: statistics.median(values)
+        for found in samples.values()
+        for key, values in found.items()
+    }
 
 
 def resident_bytes() -> int:
