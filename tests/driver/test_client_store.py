@@ -122,7 +122,7 @@ def test_a_folder_outlives_the_process(tmp_path, killed, is_mapped):
     assert store.num_rounds == 2
     rounds_of(store, keys=KEYS[2:])
     assert_same(store.gather(EVERYBODY)[0], whole.gather(EVERYBODY)[0])
-    rows = np.load(folder / "models.params.base.npy")
+    rows = np.load(folder / "clients.npy")["state.models.params.base"]
     npt.assert_array_equal(rows, whole.gather(EVERYBODY)[0].models["params"]["base"])
 
 
