@@ -17,8 +17,8 @@ TITLES = {
     "fedjax": "FedAvg in FedJAX",
 }
 PANELS = {  # of a figure, after the candidate's name: the label
-    "us": "microseconds for each client of a cohort",
-    "resident_mib": "resident memory (MiB)",
+    "us": "microseconds for each client",
+    "resident_mib": "resident memory, with the data (MiB)",
 }
 
 

@@ -224,8 +224,9 @@ class ClientStore:
 
     def _resume(self, folder: pathlib.Path) -> None:
         def open_table(record):
-            table = np.load(folder / TABLE, mmap_mode="r+")
-            return _fitting(table, (self.num_clients,), record)
+            whole = np.load(folder / TABLE, mmap_mode="r")  # r+ would fill up with 0
+            _fitting(whole, (self.num_clients,), record)
+            return np.load(folder / TABLE, mmap_mode="r+")
 
         try:
             log = dict(np.load(io.BytesIO((folder / LAST_ROUND).read_bytes())))
