@@ -29,9 +29,11 @@ from experiments.benchmarks.client_peers import PEERS, Average
 from experiments.benchmarks.measure import Measure, in_turn, resident_bytes
 from experiments.benchmarks.settings import BenchmarkSettings
 from experiments.benchmarks.small_task import Examples, Params
+from experiments.studies.folders import make_folder
 from fedjax_graph.algorithms import get_method, make_config
 from fedjax_graph.core import clients
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver.client_store import ClientStore
 
 TOLERANCE = 1e-5  # by which models that should be the same may differ
@@ -217,8 +219,19 @@ def time_in_turn(
 
 
 def benchmark_clients(settings: BenchmarkSettings) -> dict[str, Any]:
-    """Microseconds for each client and resident memory, by number of clients."""
+    """Microseconds for each client and resident memory, by number of clients.
+
+    Raises:
+      InputError: if nothing of --client_parts is installed, or --workdir cannot be
+        made.
+    """
     peers = known_peers(settings.client_parts)
+    if set(settings.client_parts) <= set(PEERS) - set(peers):
+        raise InputError(
+            "--client_parts: none of it is installed; see the extra [peers]"
+        )
+    if settings.workdir:
+        make_folder("workdir", pathlib.Path(settings.workdir))
     with tempfile.TemporaryDirectory() as folder:
         first, *folders = (
             pathlib.Path(folder, str(i)) for i in range(1 + len(settings.client_counts))

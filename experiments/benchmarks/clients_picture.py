@@ -11,7 +11,7 @@ from fedjax_graph.driver.plots import Line
 TITLES = {
     "fed_avg": "FedAvg",
     "ditto": "Ditto",
-    "ditto_in_files": "Ditto in files",
+    "ditto_in_files": "Ditto in a file",
     "plain_vmap": "FedAvg, plain vmap",
     "drjax": "FedAvg in DrJAX",
     "fedjax": "FedAvg in FedJAX",

@@ -108,7 +108,9 @@ class BenchmarkSettings(DataOptions, MachineOptions):
     )
     cohort: int = option(1000, "Clients in a round of theirs.", lower=1)
     cohort_rounds: int = option(30, "Such rounds in each of --repeats.", lower=1)
-    workdir: str | None = option(None, "Folder for a picture of these figures.")
+    workdir: str | None = option(
+        None, "Folder for a picture of the figures of many clients."
+    )
 
     def __post_init__(self) -> None:
         """Checks every option.

@@ -14,6 +14,7 @@ from experiments.benchmarks.client_peers import PEERS
 from experiments.benchmarks.clients import (
     Candidate,
     assert_same_models,
+    benchmark_clients,
     known_peers,
     of_peer,
     of_store,
@@ -21,6 +22,7 @@ from experiments.benchmarks.clients import (
 )
 from experiments.benchmarks.settings import CLIENT_PARTS
 from fedjax_graph.core import mesh
+from fedjax_graph.core.errors import InputError
 from tests.driver.pictures import plot
 
 DATA = small_task.make_examples(5)
@@ -98,6 +100,8 @@ def test_what_is_not_installed_is_left_out_in_a_line(monkeypatch, capsys):
         "drjax is left out",
         "fedjax is left out",
     ]
+    with pytest.raises(InputError, match="--client_parts: none of it is installed"):
+        benchmark_clients(BenchmarkStudy(client_parts=("drjax", "fedjax")))
 
 
 def test_a_pass_has_each_client_in_one_cohort():
