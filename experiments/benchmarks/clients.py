@@ -123,12 +123,6 @@ def cohort_of(settings: BenchmarkSettings, num_clients: int, number: int) -> Coh
     return clients.draw_indices(key, num_clients, size), key
 
 
-def settled_bytes() -> int:
-    """Resident memory without what nobody holds any more."""
-    gc.collect()
-    return resident_bytes()
-
-
 def populate(
     settings: BenchmarkSettings,
     peers: Mapping[str, Average],
@@ -140,22 +134,23 @@ def populate(
     Raises:
       AssertionError: see `assert_same_models`.
     """
-    start = settled_bytes()
+    gc.collect()
+    start = resident_bytes()
     data = small_task.make_examples(num_clients)
-    of_data, candidates = settled_bytes() - start, {}
+    of_data, candidates = resident_bytes() - start, {}
     sizes = {"data": sum(x.nbytes for x in data)}
     sizes["models"] = 4 * small_task.num_parameters() * num_clients
     for name in settings.client_parts:
         if name in PEERS and name not in peers:
             continue
-        before, method = settled_bytes(), name.removesuffix(IN_FILES)
+        before, method = resident_bytes(), name.removesuffix(IN_FILES)
         if name in peers:
             candidates[name] = of_peer(peers[name], data)
         else:
             own = None if name == method else folder
             candidates[name] = of_store(method, data, own)
         candidates[name].round(*cohort_of(settings, num_clients, 0))
-        sizes[f"{name}_resident"] = of_data + settled_bytes() - before
+        sizes[f"{name}_resident"] = of_data + resident_bytes() - before
     assert_same_models(candidates)
     mib = {f"{name}_mib_{num_clients}": x / 2**20 for name, x in sizes.items()}
     return Population(num_clients, candidates, mib)
