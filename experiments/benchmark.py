@@ -6,7 +6,7 @@ python -m experiments.benchmark --system=cnfgnn --peer --peer_script=torch_peer.
 python -m experiments.benchmark --system=sfl
 python -m experiments.benchmark --system=graphfl --dataset=cora --data_dir=FOLDER
 python -m experiments.benchmark --system=fl_agcns --num_cpu_devices=1
-python -m experiments.benchmark --system=clients --num_cpu_devices=1
+python -m experiments.benchmark --system=clients --num_cpu_devices=1 --workdir=FOLDER
 python -m experiments.benchmark --system=start
 python -m experiments.benchmark --system=graphfl --shape=tiny  # only whether it runs
 

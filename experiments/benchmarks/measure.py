@@ -1,6 +1,8 @@
 """Honest timing: compiled programs, measured in turn, medians of several."""
 
+import collections
 import pathlib
+import random
 import re
 import resource
 import statistics
@@ -74,21 +76,31 @@ def copy_rate(settings: BenchmarkSettings) -> float:
 def in_turn(
     settings: BenchmarkSettings, measures: dict[str, Measure]
 ) -> dict[str, float]:
-    """Medians over --repeats rounds, in each of which everything is measured once."""
-    samples: dict[str, list[float]] = {}
-    for _ in range(settings.repeats):
-        for measure in measures.values():
-            for key, value in measure().items():
-                samples.setdefault(key, []).append(value)
-    return {key: statistics.median(values) for key, values in samples.items()}
+    """Medians over --repeats rounds, in each of which everything is measured once.
+
+    The order is another one each time, as what comes first may warm the cache for what
+    follows.
+    """
+    samples = {name: collections.defaultdict(list) for name in measures}
+    for number in range(settings.repeats):
+        for name in random.Random(number).sample(list(measures), len(measures)):
+            for key, value in measures[name]().items():
+                samples[name][key].append(value)
+    return {
+        key: statistics.median(values)
+        for found in samples.values()
+        for key, values in found.items()
+    }
 
 
 def resident_bytes() -> int:
-    """Bytes of this process in memory now; the most so far where Linux is not there."""
+    """Bytes of this process in memory now; the most so far where Linux is not there.
+
+    Without pages of files, which Linux takes back when others need the memory.
+    """
     status = pathlib.Path("/proc/self/status")
-    found = (
-        re.search(r"VmRSS:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    )
+    text = status.read_text() if status.exists() else ""
+    found = re.search(r"RssAnon:\s+(\d+) kB", text)
     return 1024 * int(found[1]) if found else peak_memory_bytes()
 
 

@@ -14,6 +14,7 @@ BINARIES = ("cnfgnn", "sfl", "graphfl", "fl_agcns")
 SYSTEMS = (*BINARIES, "clients", "start")
 SFL_PARTS = ("graph_convolution", "weighted_mean", "distances", "images")
 GRAPHFL_PARTS = ("round", "memory", "fed_avg", "first_layer")
+CLIENT_PARTS = ("fed_avg", "plain_vmap", "drjax", "fedjax", "ditto", "ditto_in_files")
 TRAFFIC = {"metr_la": (207, 1722), "pems_bay": (325, 2694), "tiny": (6, 12)}
 CORA = {
     "num_nodes": 2708,
@@ -99,8 +100,17 @@ class BenchmarkSettings(DataOptions, MachineOptions):
         lower=2,
         is_repeated=True,
     )
+    client_parts: tuple[str, ...] = option(
+        CLIENT_PARTS,
+        "Whose rounds of them are measured: of the library, and FedAvg by a plain vmap "
+        "and by DrJAX and FedJAX, of which one that is not installed is left out.",
+        choices=CLIENT_PARTS,
+    )
     cohort: int = option(1000, "Clients in a round of theirs.", lower=1)
-    cohort_rounds: int = option(10, "Such rounds in a measurement.", lower=1)
+    cohort_rounds: int = option(30, "Such rounds in each of --repeats.", lower=1)
+    workdir: str | None = option(
+        None, "Folder for a picture of the figures of many clients."
+    )
 
     def __post_init__(self) -> None:
         """Checks every option.

@@ -1,7 +1,7 @@
 """Many clients: the host keeps their states and data, a device has a cohort of them.
 
 A round reads and writes what the clients of its cohort keep, and no other's. So
-`ClientStore` holds a row for each client in NumPy arrays or in files, and for a round
+`ClientStore` holds a row for each client in a NumPy array or in a file, and for a round
 gathers those of the cohort, runs the method's own compiled round on them, and writes
 them back. Memory on the device and time are a cohort's, however many clients there are.
 
@@ -15,6 +15,7 @@ A client's draws follow its identity (`clients.client_keys`), so they are those 
 round that has all clients on the device and samples the same cohort.
 """
 
+import functools
 import io
 import os
 import pathlib
@@ -33,7 +34,7 @@ from fedjax_graph.core.graphs import Graph
 from fedjax_graph.driver.writers import write_atomically
 
 CLIENTS_AT_ONCE = 1000  # whose first states are made together
-LAST_ROUND = "last_round.npz"
+TABLE, LAST_ROUND = "clients.npy", "last_round.npz"
 
 
 class ClientStore:
@@ -56,8 +57,9 @@ class ClientStore:
           data: to train on, with `client_ids` [K]. Arrays with K rows belong to the
             clients, and stay where they are, which may be a `np.memmap`.
           key: of the first state.
-          folder: for the states, the clients' as `.npy` files; they are those after the
-            last round, whenever the process is killed. None: in memory.
+          folder: for the states, the clients' in a `.npy` file with a field for each
+            array; they are those after the last round, whenever the process is killed.
+            None: in memory.
           resume: whether to go on from what is in the folder, if there is anything.
 
         Raises:
@@ -99,14 +101,7 @@ class ClientStore:
         Raises:
           InputError: if they are not.
         """
-        arrays.check_shape("indices", indices, (None,))
-        arrays.check_indices("indices", indices, self.num_clients)
-        if len(np.unique(indices)) < len(indices):
-            raise InputError("indices: a client stands twice in the cohort")
-        state = jax.tree.map(
-            lambda x, is_row: x[indices] if is_row else x, self._state, self._is_row
-        )
-        return mesh.put_replicated((state, self._rows(indices)))
+        return mesh.put_replicated(self._cohort(indices))
 
     def round(self, indices: np.ndarray, key: jax.Array) -> Metrics:
         """Runs a round on a cohort; compiles once for each size of a cohort.
@@ -121,11 +116,25 @@ class ClientStore:
         Raises:
           InputError: see `gather`.
         """
-        state, metrics = jax.device_get(self._program(*self.gather(indices), key))
+        cohort = self._cohort(indices)
+        if mesh.num_devices() > 1:  # else the call itself is the cheapest way there
+            cohort = mesh.put_replicated(cohort)
+        state, metrics = jax.device_get(self._program(*cohort, key))
         self.num_rounds += 1
         self._log(indices, state)
         self._write(indices, state)
         return metrics
+
+    def _cohort(self, indices: np.ndarray) -> tuple[State, Data]:
+        """State and data of a cohort on the host; see `gather`."""
+        arrays.check_shape("indices", indices, (None,))
+        arrays.check_indices("indices", indices, self.num_clients)
+        if not np.diff(np.sort(indices)).all():
+            raise InputError("indices: a client stands twice in the cohort")
+        state = jax.tree.map(
+            lambda x, is_row: x[indices] if is_row else x, self._state, self._is_row
+        )
+        return state, self._rows(indices)
 
     def _rows(self, indices: np.ndarray) -> Data:
         """The data of some clients, of which a graph stays whole."""
@@ -159,7 +168,7 @@ class ClientStore:
         """First states, made for some clients at a time."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-        self._state = self._map_rows(self._allocate)
+        self._place(self._new_table)
         size = min(CLIENTS_AT_ONCE, self.num_clients)
         for start in range(0, self.num_clients, size):
             indices = np.arange(size) + min(start, self.num_clients - size)
@@ -168,12 +177,27 @@ class ClientStore:
                 break
         self._log(np.arange(0), self._map_rows(lambda name, x: x[:0]))
 
-    def _allocate(self, name: str, like: jax.ShapeDtypeStruct) -> np.ndarray:
-        shape = (self.num_clients, *like.shape[1:])
+    def _place(self, make: Callable[[np.dtype], np.ndarray]) -> None:
+        """Keeps the clients' rows in a table.
+
+        All that a client has lies together: in a file that is a page to find and to
+        write, where an array of its own for each leaf would make it one for each.
+
+        Args:
+          make: type of a client's record -> [K] of them; not called if there are none.
+        """
+        fields: dict[str, Any] = {}
+        self._map_rows(fields.__setitem__)
+        if fields:
+            types = [(name, x.dtype, x.shape[1:]) for name, x in fields.items()]
+            table = make(np.dtype(types, align=True))
+            self._state = self._map_rows(lambda name, _: table[name])
+
+    def _new_table(self, record: np.dtype) -> np.ndarray:
         if self._folder is None:
-            return np.empty(shape, like.dtype)
-        path = self._folder / f"{name}.npy"
-        return np.lib.format.open_memmap(path, "w+", like.dtype, shape)
+            return np.empty(self.num_clients, record)
+        path, shape = self._folder / TABLE, (self.num_clients,)
+        return np.lib.format.open_memmap(path, "w+", record, shape)
 
     # --- What a kill leaves -----------------------------------------------------------
 
@@ -189,33 +213,35 @@ class ClientStore:
             content,
             indices=indices,
             num_rounds=self.num_rounds,
-            client_ids=self._checksum(),
-            **{f"state.{_name(path)}": x for path, x in leaves},
+            client_ids=self._checksum,
+            **{_name(path): x for path, x in leaves},
         )
         write_atomically(self._folder / LAST_ROUND, content.getvalue())
 
+    @functools.cached_property
     def _checksum(self) -> int:
         return zlib.crc32(np.ascontiguousarray(self._data.client_ids))
 
     def _resume(self, folder: pathlib.Path) -> None:
-        def open_rows(name, like):
-            x = np.load(folder / f"{name}.npy", mmap_mode="r+")
-            return _fitting(x, (self.num_clients, *like.shape[1:]), like.dtype)
+        def open_table(record):
+            whole = np.load(folder / TABLE, mmap_mode="r")  # r+ would fill up with 0
+            _fitting(whole, (self.num_clients,), record)
+            return np.load(folder / TABLE, mmap_mode="r+")
 
         try:
             log = dict(np.load(io.BytesIO((folder / LAST_ROUND).read_bytes())))
             num_rounds, indices = int(log["num_rounds"]), log["indices"]
             state = jax.tree_util.tree_map_with_path(
                 lambda path, like, is_row: _fitting(
-                    log[f"state.{_name(path)}"],
+                    log[_name(path)],
                     (len(indices), *like.shape[1:]) if is_row else like.shape,
                     like.dtype,
                 ),
                 self._state,
                 self._is_row,
             )
-            self._state = self._map_rows(open_rows)
-            is_same = log["client_ids"] == self._checksum()
+            self._place(open_table)
+            is_same = log["client_ids"] == self._checksum
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(
                 f"{folder}: cannot be resumed ({error}): damaged, or of another method "
@@ -260,7 +286,7 @@ def _layout(
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+    return f"state.{jax.tree_util.keystr(path, simple=True, separator='.')}"
 
 
 def _fitting(x: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -84,7 +84,7 @@ def curves(
 def curves_figure(series, xlabel, ylabel, look=PLAIN, log_x=False) -> Figure:
     """Draws what `curves` writes."""
     figure, (axes,) = new_panels(1, 1, size=(7.0, 4.2), title=look.title)
-    _draw(axes, series, look)
+    draw_lines(axes, series, look)
     label_axes(axes, xlabel, ylabel)
     xs = [x for line in series.values() for x in line[0]]
     if log_x:
@@ -164,7 +164,7 @@ def _histories(records, xlabel, panels, look):
             method: history([r for r in records if str(r["method"]) == method], *keys)
             for method in methods
         }
-        _draw(axes, series, look)
+        draw_lines(axes, series, look)
         label_axes(axes, xlabel, label)
         whole_ticks(axes.xaxis)
     add_legend(figure, all_axes[0])
@@ -235,7 +235,7 @@ def rmse_by_horizon_figure(rmse, step, unit, look=PLAIN, spread=None) -> Figure:
         for method, errors in rmse.items()
     }
     figure, (axes,) = new_panels(1, 1, (7.0, 4.2), look.title)
-    _draw(axes, series, look)
+    draw_lines(axes, series, look)
     label_axes(axes, f"{UNIT_NAMES[sign]} ahead", f"RMSE ({unit})")
     axes.set_xticks(ahead[::3])
     axes.set_ylim(bottom=0)
@@ -341,7 +341,8 @@ def new_panels(rows, columns, size, title="") -> tuple[Figure, np.ndarray]:
     return figure, panels
 
 
-def _draw(axes: Axes, series: Mapping[str, Line], look: Look):
+def draw_lines(axes: Axes, series: Mapping[str, Line], look: Look) -> None:
+    """Draws a line per entry of `series`, with markers where there are few points."""
     styles = look.of(series)
     for name, line in series.items():
         x, y, spread = Line(*line)

@@ -122,8 +122,18 @@ def test_a_folder_outlives_the_process(tmp_path, killed, is_mapped):
     assert store.num_rounds == 2
     rounds_of(store, keys=KEYS[2:])
     assert_same(store.gather(EVERYBODY)[0], whole.gather(EVERYBODY)[0])
-    rows = np.load(folder / "models.params.base.npy")
+    rows = np.load(folder / "clients.npy")["state.models.params.base"]
     npt.assert_array_equal(rows, whole.gather(EVERYBODY)[0].models["params"]["base"])
+
+
+def test_a_folder_may_hold_nothing_of_a_single_client(tmp_path):
+    whole = ClientStore(make("fed_avg"), DATA, KEY)
+    rounds_of(whole)
+    rounds_of(ClientStore(make("fed_avg"), DATA, KEY, tmp_path), keys=KEYS[:1])
+    store = ClientStore(make("fed_avg"), DATA, KEY, tmp_path, resume=True)
+    rounds_of(store, keys=KEYS[1:])
+    assert_same(store.gather(EVERYBODY)[0], whole.gather(EVERYBODY)[0])
+    assert [path.name for path in tmp_path.iterdir()] == [client_store.LAST_ROUND]
 
 
 def test_first_states_are_made_for_some_clients_at_a_time(monkeypatch):
@@ -162,9 +172,12 @@ def test_a_cohort_is_of_different_clients(indices, words):
         ClientStore(make("fed_avg"), DATA, KEY).gather(np.array(indices))
 
 
-def damage(folder):
-    path = folder / client_store.LAST_ROUND
+def damage(folder, name=client_store.LAST_ROUND):
+    path = folder / name
     path.write_bytes(path.read_bytes()[:-40])
+
+
+damage_table = functools.partial(damage, name=client_store.TABLE)
 
 
 FEWER = trees.take(DATA, np.arange(3))
@@ -175,6 +188,7 @@ OTHERS = DATA._replace(client_ids=jnp.arange(5))
     "method, data, spoil, words",
     [
         ("ditto", DATA, damage, "cannot be resumed"),
+        ("ditto", DATA, damage_table, "cannot be resumed"),
         ("ditto", FEWER, None, "number of clients"),
         ("ditto", OTHERS, None, "other client_ids"),
         ("fed_avg", DATA, None, "of another method"),

@@ -29,6 +29,7 @@ COMMAND_LINES = {
         "--client_counts=20",
         "--cohort=8",
         "--cohort_rounds=2",
+        "--client_parts=plain_vmap,ditto,ditto_in_files",
     ),
     "fl_agcns": ("--search_population=4", "--search_steps=1", "--search_codes=2"),
     "start": ("--starts=cnfgnn",),
@@ -62,8 +63,8 @@ KEYS = {
         f"{figure}_{num_clients}"
         for num_clients in (8, 20)
         for figure in (
-            *("fed_avg_us", "ditto_us", "ditto_in_files_us", "ditto_pass_us"),
-            *("plain_vmap_us", "kept_mib"),
+            *("plain_vmap_us", "ditto_us", "ditto_in_files_us", "ditto_pass_us"),
+            *("data_mib", "models_mib"),
         )
     },
     "fl_agcns": {
