@@ -120,6 +120,8 @@ def test_a_study_does_all_that_the_binary_does(machine, returned):
     workdirs = [x.pop("workdir") for x in flags]
     assert workdirs == [str(machine.folder / name) for name in names]
     assert flags[0] == flags[1] and flags[0]["methods"] == SETTINGS["methods"]
+    commands = [found["settings"].pop("command") for found in (one, other)]
+    assert commands[0].replace(*workdirs) == commands[1]
     assert one["settings"] == other["settings"]
 
 
