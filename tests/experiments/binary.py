@@ -178,6 +178,12 @@ def write_graph(path, num_nodes, num_classes, num_features, **changes):
     np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
 
 
+def settings_of(machine, workdir):
+    """What a run was told, whatever its folder."""
+    settings = json.dumps(machine.results(workdir)["settings"])
+    return json.loads(settings.replace(str(machine.folder / workdir), "folder"))
+
+
 def assert_same_run(machine, one, other):
     """Two folders with the same lines, bit for bit, and the same results."""
     assert machine.metrics(one) == machine.metrics(other)
