@@ -66,6 +66,7 @@ CHIPS = {
     "h100": _gpu(989e12, 3.35e12, 900e9 / 2, 74.5, "H100 (SXM)"),
     "h200": _gpu(989e12, 4.8e12, 900e9 / 2, 131, "H200 (SXM)"),
 }
+WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
 # What the compiler asks of a GPU, from CUDA's table of compute capability 9.0.
 _HOPPER = """
 gpu_device_info {{
@@ -180,6 +181,7 @@ class Report:
     host_transfers: float
     roofline_s: float  # each kernel at the chip's rates, one after another
     memory_gib: float  # that the chip has
+    has_triton: bool = True  # or else cuBLAS does all products, as XLA could not choose
 
     def lines(self) -> list[str]:
         """The report in words."""
@@ -188,6 +190,7 @@ class Report:
             for kind, found in self.collectives.items()
         )
         memory = self.argument_gib + self.temporary_gib
+        products = "" if self.has_triton else ", all products by cuBLAS"
         return [
             f"compiled for {self.chip}, {self.devices} devices, in "
             f"{self.compile_s:.0f} s; on each device:",
@@ -195,7 +198,7 @@ class Report:
             f"{self.temporary_gib:.3f} GiB of temporaries, {memory:.3f} of "
             f"{self.memory_gib:g} GiB",
             f"  work: {self.flops:.3g} FLOP of products, {self.bytes / GIB:,.1f} GiB "
-            f"read and written, {self.kernels:,.0f} kernels",
+            f"read and written, {self.kernels:,.0f} kernels{products}",
             f"  collectives: {sent or 'none'}",
             f"  roofline: {self.roofline_s:.3g} s a round",
         ]
@@ -241,12 +244,33 @@ def compile_round(
         lowered = traced.lower(lowering_platforms=(target.chip.platform,))
         start = time.perf_counter()
         with reporter.without_alarms():
-            compiled = lowered.compile()
+            compiled, has_triton = _compile(lowered, target)
         seconds = time.perf_counter() - start
-    return _report(target, described, compiled, seconds)
+    return _report(target, described, compiled, seconds, has_triton)
 
 
-def _report(target: Target, described: Mesh, compiled: Any, seconds: float) -> Report:
+def _compile(lowered: Any, target: Target) -> tuple[Any, bool]:
+    """Returns a compiled program, and whether Triton may do its products.
+
+    How a GPU does a product, and in tiles of what size, XLA tries out on the GPU. Where
+    there is none it takes tiles that may not fit, and ends; then all products are left
+    to cuBLAS.
+    """
+    try:
+        return lowered.compile(), True
+    except jax.errors.JaxRuntimeError as error:
+        if target.chip.platform != "cuda" or "tile sizes" not in str(error):
+            raise
+    return lowered.compile(compiler_options=WITHOUT_TRITON), False
+
+
+def _report(
+    target: Target,
+    described: Mesh,
+    compiled: Any,
+    seconds: float,
+    has_triton: bool,
+) -> Report:
     memory = compiled.memory_analysis()
     costs = hlo_costs.analyse(compiled.as_text(), target.chip.rates())
     return Report(
@@ -262,4 +286,5 @@ def _report(target: Target, described: Mesh, compiled: Any, seconds: float) -> R
         host_transfers=costs.host_transfers,
         roofline_s=costs.seconds,
         memory_gib=target.chip.memory_gib,
+        has_triton=has_triton,
     )

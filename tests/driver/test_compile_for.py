@@ -58,6 +58,27 @@ def test_targets(text, platform, topology, backend):
     assert target.backend == backend
 
 
+class Lowered:
+    """A program that XLA cannot compile with Triton, or at all."""
+
+    def __init__(self, said):
+        self.said = said
+
+    def compile(self, compiler_options=None):
+        if compiler_options is None:
+            raise jax.errors.JaxRuntimeError(self.said)
+        return compiler_options
+
+
+def test_products_that_triton_cannot_do_are_left_to_cublas():
+    lowered = Lowered("INTERNAL: Couldn't find output tile sizes that satisfy hlo")
+    compiled, has_triton = compile_for._compile(lowered, compile_for.parse("h200x1"))
+    assert compiled == {"xla_gpu_enable_triton_gemm": False} and not has_triton
+    for said, chips in ((lowered.said, "v5e:2x2"), ("out of memory", "h200x1")):
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            compile_for._compile(Lowered(said), compile_for.parse(chips))
+
+
 @pytest.mark.parametrize(
     "text", ["h200", "x8", "h200:2x2", "v5ex4", "v5e", "v9e:2x2", "h200x", "h200x0", ""]
 )
