@@ -23,12 +23,13 @@ begin as the mean of those of Eq. 4, and count alike.
 """
 
 import dataclasses
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
-from fedjax_graph.core import aggregation, clients, communication, federated
+from fedjax_graph.core import aggregation, clients, communication, federated, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
@@ -61,12 +62,15 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
 
     def loss(params, stats, client_data, key, data):  # Eq. 4
         (own, hidden), keys = client_data, jax.random.split(key, 4)
-        impaired, others = mending.without(own, hidden), len(data.client_ids) - 1
+        impaired, num_clients = mending.without(own, hidden), len(data.client_ids)
+        size = clients.cohort_size(num_clients, config.participation)
+        real = Fraction(size, mesh.padded_size(size))  # of what devices share
         sent = {name: params["generator"][name] for name in nets.GENERATES}
-        sent = communication.down(communication.up(sent, others + 1), others + 1)
+        to_all = num_clients * real
+        sent = communication.down(communication.up(sent, to_all), to_all)
         generator = params["generator"] | sent
         z = nets.encode(net, generator, as_graph(impaired), keys[0])
-        z = communication.down(communication.up(z), others)
+        z = communication.down(communication.up(z, real), (num_clients - 1) * real)
         made = Neighbours(*nets.generate(net, generator, z, keys[3], True))
         wanted = mending.hidden_neighbours(own, hidden, net.num_places)
         mended = mending.fill(mending.remaining(impaired, hidden), made)
@@ -74,8 +78,8 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         total += mending.distance_of_counts(made, wanted, own)  # Eq. 1
         total += mending.distance(made, wanted, own)  # Eq. 2
         args = keys[1], made, wanted, own, task.client_data(data)
-        elsewhere, num_clients = mending.distance_to_others(*args)  # Eq. 3
-        return (total + elsewhere) / num_clients, stats
+        elsewhere, num_real = mending.distance_to_others(*args)  # Eq. 3
+        return (total + elsewhere) / num_real, stats
 
     def train_generator(weights, client_data, key, data, num_rounds):
         start = {"params": weights, "batch_stats": {}}
