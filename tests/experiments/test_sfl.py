@@ -164,18 +164,6 @@ def more_outputs(machine, outputs):
     return machine.outputs(lines)
 
 
-def table_of(output):
-    """Rows below the ruler: the title, and the other cells."""
-    lines = output.splitlines()
-    (ruler,) = [i for i, line in enumerate(lines) if line.startswith("---")]
-    rows = {}
-    for line in lines[ruler + 1 :]:
-        title, *cells = [cell for cell in line.split("  ") if cell]
-        if cells:  # else the last line, which names the folder
-            rows[title] = [cell.strip() for cell in cells]
-    return rows
-
-
 # --- Traffic -------------------------------------------------------------------------
 
 
@@ -193,7 +181,7 @@ def test_all_stands_for_every_method(machine):
     line = machine.traffic("all", methods=("all",))
     ((status, out, err),) = machine.run_many({"all": line}).values()
     assert (status, err) == (0, "")
-    assert list(table_of(out)) == list(TITLES.values())
+    assert list(binary.table_of(out)) == list(TITLES.values())
     found = machine.results("all")["methods"]
     assert list(found) == list(TITLES)
     assert_all_differ(found)
@@ -215,7 +203,7 @@ def assert_all_differ(methods):
 def test_the_table_names_every_method(machine, outputs):
     assert outputs["several"].splitlines()[-1].endswith(str(machine.folder / "several"))
     assert "synthetic: sensors 5, steps 576" in outputs["several"].splitlines()
-    rows = table_of(outputs["several"])
+    rows = binary.table_of(outputs["several"])
     assert list(rows) == [TITLES[method] for method in METHODS]
     for method, entry in machine.results("several")["methods"].items():
         scores = [f"{entry['test'][key]:.3f}" for key in ("mae", "mape", "rmse")]
@@ -258,7 +246,7 @@ def test_a_run_on_traffic_forecasts(machine, outputs, quick_compiles):
 def test_a_network_of_ones_own_has_its_unit(machine, outputs):
     assert machine.results("mine")["dataset"] == "mine"
     assert "at 60 minutes (km/h)" in outputs["mine"]
-    assert list(table_of(outputs["mine"])) == ["SFL"]
+    assert list(binary.table_of(outputs["mine"])) == ["SFL"]
 
 
 def test_clients_without_neighbours_are_named(machine, outputs):
@@ -332,7 +320,7 @@ def test_scores_on_images_are_of_the_clients(machine, outputs):
     assert found["dataset"] == "synthetic_images"
     assert found["settings"]["num_images"] == NUM_IMAGES
     assert list(found["methods"]) == list(IMAGE_METHODS)
-    rows = table_of(outputs["images"])
+    rows = binary.table_of(outputs["images"])
     for method, entry in found["methods"].items():
         test = entry["test"]
         assert test.keys() == {
@@ -456,8 +444,8 @@ def test_a_checkpoint_is_scored_on_any_split(machine, outputs, answers):
     for name in ("scored", "scored on validation"):
         status, out, err = answers[name]
         assert (status, err) == (0, "")
-        tables[name] = table_of(out)
-    whole = table_of(outputs["several"])
+        tables[name] = binary.table_of(out)
+    whole = binary.table_of(outputs["several"])
     assert tables["scored"] == {title: whole[title] for title in ("FedAvg", "SFL*")}
     for method in ("fed_avg", "sfl_star"):
         row = tables["scored on validation"][TITLES[method]]
