@@ -18,12 +18,12 @@ import jax.numpy as jnp
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import clients
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedState, cohort_update, write_back
 from fedjax_graph.core.local import optimizer_step
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.task import logits_task
 from fedjax_graph.core.trees import everything
 from fedjax_graph.models import adaptive_propagation as adaptive
 from fedjax_graph.tasks import subgraphs

@@ -27,9 +27,10 @@ import jax.numpy as jnp
 
 from fedjax_graph.core import aggregation
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.building import embedding_task
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedConfig, scored, task_round
-from fedjax_graph.core.task import Embedded, embedding_task
+from fedjax_graph.core.task import Embedded
 
 
 @dataclasses.dataclass(frozen=True)

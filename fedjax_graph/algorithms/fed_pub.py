@@ -31,6 +31,7 @@ import jax.numpy as jnp
 
 from fedjax_graph.core import aggregation, communication, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import (
     FederatedConfig,
@@ -41,7 +42,7 @@ from fedjax_graph.core.federated import (
 )
 from fedjax_graph.core.kept import KeepsLocal, Score, aggregated, is_local
 from fedjax_graph.core.masked import Masked, is_mask
-from fedjax_graph.core.task import TaskConfig, logits_task
+from fedjax_graph.core.task import TaskConfig
 from fedjax_graph.models import normalization
 from fedjax_graph.tasks.subgraphs import random_blocks
 

@@ -24,10 +24,10 @@ import optax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.building import embedding_task
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.meta_learning import masked_mean
 from fedjax_graph.core.remembering import remembering
-from fedjax_graph.core.task import embedding_task
 
 NORM_FLOOR = 1e-8  # of a cosine
 

@@ -19,6 +19,7 @@ from fedjax_graph.core import (
     clients,
     communication,
     faults,
+    kept,
     local,
     mesh,
     misbehaviour,
@@ -26,6 +27,7 @@ from fedjax_graph.core import (
 )
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.building import build_task
 from fedjax_graph.core.channel import DIRECT, ChannelConfig
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.clients import Cohort
@@ -332,8 +334,8 @@ def federated(
         round, a NamedTuple that has `models`, `num_rounds` and what else the server
         keeps; if given, the aggregator returns (models, {field: what becomes of it}).
     """
-    task = config.task.build()
-    personal = is_personal(task)
+    task = build_task(config.task)
+    personal = kept.or_in_opt_state(is_personal(task))
     server = server_step(server_optimizer, personal)
 
     def init(key, data):
@@ -360,10 +362,10 @@ def federated(
             has_aux=first_state is not None,
             is_personal=personal,
         )
-        models, loss, *kept = run(
+        models, loss, *learnt = run(
             state.models, data, train_key, state.num_rounds, *shared(state, data)
         )
-        after = state._replace(num_rounds=state.num_rounds + 1, **dict(*kept))
+        after = state._replace(num_rounds=state.num_rounds + 1, **dict(*learnt))
         return server.step(after, models), {"train_loss": loss}
 
     return scored(task, init, round_, config.privacy)

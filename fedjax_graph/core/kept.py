@@ -1,22 +1,38 @@
-"""Clients that keep, beside the model the server made for them, the one they trained.
+"""Clients that keep something beside the model that the server made for them.
 
-A task of theirs has models `{"params", "batch_stats", "local"}`: u_i that the server
-mixed, and under `LOCAL` v_i after the client's local steps, which never leaves it.
+Their task's models have a part more, which never leaves its client: under `LOCAL` the
+model that the client trained last, or under `OPT_STATE` what its optimizer has
+gathered.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
+import optax
+
 from fedjax_graph.core.local import LocalResult, Model
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task, TaskConfig
+from fedjax_graph.core.trees import IsPersonal
 
 Score = Literal["aggregated", "local"]  # u_i, or v_i
 LOCAL = "local"
+OPT_STATE = "opt_state"
+IDENTITY = OptimizerConfig("sgd", learning_rate=1.0)  # subtracts what it is given
+
+
+# --- The model trained last ----------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class KeepsLocal:
-    """A task whose clients keep, beside u_i, the v_i that they trained last."""
+    """A task whose clients keep, beside the u_i that the server mixed, v_i.
+
+    That is what their last local steps made of u_i.
+    """
 
     task: TaskConfig
     score: Score
@@ -63,3 +79,95 @@ def aggregated(models: Model) -> Model:
 def is_local(path: tuple[Any, ...]) -> bool:
     """Path of a leaf in a model -> whether it is of v, and so stays with its client."""
     return path[0].key == LOCAL
+
+
+# --- The optimizer's state -----------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepsOptimizer:
+    """A task whose clients' optimizers go on where their last round ended.
+
+    The task's own optimizer becomes the identity, and the one that is kept acts on the
+    gradients ahead of it, after what a method does with them.
+    """
+
+    task: Any  # a dataclass and `TaskConfig`, with an `OptimizerConfig` in `optimizer`
+
+    @property
+    def kind(self) -> str:
+        """That of the task."""
+        return self.task.kind
+
+    def build(self) -> Task:
+        """The task's functions, of models that hold the state under `OPT_STATE`."""
+        task = dataclasses.replace(self.task, optimizer=IDENTITY).build()
+        optimizer = dataclasses.replace(self.task.optimizer, stateful=False).build()
+
+        def init(key):
+            model = task.init(key)
+            return model | {OPT_STATE: optimizer.init(model["params"])}
+
+        def keeping(update):
+            def run(start, client_data, key, data, adjust, num_rounds, term=None):
+                going_on = continued(optimizer, start[OPT_STATE])
+                chained = optax.chain(adjust, going_on) if adjust else going_on
+                named = {"term": of_plain_models(term)} if term else {}
+                args = client_data, key, data, chained, num_rounds
+                result = update(plain(start), *args, **named)
+                kept = result.opt_state[0]  # the method's comes first, if it has one
+                own = kept[1] if adjust else kept
+                return result._replace(
+                    model=result.model | {OPT_STATE: own}, opt_state=kept
+                )
+
+            return run
+
+        def of_plain(function):
+            def run(models, *args, **named):
+                return function(plain(models), *args, **named)
+
+            return run if function else None
+
+        update_by = task.update_by
+        return task._replace(
+            init=init,
+            update=keeping(task.update),
+            update_by=update_by and (lambda loss: keeping(update_by(loss))),
+            evaluate=of_plain(task.evaluate),
+            predict=of_plain(task.predict),
+            logits=of_plain(task.logits),
+            embed=of_plain(task.embed),
+        )
+
+
+def continued(
+    optimizer: optax.GradientTransformation, opt_state: optax.OptState
+) -> optax.GradientTransformation:
+    """An optimizer that starts from a state, for `IDENTITY` to apply its updates."""
+
+    def update(gradients, state, params=None):
+        updates, state = optimizer.update(gradients, state, params)
+        return jax.tree.map(jnp.negative, updates), state
+
+    return optax.GradientTransformation(lambda params: opt_state, update)
+
+
+def of_plain_models(term: Callable[..., Any]) -> Callable[..., Any]:
+    """A `Term` that may embed models with an optimizer's state."""
+    return lambda embed: term(lambda model: embed(plain(model)))
+
+
+def plain(models: Model) -> Model:
+    """Models without what their clients' optimizers have gathered."""
+    return {part: tree for part, tree in models.items() if part != OPT_STATE}
+
+
+def in_opt_state(path: tuple[Any, ...]) -> bool:
+    """Path of a leaf in a model -> whether it is of its client's optimizer."""
+    return getattr(path[0], "key", None) == OPT_STATE
+
+
+def or_in_opt_state(rule: IsPersonal) -> IsPersonal:
+    """A rule of what stays with its client, and what its optimizer has gathered."""
+    return lambda path: in_opt_state(path) or rule(path)

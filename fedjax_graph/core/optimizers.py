@@ -42,6 +42,8 @@ class OptimizerConfig:
     # added in a denominator; None: optax's
     epsilon: float | None = limited(None, lower=0)
     last_learning_rate: float = limited(0.0, lower=0)  # where a schedule ends
+    # of a client: its state goes on from round to round, see `core.kept`
+    stateful: bool = False
 
     def __post_init__(self) -> None:
         """Checks types, names, limits and what fits together.
@@ -62,6 +64,11 @@ class OptimizerConfig:
                 f"optimizer last_learning_rate={self.last_learning_rate}: needs a "
                 "schedule that ends there, such as cosine"
             )
+        if self.stateful and self.schedule != "constant":
+            raise InputError(
+                f"optimizer stateful=True: schedule={self.schedule} spans the steps of "
+                "one round; use constant"
+            )
 
     @property
     def is_linear(self) -> bool:
@@ -79,8 +86,15 @@ class OptimizerConfig:
           num_epochs: passes over the data that these steps make.
 
         Raises:
-          InputError: if a number is no count, or a schedule lacks its number of steps.
+          InputError: if a number is no count, a schedule lacks its number of steps, or
+            the state was to be kept by who asks for an optimizer that begins anew.
         """
+        if self.stateful:
+            raise InputError(
+                "optimizer stateful=True: only clients of methods as fed_avg, scaffold "
+                "and local keep a state (docs/optimizers.md has a list); not those of "
+                "this method, nor a server, whose optimizer lasts in any case"
+            )
         for name, value, least in (
             ("num_steps", 0 if num_steps is None else num_steps, 0),
             ("num_epochs", num_epochs, 1),
@@ -232,6 +246,11 @@ SCHEDULES: dict[str, Callable[[OptimizerConfig, int, int], optax.Schedule] | Non
 
 # --- Text ----------------------------------------------------------------------------
 
+READ: dict[str, Callable[[str], Any]] = {  # fields that are no numbers
+    "schedule": str,
+    "stateful": {"true": True, "false": False}.__getitem__,
+}
+
 
 def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
     """Reads an optimizer: a name, and fields that differ from those of a default.
@@ -268,10 +287,11 @@ def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
             raise InputError(f"optimizer {text!r}: {key} is given twice")
         seen.add(key)
         try:
-            given[key] = value if key == "schedule" else float(value)
-        except ValueError as error:
+            given[key] = READ.get(key, float)(value)
+        except (KeyError, ValueError) as error:
+            expected = "true or false" if key == "stateful" else "a number"
             raise InputError(
-                f"optimizer {text!r}: {key} is {value!r}, expected a number"
+                f"optimizer {text!r}: {key} is {value!r}, expected {expected}"
             ) from error
     if given.get("schedule") == "constant":
         given.setdefault("last_learning_rate", 0.0)

@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import aggregation, kept, trees
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.building import build_task
 from fedjax_graph.core.federated import FederatedConfig, scored, task_round
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -17,7 +19,9 @@ from fedjax_graph.core.server import server_step
 class RememberingState(NamedTuple):
     """What the server and the clients keep."""
 
-    models: Any  # {"params": ..., "batch_stats": ...}, leaves [1, ...]
+    # {"params": ..., "batch_stats": ...}, leaves [1, ...]; what clients' optimizers
+    # keep, if they do, is [K, ...]
+    models: Any
     num_rounds: jax.Array  # [] int32, rounds so far
     server_opt_state: Any  # of the server's optimizer, () without one
     memories: Any  # of each client, leaves [K, ...]
@@ -45,7 +49,11 @@ def remembering(
       shared: (state, data) -> what `update` gets besides, the same for all clients.
       server_optimizer: see `server.server_step`.
     """
-    task, server = config.task.build(), server_step(server_optimizer)
+    task = build_task(config.task)
+    server = server_step(server_optimizer, kept.in_opt_state)
+
+    def is_personal(path):
+        return path[0].key == "memory" or kept.in_opt_state(path[1:])
 
     def update_one(own, *args):
         model, memory, loss = update(task, own["model"], own["memory"], *args)
@@ -53,7 +61,10 @@ def remembering(
 
     def init(key, data):
         model = task.init(key)
-        models, size = jax.tree.map(lambda x: x[None], model), len(data.client_ids)
+        size = len(data.client_ids)
+        one = jax.tree.map(lambda x: x[None], model)
+        common, own = trees.partition(one, kept.in_opt_state)
+        models = trees.combine(common, aggregation.broadcast(own, size))
         memories = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (size, *x.shape)), first_memory(model)
         )
@@ -66,7 +77,7 @@ def remembering(
             task,
             update_one,
             aggregator(state, data, aggregate_key),
-            is_personal=lambda path: path[0].key == "memory",
+            is_personal=is_personal,
         )
         own = {"model": state.models, "memory": state.memories}
         extra = shared(state, data)

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
-import optax
 
 from fedjax_graph.core import graphs
 from fedjax_graph.core.local import local_steps
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task
 from tests.algorithms.oracle import draw_cohort
 
@@ -38,12 +38,16 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QuadraticTask:
-    """Plain SGD on F_i(v) = 1/2 mean_b (x_b . v - y_b)^2."""
+    """Local steps, of plain SGD unless told otherwise, on 1/2 mean_b (x_b . v - y_b)^2."""
 
     kind: str = "quadratic"
-    learning_rate: float = 0.2
+    optimizer: OptimizerConfig = OptimizerConfig("sgd", learning_rate=0.2)
     batch_size: int = 2  # divides the rows of a client
     num_epochs: int = 2
+
+    @property
+    def learning_rate(self) -> float:
+        return self.optimizer.learning_rate
 
     @property
     def num_steps(self) -> int:
@@ -64,7 +68,7 @@ class QuadraticTask:
         del data, num_rounds
         order = batches_of(key, self)
         batches = jax.tree.map(lambda x: x[order], own)
-        steps = local_steps(loss, optax.sgd(self.learning_rate), adjust=adjust)
+        steps = local_steps(loss, self.optimizer.build(), adjust=adjust)
         return steps(start, batches)
 
 
@@ -200,9 +204,14 @@ class Twin:
             x, y = self.features[client, indices], self.targets[client, indices]
             error = x @ v - y
             losses.append(np.mean(error**2) / 2)
-            v = v - self.config.learning_rate * (x.T @ error / len(y) + extra(v))
+            v = v - self.update(client, x.T @ error / len(y) + extra(v))
             mean = MEAN_DECAY * mean + (1 - MEAN_DECAY) * x[:, :4].mean(axis=0)
         return np.concatenate([v, mean]), np.mean(losses)
+
+    def update(self, client, gradient):
+        """What a step of the client's optimizer takes from its parameters."""
+        del client
+        return self.config.learning_rate * gradient
 
     def train(self, starts, key, extra=lambda client, v: 0.0):
         """The cohort's local training -> ({client: row}, mean loss by weight)."""

@@ -216,6 +216,8 @@ DEFAULT = OptimizerConfig("adam", 0.02, momentum=0.5, weight_decay=5e-6)
         ("adam", DEFAULT),
         ("adam,learning_rate=0.5", dataclasses.replace(DEFAULT, learning_rate=0.5)),
         ("sgd", OptimizerConfig("sgd", 0.02, weight_decay=5e-6)),
+        ("adam,stateful=true", dataclasses.replace(DEFAULT, stateful=True)),
+        ("adam,stateful=false", DEFAULT),
         (
             "nesterov, momentum=0.9, schedule=cosine, clip_norm=1",
             OptimizerConfig(
@@ -246,6 +248,8 @@ def test_text_names_an_optimizer_and_what_differs(text, expected):
         ("nesterov", ["nesterov", "needs a momentum"]),
         ("adam,momentum=0.5,momentum=0.6", ["momentum is given twice"]),
         ("sgd,last_learning_rate=0.1", ["last_learning_rate=0.1: needs a schedule"]),
+        ("adam,stateful=1", ["stateful is '1'", "expected true or false"]),
+        ("adam,stateful=true,schedule=cosine", ["stateful=True: schedule=cosine"]),
         (None, ["optimizer None: expected text"]),
     ],
 )
@@ -267,6 +271,13 @@ def test_a_constant_rate_has_no_last_one():
 def test_a_rate_that_is_no_number_is_refused(value):
     with pytest.raises(InputError, match="optimizer learning_rate=.*finite number"):
         OptimizerConfig(learning_rate=value)
+
+
+def test_a_state_is_kept_by_who_has_a_place_for_it():
+    with pytest.raises(InputError, match="stateful=True: only clients"):
+        OptimizerConfig("adam", stateful=True).build()
+    with pytest.raises(InputError, match="optimizer stateful='yes'"):
+        OptimizerConfig("adam", stateful="yes")
 
 
 @pytest.mark.parametrize("name", [["sgd"], None, 3])

@@ -46,7 +46,14 @@ from fedjax_graph.core.federated import (
     federated,
     write_back,
 )
-from fedjax_graph.core.kept import LOCAL, KeepsLocal, Score, aggregated, is_local
+from fedjax_graph.core.kept import (
+    LOCAL,
+    KeepsLocal,
+    Score,
+    aggregated,
+    is_local,
+    or_in_opt_state,
+)
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.proximal import Distance, pull
 from fedjax_graph.core.task import Task
@@ -117,7 +124,7 @@ def _sfl(
         config = dataclasses.replace(config, task=keeping)
 
     def stays(task: Task) -> IsPersonal:
-        rule = is_personal(task)
+        rule = or_in_opt_state(is_personal(task))
         return lambda path: is_local(path) or rule(path)
 
     personal = stays(config.task.build())

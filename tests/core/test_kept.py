@@ -1,0 +1,211 @@
+"""Clients whose optimizers go on from round to round, against loops in NumPy."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.algorithms.fed_dc import FedDCConfig, fed_dc
+from fedjax_graph.algorithms.fed_per import fed_per
+from fedjax_graph.algorithms.fed_prox import FedProxConfig, fed_prox
+from fedjax_graph.algorithms.local import local_training
+from fedjax_graph.algorithms.scaffold import scaffold
+from fedjax_graph.algorithms.sfl.sfl import SFLConfig, sfl
+from fedjax_graph.core import kept
+from fedjax_graph.core.communication import bytes_per_round
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.federated import FederatedConfig
+from fedjax_graph.core.optimizers import OptimizerConfig
+from tests.algorithms import problems, quadratic
+from tests.algorithms.quadratic import (
+    IS_HEAD,
+    KEYS,
+    NUM_CLIENTS,
+    PARAMS,
+    QuadraticTask,
+    Twin,
+    assert_rows,
+    run,
+    to_rows,
+)
+from tests.algorithms.test_conformance import TINY
+
+ADAM = OptimizerConfig("adam", learning_rate=0.1, weight_decay=0.3, stateful=True)
+TASK = QuadraticTask(optimizer=ADAM)
+MU = 0.7
+
+
+class AdamTwin(Twin):
+    """Clients with L2 decay and Adam, whose moments and counts nobody clears."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.m, self.v = np.zeros((2, NUM_CLIENTS, 5))
+        self.count = np.zeros(NUM_CLIENTS)
+
+    def steps(self, client, row, key, extra=lambda v: 0.0):
+        decay = ADAM.weight_decay
+        return super().steps(client, row, key, lambda v: extra(v) + decay * v)
+
+    def update(self, client, gradient):
+        self.count[client] += 1
+        self.m[client] = 0.9 * self.m[client] + 0.1 * gradient
+        self.v[client] = 0.999 * self.v[client] + 0.001 * gradient**2
+        m = self.m[client] / (1 - 0.9 ** self.count[client])
+        v = self.v[client] / (1 - 0.999 ** self.count[client])
+        return self.config.learning_rate * m / (np.sqrt(v) + 1e-8)
+
+
+def averaged(twin, rows, key, mu=0.0, is_kept=False):
+    """A round, after which everybody has the mean but for what is personal."""
+    starts = rows.copy()
+    trained, _ = twin.train(rows, key, lambda i, v: mu * (v - starts[i, PARAMS]))
+    own = np.stack([trained.get(i, row) for i, row in enumerate(rows)])
+    return np.where(is_kept, own, twin.mean(trained))
+
+
+def from_the_mean(twin, rows, key):
+    """SFL's start from w, with nothing mixed: who trained keeps what it has."""
+    trained, _ = twin.train(np.tile(rows.mean(axis=0), (NUM_CLIENTS, 1)), key)
+    return np.stack([trained.get(i, row) for i, row in enumerate(rows)])
+
+
+METHODS = {
+    "fed_avg": (fed_avg, FedAvgConfig, averaged),
+    "fed_prox": (fed_prox, FedProxConfig, lambda *args: averaged(*args, mu=MU)),
+    "fed_per": (fed_per, FedAvgConfig, lambda *args: averaged(*args, is_kept=IS_HEAD)),
+    "sfl": (sfl, SFLConfig, from_the_mean),
+    "local": (local_training, FederatedConfig, lambda *a: averaged(*a, is_kept=True)),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_moments_go_on_where_a_client_left_them(quick_jit, name):
+    factory, config_type, round_of = METHODS[name]
+    changes = {"fed_prox": {"proximal_weight": MU}, "sfl": {"alpha": 0.0}}.get(name, {})
+    data, config = quadratic.make_data(), config_type(TASK, 0.6, **changes)
+    (state, _), *later = run(factory(config), data, quick_jit)
+    twin = AdamTwin(data, TASK, 0.6)
+    rows = to_rows(state.models)
+    for key, (state, _) in zip(KEYS, later, strict=True):
+        rows = round_of(twin, rows, key)
+        assert_rows(state.models, rows)
+    _, moments = state.models[kept.OPT_STATE]
+    npt.assert_array_equal(moments[0].count, twin.count)
+    assert len(set(twin.count)) > 1  # some took part more often than others
+
+
+def test_control_variates_come_before_the_optimizer(quick_jit):
+    data, config = quadratic.make_data(), FedAvgConfig(TASK, 0.6)
+    (state, _), *later = run(scaffold(config), data, quick_jit)
+    twin, x = AdamTwin(data, TASK, 0.6), to_rows(state.models)[0]
+    controls = np.zeros((NUM_CLIENTS, 5))
+    for key, (state, _) in zip(KEYS, later, strict=True):
+        c, before = controls.mean(axis=0), controls.copy()
+        seen = {i: [] for i in range(NUM_CLIENTS)}
+
+        def corrected(i, v):
+            seen[i].append(v)  # noqa: B023
+            return c - before[i]  # noqa: B023
+
+        trained, _ = twin.train(np.tile(x, (NUM_CLIENTS, 1)), key, corrected)
+        for i, client_key in twin.cohort(key).items():
+            batches = np.asarray(quadratic.batches_of(client_key, TASK))
+            gradients = [
+                twin.features[i, b].T
+                @ (twin.features[i, b] @ v - twin.targets[i, b])
+                / len(b)
+                for b, v in zip(batches, seen[i], strict=True)
+            ]
+            controls[i] = np.mean(gradients, axis=0)
+        x = twin.mean(trained)
+        assert_rows(state.models, x)
+        npt.assert_allclose(
+            to_rows({"params": state.memories}), controls, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_one_round_is_that_of_an_optimizer_that_begins_anew(quick_jit):
+    data = quadratic.make_data()
+    for factory, config in (
+        (fed_avg, FedAvgConfig(TASK)),
+        (scaffold, FedAvgConfig(TASK)),
+        (fed_dc, FedDCConfig(TASK)),
+    ):
+        anew = dataclasses.replace(
+            config,
+            task=QuadraticTask(optimizer=dataclasses.replace(ADAM, stateful=False)),
+        )
+        one, other = (
+            run(factory(c), data, quick_jit, KEYS[:2]) for c in (config, anew)
+        )
+        assert_rows(one[1][0].models, to_rows(other[1][0].models), 1e-6)
+        change = to_rows(one[2][0].models) - to_rows(other[2][0].models)
+        assert np.abs(change).max() > 0.01
+
+
+def test_an_optimizers_state_never_leaves_its_client():
+    data = quadratic.make_data()
+    sizes = []
+    for stateful in (True, False):
+        optimizer = dataclasses.replace(ADAM, stateful=stateful)
+        config = FedAvgConfig(QuadraticTask(optimizer=optimizer))
+        algorithm = fed_avg(config)
+        state = jax.eval_shape(algorithm.init, KEYS[0], data)
+        sizes.append(bytes_per_round(algorithm.round, state, data, KEYS[0]))
+    assert sizes[0] == sizes[1]
+
+
+def test_a_server_steps_with_an_optimizer_of_its_own(quick_jit):
+    """FedAvgM with momentum 0 and rate 1 is FedAvg; clients' moments are no part."""
+    data = quadratic.make_data()
+    server = OptimizerConfig("sgd", learning_rate=1.0)
+    config = FedAvgConfig(TASK)
+    one, other = (
+        run(fed_avg(c), data, quick_jit)
+        for c in (config, dataclasses.replace(config, server_optimizer=server))
+    )
+    assert_rows(one[-1][0].models, to_rows(other[-1][0].models))
+
+
+@pytest.mark.parametrize("name", ["moon", "fgssl", "fed_proto", "fed_star"])
+def test_what_reads_models_reads_no_optimizers(quick_jit, name):
+    """Embeddings, prototypes and scores; a count of two local steps a round."""
+    values = TINY[problems.Subgraphs].get(name, {"task": problems.Subgraphs.TASK})
+    optimizer = {"name": "adam", "stateful": True}
+    task = values["task"] | {"optimizer": optimizer, "local_steps": 2}
+    changes = {"task": task, "participation": 1.0}
+    algorithm = get_method(name).factory(make_config(name, values | changes))
+    train = problems.Subgraphs().train
+    state = run(algorithm, train, quick_jit, KEYS[:2])[-1][0]
+    assert set(state.models) == {"params", "batch_stats", kept.OPT_STATE}
+    count = state.models[kept.OPT_STATE][0].count
+    npt.assert_array_equal(count, [4] * NUM_CLIENTS)
+    scores = jax.jit(algorithm.evaluate)(state, train)
+    assert np.isfinite(scores["loss"])
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("ditto", {}),
+        ("fed_gta", {}),
+        ("fed_pub", {}),
+        ("fed_sage_plus", {}),
+        ("gcfl_plus", {}),
+        ("sfl", {"start": "own", "score": "local"}),
+    ],
+)
+def test_a_method_that_would_lose_the_state_refuses(name, changes):
+    train = problems.Subgraphs().train
+    optimizer = {"name": "adam", "stateful": True}
+    task = problems.Subgraphs.TASK | {"optimizer": optimizer}
+    with pytest.raises(InputError, match="stateful=True: only clients"):
+        config = make_config(name, {"task": task} | changes)
+        algorithm = get_method(name).factory(config)
+        state = jax.eval_shape(algorithm.init, KEYS[0], train)
+        jax.eval_shape(algorithm.round, state, train, KEYS[0])
