@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import aggregation, clustering
+from fedjax_graph.core import aggregation, clustering, kept
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.clients import Cohort
@@ -68,7 +68,7 @@ def last_norm() -> optax.GradientTransformation:
 
 def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
     """Factory of GCFL+ on any task."""
-    task = config.task.build()
+    task = kept.build_task(config.task)
 
     def update(model, client_data, key, data, num_rounds):
         args = client_data, key, data, last_norm(), num_rounds
@@ -77,6 +77,7 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
 
     train = cohort_update(
         update,
+        is_personal=kept.in_opt_state,
         participation=config.participation,
         clients_per_chunk=config.clients_per_chunk,
     )
@@ -104,7 +105,13 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         args = state.together, norms, changes["params"], cohort, is_time
         together, is_split = split(config, *args)
         is_same = together[cohort.indices][:, cohort.indices]
-        mixed = aggregation.mix_rows(sent["model"], is_same * cohort.weights)
+        mix = aggregation.partial(
+            lambda models, cohort: aggregation.mix_rows(
+                models, is_same * cohort.weights
+            ),
+            kept.in_opt_state,
+        )
+        mixed = mix(sent["model"], cohort)
         models = write_back(state.models, mixed, cohort, size)  # Eq. 1
         num_norms = jnp.where(is_split, 0, num_norms)
         state = GCFLPlusState(models, state.num_rounds + 1, together, norms, num_norms)

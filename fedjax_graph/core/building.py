@@ -1,4 +1,4 @@
-"""Tasks as methods build them from their configs."""
+"""Tasks built for methods that need more of them than local steps and scores."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,17 +7,9 @@ import jax
 
 from fedjax_graph.core.algorithm import Data
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.kept import KeepsOptimizer
+from fedjax_graph.core.kept import build_task
 from fedjax_graph.core.local import Model
-from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Embedded, Task, TaskConfig
-
-
-def build_task(config: TaskConfig) -> Task:
-    """Builds a task, whose clients keep their optimizers' states if it says so."""
-    optimizer = getattr(config, "optimizer", None)
-    is_stateful = isinstance(optimizer, OptimizerConfig) and optimizer.stateful
-    return (KeepsOptimizer(config) if is_stateful else config).build()
 
 
 def embedding_task(

@@ -27,7 +27,6 @@ from fedjax_graph.core import (
 )
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
-from fedjax_graph.core.building import build_task
 from fedjax_graph.core.channel import DIRECT, ChannelConfig
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.clients import Cohort
@@ -334,7 +333,7 @@ def federated(
         round, a NamedTuple that has `models`, `num_rounds` and what else the server
         keeps; if given, the aggregator returns (models, {field: what becomes of it}).
     """
-    task = build_task(config.task)
+    task = kept.build_task(config.task)
     personal = kept.or_in_opt_state(is_personal(task))
     server = server_step(server_optimizer, personal)
 

@@ -20,7 +20,7 @@ from fedjax_graph.core.trees import IsPersonal
 
 Score = Literal["aggregated", "local"]  # u_i, or v_i
 LOCAL = "local"
-OPT_STATE = "opt_state"
+OPT_STATE = "client_opt_state"
 IDENTITY = OptimizerConfig("sgd", learning_rate=1.0)  # subtracts what it is given
 
 
@@ -44,16 +44,16 @@ class KeepsLocal:
 
     def build(self) -> Task:
         """The task's functions, of models that hold v_i under `LOCAL`."""
-        task = self.task.build()
+        task = build_task(self.task)
 
         def init(key):
             model = task.init(key)
-            return model | {LOCAL: model}
+            return model | {LOCAL: plain(model)}
 
         def keeping(update):
             def run(start, *args, **named) -> LocalResult:
                 result = update(aggregated(start), *args, **named)
-                model = result.model | {LOCAL: result.model}
+                model = result.model | {LOCAL: plain(result.model)}
                 return result._replace(model=model)
 
             return run
@@ -164,10 +164,17 @@ def plain(models: Model) -> Model:
 
 
 def in_opt_state(path: tuple[Any, ...]) -> bool:
-    """Path of a leaf in a model -> whether it is of its client's optimizer."""
-    return getattr(path[0], "key", None) == OPT_STATE
+    """Path of a leaf of any tree with models -> whether an optimizer gathered it."""
+    return any(getattr(key, "key", None) == OPT_STATE for key in path)
 
 
 def or_in_opt_state(rule: IsPersonal) -> IsPersonal:
     """A rule of what stays with its client, and what its optimizer has gathered."""
     return lambda path: in_opt_state(path) or rule(path)
+
+
+def build_task(config: TaskConfig) -> Task:
+    """Builds a task, whose clients keep their optimizers' states if it says so."""
+    optimizer = getattr(config, "optimizer", None)
+    is_stateful = isinstance(optimizer, OptimizerConfig) and optimizer.stateful
+    return (KeepsOptimizer(config) if is_stateful else config).build()

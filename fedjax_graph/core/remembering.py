@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from fedjax_graph.core import aggregation, kept, trees
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
-from fedjax_graph.core.building import build_task
 from fedjax_graph.core.federated import FederatedConfig, scored, task_round
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -49,11 +48,9 @@ def remembering(
       shared: (state, data) -> what `update` gets besides, the same for all clients.
       server_optimizer: see `server.server_step`.
     """
-    task = build_task(config.task)
+    task = kept.build_task(config.task)
     server = server_step(server_optimizer, kept.in_opt_state)
-
-    def is_personal(path):
-        return path[0].key == "memory" or kept.in_opt_state(path[1:])
+    is_personal = kept.or_in_opt_state(lambda path: path[0].key == "memory")
 
     def update_one(own, *args):
         model, memory, loss = update(task, own["model"], own["memory"], *args)

@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QuadraticTask:
-    """Local steps, of plain SGD unless told otherwise, on 1/2 mean_b (x_b . v - y_b)^2."""
+    """Local steps, of SGD by default, on F_i(v) = 1/2 mean_b (x_b . v - y_b)^2."""
 
     kind: str = "quadratic"
     optimizer: OptimizerConfig = OptimizerConfig("sgd", learning_rate=0.2)

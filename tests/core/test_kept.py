@@ -74,11 +74,17 @@ def from_the_mean(twin, rows, key):
     return np.stack([trained.get(i, row) for i, row in enumerate(rows)])
 
 
+def from_its_own(twin, rows, key):
+    """SFL's start from v_i: local training, where nothing is mixed."""
+    return averaged(twin, rows, key, is_kept=True)
+
+
 METHODS = {
     "fed_avg": (fed_avg, FedAvgConfig, averaged),
     "fed_prox": (fed_prox, FedProxConfig, lambda *args: averaged(*args, mu=MU)),
     "fed_per": (fed_per, FedAvgConfig, lambda *args: averaged(*args, is_kept=IS_HEAD)),
     "sfl": (sfl, SFLConfig, from_the_mean),
+    "sfl_own": (sfl, SFLConfig, from_its_own),
     "local": (local_training, FederatedConfig, lambda *a: averaged(*a, is_kept=True)),
 }
 
@@ -86,14 +92,19 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_moments_go_on_where_a_client_left_them(quick_jit, name):
     factory, config_type, round_of = METHODS[name]
-    changes = {"fed_prox": {"proximal_weight": MU}, "sfl": {"alpha": 0.0}}.get(name, {})
+    changes = {
+        "fed_prox": {"proximal_weight": MU},
+        "sfl": {"alpha": 0.0},
+        "sfl_own": {"start": "own"},
+    }.get(name, {})
     data, config = quadratic.make_data(), config_type(TASK, 0.6, **changes)
     (state, _), *later = run(factory(config), data, quick_jit)
     twin = AdamTwin(data, TASK, 0.6)
     rows = to_rows(state.models)
     for key, (state, _) in zip(KEYS, later, strict=True):
         rows = round_of(twin, rows, key)
-        assert_rows(state.models, rows)
+        own = state.models.get(kept.LOCAL, state.models)
+        assert_rows(own, rows)
     _, moments = state.models[kept.OPT_STATE]
     npt.assert_array_equal(moments[0].count, twin.count)
     assert len(set(twin.count)) > 1  # some took part more often than others
@@ -172,7 +183,9 @@ def test_a_server_steps_with_an_optimizer_of_its_own(quick_jit):
     assert_rows(one[-1][0].models, to_rows(other[-1][0].models))
 
 
-@pytest.mark.parametrize("name", ["moon", "fgssl", "fed_proto", "fed_star"])
+@pytest.mark.parametrize(
+    "name", ["moon", "fgssl", "fed_proto", "fed_star", "fed_gta", "gcfl_plus"]
+)
 def test_what_reads_models_reads_no_optimizers(quick_jit, name):
     """Embeddings, prototypes and scores; a count of two local steps a round."""
     values = TINY[problems.Subgraphs].get(name, {"task": problems.Subgraphs.TASK})
@@ -182,30 +195,21 @@ def test_what_reads_models_reads_no_optimizers(quick_jit, name):
     algorithm = get_method(name).factory(make_config(name, values | changes))
     train = problems.Subgraphs().train
     state = run(algorithm, train, quick_jit, KEYS[:2])[-1][0]
-    assert set(state.models) == {"params", "batch_stats", kept.OPT_STATE}
+    own = {kept.LOCAL} if name == "fed_gta" else set()
+    assert set(state.models) == {"params", "batch_stats", kept.OPT_STATE} | own
     count = state.models[kept.OPT_STATE][0].count
     npt.assert_array_equal(count, [4] * NUM_CLIENTS)
     scores = jax.jit(algorithm.evaluate)(state, train)
     assert np.isfinite(scores["loss"])
 
 
-@pytest.mark.parametrize(
-    "name, changes",
-    [
-        ("ditto", {}),
-        ("fed_gta", {}),
-        ("fed_pub", {}),
-        ("fed_sage_plus", {}),
-        ("gcfl_plus", {}),
-        ("sfl", {"start": "own", "score": "local"}),
-    ],
-)
-def test_a_method_that_would_lose_the_state_refuses(name, changes):
+@pytest.mark.parametrize("name", ["ditto", "fed_pub", "fed_sage_plus"])
+def test_a_method_that_would_lose_the_state_refuses(name):
     train = problems.Subgraphs().train
     optimizer = {"name": "adam", "stateful": True}
     task = problems.Subgraphs.TASK | {"optimizer": optimizer}
     with pytest.raises(InputError, match="stateful=True: only clients"):
-        config = make_config(name, {"task": task} | changes)
+        config = make_config(name, {"task": task})
         algorithm = get_method(name).factory(config)
         state = jax.eval_shape(algorithm.init, KEYS[0], train)
         jax.eval_shape(algorithm.round, state, train, KEYS[0])

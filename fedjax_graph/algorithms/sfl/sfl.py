@@ -204,7 +204,7 @@ def pulled_update(
 
     def update(task: Task, model, client_data, key, data, num_rounds, w, weight):
         u = aggregated(model)
-        start = model[LOCAL] if config.start == "own" else u
+        start = u | model[LOCAL] if config.start == "own" else u
         if config.start == "global":
             _, personal = trees.partition(u, is_personal)
             start = trees.combine(trees.partition(w, is_personal)[0], personal)
