@@ -258,6 +258,17 @@ def spread_shardings(tree: Any, num_rows: int, axis: int = 0) -> Any:
     return jax.tree.map(sharding, tree)
 
 
+def abstract(tree: Any) -> Any:
+    """Shapes and types of a tree, as programs on the current mesh see arguments."""
+    current = _current()
+
+    def of(x):
+        sharding = None if current.empty else NamedSharding(current, PartitionSpec())
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    return jax.tree.map(of, tree)
+
+
 def whole(tree: Any) -> Any:
     """Gives each process all of a pytree of which several may have parts (host call).
 

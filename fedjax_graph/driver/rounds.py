@@ -100,6 +100,15 @@ class RunResult(NamedTuple):
     privacy: dict[str, Any] | None = None  # see `core.privacy.spent`
 
 
+@functools.lru_cache(maxsize=8)
+def _traced_once(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
+    """Has the ledger and the program share the trace of a round.
+
+    Not for rounds that are watched: what watches them is no argument.
+    """
+    return algorithm._replace(round=jax.jit(algorithm.round, inline=True))
+
+
 # Compiled once for an algorithm and shapes: not again for a new seed or a resumed run.
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _init_seeds(algorithm, seeds, data, is_drawn):
@@ -282,11 +291,14 @@ class _Loop:
             monitor = self._algorithm.monitor
             check_monitored(self._workdir, self._name, monitor)
             note_missing_rounds(self._workdir, self._name, round_)
+
+        def of_first(states, data):
+            state = of_seed(states, 0, everything)
+            return state, of_seed(data, 0, config.is_drawn), jax.random.key(0)
+
         args = (
-            self._algorithm.round,
-            jax.eval_shape(lambda tree: of_seed(tree, 0, everything), seed_state.state),
-            of_seed(self._data[0], 0, config.is_drawn),
-            jax.random.key(0),
+            _traced_once(self._algorithm).round,
+            *mesh.abstract(jax.eval_shape(of_first, seed_state.state, self._data[0])),
         )
         self.bytes_per_round = communication.bytes_per_round(*args)
         if self._algorithm.privacy is not None:
@@ -391,7 +403,7 @@ class _Loop:
             self._note(f"{self._name}: compiling the round ...")
             start = time.perf_counter()
             lowered = _advance_seeds.lower(
-                self._algorithm,
+                self._algorithm if watch else _traced_once(self._algorithm),
                 num_rounds,
                 config.patience,
                 config.keep_last,
