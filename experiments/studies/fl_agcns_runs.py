@@ -97,6 +97,8 @@ def search_values(
         "num_steps": study.supernet_steps,
         "codes_per_step": study.codes_per_step,
         "num_warm_up": study.num_warm_up,
+        "warm_up_codes": study.warm_up_codes,
+        "scored_by": study.scored_by,
         "num_epochs": study.num_epochs,
     }
     if method == "fl_rl":

@@ -33,6 +33,9 @@ SHARED_GENERATIONS = 250  # the paper's
 EXAMPLE_CODE = "3,4,16,0,0,0,0,5"
 
 
+OF_SHARED = ("num_warm_up", "warm_up_codes", "scored_by", "num_finalists")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FLAGCNSSettings(Study):
     """Searches, and trainings of what they found and of fixed networks.
@@ -105,6 +108,18 @@ class FLAGCNSSettings(Study):
         "With shared weights: first generations, without evolution; by default none, "
         "in the space 2022 50.",
         lower=0,
+    )
+    warm_up_codes: str = option(
+        "population",
+        "What these train: architectures of the first population, or new ones that use "
+        "all weights alike.",
+        choices=["population", "fair"],
+    )
+    scored_by: str = option(
+        "running",
+        "With shared weights: batch statistics of an architecture that is scored, "
+        "running ones or those of the client's graph.",
+        choices=["running", "batch"],
     )
     supernet_steps: int = option(5, "Steps of the shared weights in a round.", lower=1)
     codes_per_step: int = option(20, "Architectures that such a step trains.", lower=1)
@@ -205,7 +220,7 @@ class FLAGCNSSettings(Study):
                 f"--population_size={self.population_size}, from which they are drawn"
             )
         if self.fitness_from == "scratch":
-            for name in filter(self.is_given, ("num_warm_up", "num_finalists")):
+            for name in filter(self.is_given, OF_SHARED):
                 raise InputError(f"--{name}: of a search with --fitness_from=shared")
         if len(self.rungs) != len(EvolutionConfig.rungs):
             raise InputError(f"--rungs={self.rungs}: expected three counts, as 18,6,4")

@@ -234,6 +234,40 @@ def random_codes(
     return jnp.where(given > 0, given, codes)
 
 
+def fair_codes(
+    key: jax.Array,
+    num: int,
+    num_layers: int = NUM_LAYERS,
+    *,
+    space: Space = "paper",
+    stages: Stages = ANY_STAGES,
+) -> jax.Array:
+    """Draws valid codes that use all sets of weights alike.
+
+    Which layers are present is drawn as by `random_codes`. Where layer i is, its 12 i
+    genes take turns in a drawn order: each occurs as often as any other, up to one.
+    This is the strict fairness of Chu, Zhang, Xu, "FairNAS", ICCV 2021, with the
+    predecessor beside the op.
+
+    Args:
+      key, num, num_layers, space, stages: see `random_codes`.
+
+    Returns:
+      [num, L + 2] int32.
+    """
+    code_key, *keys = jax.random.split(key, num_layers + 1)
+    codes = random_codes(code_key, num, num_layers, space=space, stages=stages)
+    is_present = jax.vmap(lambda code: decode(code, space).is_present)(codes)
+    for layer, (key, present) in enumerate(zip(keys, is_present.T, strict=True), 1):
+        size = len(OPS) * layer
+        orders = jax.random.split(key, -(-num // size))
+        genes = jax.vmap(lambda key, n=size: jax.random.permutation(key, n))(orders)
+        turn = jnp.cumsum(present) - 1
+        in_turn = genes.reshape(-1)[jnp.maximum(turn, 0)] + 1
+        codes = codes.at[:, layer].set(jnp.where(present, in_turn, 0))
+    return codes
+
+
 def _activations() -> str:
     """Names the activations of stages."""
     return ", ".join(f"{i} {name}" for i, name in enumerate(ACTIVATIONS, 1))

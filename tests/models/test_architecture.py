@@ -349,3 +349,29 @@ def test_first_depths_of_the_paper_are_uniform():
 def test_an_unknown_space():
     with pytest.raises(InputError, match="unknown space '2021'; known: paper, 2022"):
         architecture.decode_static([1, 5, 2], "2021")
+
+
+@pytest.mark.parametrize("space", ["paper", "2022"])
+def test_fair_codes_use_all_weights_alike(space):
+    num, num_layers = 100, 3
+    draw = jax.jit(
+        functools.partial(
+            architecture.fair_codes, num=num, num_layers=num_layers, space=space
+        )
+    )
+    codes = np.asarray(draw(jax.random.key(0)))
+    is_present = codes[:, 1:-1] > 0
+    for code in codes:
+        architecture.check(code, num_layers)
+    for layer in range(1, num_layers + 1):
+        genes = codes[:, layer]
+        counts = np.bincount(genes[genes > 0], minlength=12 * layer + 1)[1:]
+        assert len(counts) == 12 * layer
+        assert counts.max() - counts.min() <= 1
+        ops = np.add.reduce(counts.reshape(-1, 12))
+        assert ops.min() > 0
+    if space == "paper":  # depths are drawn, and nothing follows a first 0
+        assert np.all(is_present == np.cumprod(is_present, axis=1))
+        assert set(is_present.sum(axis=1)) == {1, 2, 3}
+    other = np.asarray(draw(jax.random.key(1)))
+    assert np.any(other != codes)

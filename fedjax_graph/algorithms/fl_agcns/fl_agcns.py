@@ -14,8 +14,9 @@ The code with the best federated score of P and its children is what the search 
 with; the paper scores P once more, with the last codes that clients sent. Its training
 anew is `fed_sgd`. What the paper leaves open is the public code's: 20 codes a step, the
 rates of `evolution`, d = 0.5 x 0.99^generation, and in the space 2022 no evolution in
-the first 50 generations. The ledger counts the whole SuperNet's gradient, though only
-touched weights have one.
+the first 50 generations, which train the first population over and over; with
+`warm_up_codes="fair"` they train all weights alike. The ledger counts the whole
+SuperNet's gradient, though only touched weights have one.
 
 That is fitness from `shared` weights. By default it is that of trainings from
 `scratch`, see `from_scratch`.
@@ -45,7 +46,7 @@ from fedjax_graph.algorithms.fl_agcns.trainings import EvolutionConfig
 from fedjax_graph.core import clients, communication, encryption, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.checks import limited
-from fedjax_graph.models.architecture import Space, random_codes
+from fedjax_graph.models.architecture import Space, fair_codes, random_codes
 
 FitnessFrom = Literal["scratch", "shared"]
 WARM_UP: dict[Space, int] = {"paper": 0, "2022": 50}
@@ -61,6 +62,9 @@ class FLAGCNSConfig(EvolutionConfig):
     codes_per_step: int = limited(20, lower=1)
     # first generations, in which the population stays as it is; None: see WARM_UP
     num_warm_up: int | None = limited(None, lower=0)
+    # what these train: codes of the population, which stays the same, or new ones each
+    # generation that use all weights alike
+    warm_up_codes: Literal["population", "fair"] = "population"
 
     @property
     def warm_up(self) -> int:
@@ -140,7 +144,11 @@ def evolutionary(
     def round_(state, data, key):
         train_key, controller_key, clients_key = jax.random.split(key, 3)
         weights, loss, training_cost = train(
-            state.weights, state.populations.controller, data, train_key
+            state.weights,
+            state.populations.controller,
+            data,
+            train_key,
+            state.num_rounds < config.warm_up,
         )
         scorer = make_scorer(config, weights.model, data)
         generation = state.num_rounds
@@ -186,23 +194,41 @@ def weights_trainer(
     """Factory of the weights' steps of a generation.
 
     Returns:
-      (weights, population [P, L + 2], data, key) -> (weights, mean loss, metrics of the
-      encryption of each step).
+      (weights, population [P, L + 2], data, key, whether it is a generation of the
+      warm-up) -> (weights, mean loss, metrics of the encryption of each step).
     """
     train = train_step(config)
 
-    def run(weights, population, data, key):
-        def step(weights, key):
+    def run(weights, population, data, key, is_warm_up):
+        fair = fair_steps(config, key) if config.warm_up_codes == "fair" else None
+
+        def step(weights, step):
+            key, own = step
             select_key, step_key = jax.random.split(key)
             codes = evolution.select(select_key, population, config.codes_per_step)
+            if own is not None:
+                codes = jnp.where(is_warm_up, own, codes)
             weights, loss, cost = train(weights, data, step_key, codes)
             return weights, (loss, cost)
 
         keys = jax.random.split(key, config.num_steps)
-        weights, (losses, costs) = jax.lax.scan(step, weights, keys)
+        weights, (losses, costs) = jax.lax.scan(step, weights, (keys, fair))
         return weights, jnp.mean(losses), costs
 
     return run
+
+
+def fair_steps(config: FLAGCNSConfig, key: jax.Array) -> jax.Array:
+    """Draws the codes [steps, C, L + 2] of a fair generation of the warm-up."""
+    shape = config.num_steps, config.codes_per_step
+    codes = fair_codes(
+        jax.random.fold_in(key, 1),
+        shape[0] * shape[1],
+        config.num_layers,
+        space=config.space,
+        stages=config.stages,
+    )
+    return codes.reshape(*shape, -1)
 
 
 def with_children(

@@ -56,6 +56,9 @@ class SearchConfig(Checked):
     fusion: Fusion = "all"
     stages: Stages = ANY_STAGES  # given to all codes; the code of 2022 has input 3
     fitness: Fitness = "loss"
+    # by what a code that is scored is normalised: running statistics, mixed over the
+    # codes that were trained, or those of its own on the client's graph, as in training
+    scored_by: Literal["running", "batch"] = "running"
     # in training, of the shared weights too
     dropout: float = limited(0.0, lower=0, below=1)
     server_optimizer: OptimizerConfig = OptimizerConfig(
@@ -286,9 +289,10 @@ def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Score
 
     def score(client_data, product, codes, model):
         graph = subgraphs.as_graph(client_data)
+        mask = scoring_mask(config, client_data)
 
         def one(code):
-            outputs, _ = net.apply(model, graph, code, product=product)
+            outputs, _ = net.apply(model, graph, code, mask, product)
             return score_outputs(config, outputs, client_data)
 
         return jax.lax.map(one, codes)
@@ -311,6 +315,11 @@ def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Score
         return clients.map_clients(score, 1)(data, products, codes, shared=(model,))
 
     return Scorer(federated, own)
+
+
+def scoring_mask(config: SearchConfig, client_data: SubgraphData) -> jax.Array | None:
+    """What `SuperNet.apply` takes for `mask` where ONE client scores a code."""
+    return client_data.is_real if config.scored_by == "batch" else None
 
 
 def score_outputs(
@@ -357,14 +366,18 @@ def searched(
     Args:
       config: of the search.
       init, round_: of the method.
-      apply: (the state's model, graph, code) -> outputs and statistics; by default of
-        a SuperNet.
+      apply: (the state's model, graph, code, mask) -> outputs and statistics; by
+        default of a SuperNet.
     """
     apply = apply or config.supernet.apply
 
     def map_outputs(state: SearchState, data: SubgraphData, reduce):
         def one(client_data, model, code):
-            outputs, _ = apply(model, subgraphs.as_graph(client_data), code)
+            graph, mask = (
+                subgraphs.as_graph(client_data),
+                scoring_mask(config, client_data),
+            )
+            outputs, _ = apply(model, graph, code, mask)
             return reduce(outputs, client_data)
 
         mapped = clients.map_clients(one, clients.auto_clients_per_chunk())

@@ -55,6 +55,7 @@ methods = pytest.mark.parametrize("name", METHODS)
 select = jax.jit(evolution.select, static_argnums=2)
 offspring = jax.jit(functools.partial(evolution.offspring, space="2022"))
 random_codes = functools.partial(architecture.random_codes, space="2022")
+fair_codes = functools.partial(architecture.fair_codes, space="2022")
 client_keys = jax.jit(clients.client_keys)
 networks_of = jax.jit(jax.vmap(lambda code: canonical(code, "2022")))
 
@@ -155,12 +156,18 @@ def slow_generation(name, config, step, score, state, data, key):
     """
     train_key, controller_key, clients_key = jax.random.split(key, 3)
     weights, population, losses = state.weights, state.populations.controller, []
+    evolves, fair = state.num_rounds >= config.num_warm_up, None
+    if config.warm_up_codes == "fair" and not evolves:
+        num = config.num_steps * config.codes_per_step
+        drawn = fair_codes(jax.random.fold_in(train_key, 1), num, config.num_layers)
+        fair = drawn.reshape(config.num_steps, config.codes_per_step, -1)
     for step_key in jax.random.split(train_key, config.num_steps):
         select_key, step_key = jax.random.split(step_key)
         codes = select(select_key, population, config.codes_per_step)
+        if fair is not None:
+            codes = fair[len(losses)]
         weights, loss = step(weights, step_key, codes)
         losses.append(loss)
-    evolves = state.num_rounds >= config.num_warm_up
 
     def breed(key, codes, rate):
         children = offspring(key, codes, rate, config.rates.mutation)
@@ -220,8 +227,15 @@ def assert_generation(found, expected, rtol):
 # --- Generations ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("warm_up_codes", ["population", "fair"])
 @methods
-def test_generations_are_those_of_the_oracle(name, whole_numbers, train, quick_jit):
+def test_generations_are_those_of_the_oracle(
+    name, warm_up_codes, whole_numbers, train, quick_jit
+):
+    config = dataclasses.replace(CONFIG, warm_up_codes=warm_up_codes)
+    if warm_up_codes == "fair" and name != "fl_agcns":
+        pytest.skip("the warm-up is the same")
+
     @quick_jit
     def step(weights, key, codes):
         return count_codes(CONFIG)(weights, train, key, codes)[:2]
@@ -231,13 +245,13 @@ def test_generations_are_those_of_the_oracle(name, whole_numbers, train, quick_j
         scorer = whole_scores(CONFIG, weights.model, train)
         return *scorer.federated(everybody)[:2], scorer.own(own)
 
-    algorithm = METHODS[name](CONFIG)
+    algorithm = METHODS[name](config)
     state = quick_jit(algorithm.init)(jax.random.key(0), train)
     round_ = quick_jit(algorithm.round)
     for number in range(6):
         key = jax.random.key(10 + number)
         before, (state, metrics) = state, round_(state, train, key)
-        expected = slow_generation(name, CONFIG, step, score, before, train, key)
+        expected = slow_generation(name, config, step, score, before, train, key)
         assert_generation((state, metrics), expected, 1e-6)
         assert state.weights.model == expected[0].model
         assert state.num_rounds == number + 1

@@ -339,6 +339,26 @@ def test_the_federated_score_is_the_mean_by_scored_nodes(
     assert metrics == {}
 
 
+def test_a_code_may_be_scored_by_its_own_statistics(
+    model, splits, scorer, outputs_of, quick_jit
+):
+    """Those of the client's real nodes; the running ones are not read."""
+    data = splits["validation"]
+    outputs = quick_jit(
+        lambda model, own, code: NET.apply(
+            model, subgraphs.as_graph(own), code, own.is_real
+        )[0]
+    )
+    expected = slow_scores(outputs, model, data, CODES, "loss")
+    unread = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), model["batch_stats"])
+    unread = model | {"batch_stats": unread}
+    federated, by_client, _ = scorer(scored_by="batch")(unread, data, CODES)
+    npt.assert_allclose(by_client, expected[0], rtol=1e-4, atol=1e-5)
+    npt.assert_allclose(federated, expected[1], rtol=1e-4, atol=1e-5)
+    running = slow_scores(outputs_of, model, data, CODES, "loss")
+    assert np.abs(running[1] - federated).max() > 0.01
+
+
 def test_other_codes_and_weights_compile_nothing(model, train, scorer):
     run = scorer(fitness="loss")
     run(model, train, CODES)
