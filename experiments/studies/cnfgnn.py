@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import pathlib
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import inductive, windows
 from fedjax_graph.data.traffic.network import TrafficDataset
 from fedjax_graph.data.traffic.windows import TrafficData
-from fedjax_graph.driver import maps, plots, results, rounds
-from fedjax_graph.driver.serving import save_network
+from fedjax_graph.driver import maps, plots, pretrained, results, rounds
+from fedjax_graph.driver.network import save_network
 
 SCORES = ("rmse", "mae")  # of `forecasting.error_metrics`
 TEST_KEYS = (*SCORES, "masked", "all", "seen", "unseen")
@@ -49,6 +50,11 @@ class CNFGNNStudy(CNFGNNOptions):
         Raises:
           InputError: one line, where an option or a file does not fit.
         """
+        if self.pretrained is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                method = pretrained.unpack(self.pretrained, pathlib.Path(folder))
+                changes = {"workdir": folder, "methods": (method,), "pretrained": None}
+                return dataclasses.replace(self, **changes).run_loaded()
         self.set_up_jax()
         methods = self.chosen_methods()
         configs.check_optimizers(self, methods)

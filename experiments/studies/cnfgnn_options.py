@@ -11,6 +11,7 @@ from fedjax_graph import algorithms
 from fedjax_graph.algorithms.cnfgnn.gru_fmtl import REGULARISERS
 from fedjax_graph.core import communication
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import pretrained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,11 @@ class CNFGNNOptions(TrafficStudy):
         None,
         "CNFGNN's training strategies to run, before --methods if given.",
         choices=list(paper.STRATEGIES),
+    )
+    pretrained: str | None = option(
+        None,
+        "With --eval_only, in place of --workdir: a model that comes with the package "
+        f"({', '.join(pretrained.names())}), or the .npz of one.",
     )
     sampling_decay: float | None = option(
         None,
@@ -148,6 +154,11 @@ class CNFGNNOptions(TrafficStudy):
             )
         if self.sweep_values and not self.sweep:
             raise InputError("--sweep_values needs --sweep")
+        if self.pretrained is not None and (not self.eval_only or self.workdir):
+            raise InputError(
+                f"--pretrained={self.pretrained}: is scored, with --eval_only and "
+                "without --workdir"
+            )
         if self.sweep and self.eval_only:
             raise InputError("--eval_only scores a single run; name its folder")
         if len(set(self.swept_values)) < len(self.swept_values):

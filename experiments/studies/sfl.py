@@ -17,7 +17,7 @@ from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import results
-from fedjax_graph.driver.serving import save_network
+from fedjax_graph.driver.network import save_network
 
 METHODS = (
     *("fed_avg", "fed_avg_m", "fed_adam", "fed_yogi", "fed_att", "fed_prox"),

@@ -12,7 +12,8 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import inductive, windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.driver import rounds
-from fedjax_graph.driver.serving import load_forecaster, save_network
+from fedjax_graph.driver.network import save_network
+from fedjax_graph.driver.serving import load_forecaster
 from tests.damage import flip_in_digest, halve
 
 HALVES = {"hidden_size": 4, "gn_mlp_sizes": (6, 4), "gn_layers": 1}
