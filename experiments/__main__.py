@@ -7,6 +7,7 @@ fedjax-graph fl_agcns     search for graph networks
 fedjax-graph subgraphs    the field's methods on the parts of one graph
 fedjax-graph robustness   clients that attack, aggregator by aggregator
 fedjax-graph datasets     what data there is; fetch and count it
+fedjax-graph pretrained   models that come with the package; make one of a run
 fedjax-graph tables       runs beside the papers' tables
 fedjax-graph benchmark    speed on this machine
 fedjax-graph doctor       what is broken in an installation, and what to do
@@ -26,7 +27,7 @@ MODULES = {
         name: f"experiments.{name}"
         for name in (
             *("cnfgnn", "sfl", "graphfl", "fl_agcns", "subgraphs", "robustness"),
-            *("datasets", "benchmark"),
+            *("datasets", "benchmark", "pretrained"),
         )
     },
     "tables": "experiments.tables.__main__",

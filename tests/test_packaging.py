@@ -13,6 +13,7 @@ from importlib import metadata
 import pytest
 
 import fedjax_graph
+from fedjax_graph.driver import pretrained
 
 OWN = {"experiments", "fedjax_graph"}
 ROOT = pathlib.Path(__file__).parents[1]
@@ -63,7 +64,9 @@ def test_the_wheel_holds_what_is_no_module():
     for top, patterns in data.items():
         for pattern in patterns:
             shipped[top] |= set((ROOT / top).glob(pattern))
-    assert shipped["fedjax_graph"] == {ROOT / "fedjax_graph" / "py.typed"}
+    library = ROOT / "fedjax_graph"
+    models = {library / "pretrained" / f"{name}.npz" for name in pretrained.names()}
+    assert shipped["fedjax_graph"] == {library / "py.typed", *models}
     others = [(ROOT / "experiments").rglob(f"*.{kind}") for kind in ("flags", "html")]
     assert shipped["experiments"] == set().union(*others)
     assert all(path.is_file() for paths in shipped.values() for path in paths)

@@ -23,6 +23,7 @@ from fedjax_graph.driver.network import Network
 
 FOLDER = pathlib.Path(__file__).parents[1] / "pretrained"
 STATE, NETWORK = "state", "network/"  # what names of arrays begin with
+FOLDER_FLAGS = ("--workdir=", "--data_dir=")  # of a command, which no card repeats
 
 
 class Pretrained(NamedTuple):
@@ -76,13 +77,16 @@ def pack(workdir: pathlib.Path, method: str, path: pathlib.Path) -> dict[str, An
 
     Returns:
       The card: the best round and the last one, the validation curve, and of a run
-      that ended its scores, command and commit.
+      that ended its test scores, command, commit, hardware and versions.
 
     Raises:
       InputError: if there is no such run, or it cannot be read.
     """
-    network = Network.read(workdir / "network.npz")
-    with contextlib.closing(Checkpoints(workdir / method / "checkpoints")) as kept:
+    folder, path_of_network = workdir / method / "checkpoints", workdir / "network.npz"
+    if not folder.is_dir() or not path_of_network.exists():
+        raise InputError(f"{workdir}: no finished round of {method} on a network")
+    network = Network.read(path_of_network)
+    with contextlib.closing(Checkpoints(folder)) as kept:
         settings = kept.settings()
         algorithm = algorithm_of(settings)
         data = network.example()
@@ -178,14 +182,22 @@ def _is_read(algorithm: FederatedAlgorithm, state: Any, data: Data) -> list[bool
 
 
 def _card(workdir: pathlib.Path, method: str, monitor: str) -> dict[str, Any]:
-    """What the run's own files say of a method."""
+    """What the run's own files say of a method; no folder of the machine's."""
     records = writers.read_records(workdir / "metrics.jsonl")
-    own = [record for record in records if record["method"] == method]
-    curve = [record[f"validation_{monitor}"] for record in own]
-    card: dict[str, Any] = {f"validation_{monitor}": curve}
-    results = workdir / "results.json"
-    if results.exists():
-        found = json.loads(results.read_text())
-        card |= {key: found[key] for key in ("dataset", "settings") if key in found}
-        card["test"] = found["methods"][method]["test"]
+    curve = f"validation_{monitor}"
+    values = [record.get(curve) for record in records if record["method"] == method]
+    card: dict[str, Any] = {curve: values}
+    path = workdir / "results.json"
+    if path.exists():
+        with files.reading(path, "results of a run"):
+            found = json.loads(path.read_text())
+            settings, entry = found["settings"], found["methods"][method]
+            words = settings["command"].split()
+            command = [word for word in words if not word.startswith(FOLDER_FLAGS)]
+            card |= {
+                "dataset": found["dataset"],
+                "command": " ".join(command),
+                **{key: settings[key] for key in ("source", "hardware", "versions")},
+                "test": entry["test"],
+            }
     return card

@@ -1,0 +1,133 @@
+"""Pretrained models: a run packed into a file is scored and forecasts as the run."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import pretrained, rounds
+from fedjax_graph.driver.network import save_network
+from fedjax_graph.driver.serving import load_forecaster
+from tests.algorithms.test_conformance import HALVES
+
+TASK = {"kind": "traffic_seq2seq", "hidden_size": 4, "num_layers": 1}
+CONFIGS = {
+    "cnfgnn": HALVES | {"client_batch_size": 12},
+    "fed_avg": {"task": TASK},
+    "local": {"task": TASK},
+}
+
+pytestmark = pytest.mark.usefixtures("rolled_scans")
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def run(request, network, splits, tmp_path_factory):
+    """A run of two rounds and two seeds: (folder, method, algorithm, result)."""
+    workdir, method = tmp_path_factory.mktemp("run"), request.param
+    config = CONFIGS[method]
+    algorithm = get_method(method).factory(make_config(method, config))
+    save_network(workdir / "network.npz", network, splits["train"])
+    settings = {"method": method, "config": config, "seeds": [3, 4]}
+    run_config = rounds.RunConfig(num_rounds=2, seeds=(3, 4))
+    result = rounds.run(method, algorithm, splits, run_config, workdir, settings)
+    return workdir, method, algorithm, result
+
+
+@pytest.fixture(scope="module")
+def packed(run):
+    workdir, method, *_ = run
+    path = workdir / "model.npz"
+    return path, pretrained.pack(workdir, method, path)
+
+
+def test_an_unpacked_model_has_the_scores_of_the_run(run, packed, splits, tmp_path):
+    _, method, algorithm, result = run
+    path, card = packed
+    assert pretrained.unpack(str(path), tmp_path) == method
+    settings = pretrained.read(str(path)).settings
+    config = rounds.RunConfig(num_rounds=2, seeds=(3,))
+    scored = rounds.run(
+        method, algorithm, splits, config, tmp_path, settings, eval_only=True
+    )
+    jax.tree.map(
+        lambda x, y: npt.assert_array_equal(x[0], y[0]), scored.test, result.test
+    )
+    assert card["best_round"] == result.best_round[0] == scored.best_round[0]
+    assert card["last_round"] == 2
+    assert len(card["validation_loss"]) == 2
+
+
+def test_only_what_is_read_is_kept(run, packed):
+    _, method, _, result = run
+    state = pretrained.read(str(packed[0])).state
+    assert not any("opt" in name or "round" in name for name in state)
+    kept = {"cnfgnn": ("client_params", "server_params")}.get(method, ("models",))
+    assert {name.split("[")[0] for name in state} == {f"state.{x}" for x in kept}
+    sizes = [
+        np.asarray(x)[0].size
+        for part in kept
+        for x in jax.tree.leaves(getattr(result.best_state, part))
+    ]
+    assert sum(x.size for x in state.values()) == sum(sizes)
+
+
+def test_its_forecasts_are_those_of_the_run(run, packed, network):
+    workdir, method, *_ = run
+    ours, theirs = load_forecaster(packed[0]), load_forecaster(workdir, method)
+    window = network.speed[:12], network.timestamps[:12]
+    npt.assert_array_equal(ours(*window), theirs(*window))
+    npt.assert_array_equal(ours.sensor_ids, network.sensor_ids)
+    assert (ours.unit, ours.step) == (theirs.unit, theirs.step)
+
+
+def test_a_card_names_no_folder(run, tmp_path):
+    workdir, method, *_ = run
+    settings = {
+        "command": f"python -m experiments.cnfgnn --workdir={workdir} --num_rounds=2",
+        **dict.fromkeys(("source", "hardware", "versions"), {}),
+    }
+    entry = {"test": {"rmse": 1.5}}
+    results = {"dataset": "tiny", "settings": settings, "methods": {method: entry}}
+    path = workdir / "results.json"
+    path.write_text(json.dumps(results))
+    card = pretrained.pack(workdir, method, tmp_path / "model.npz")
+    path.unlink()
+    assert card["command"] == "python -m experiments.cnfgnn --num_rounds=2"
+    assert card["test"] == {"rmse": 1.5}
+    assert str(workdir) not in json.dumps(card)
+
+
+def test_what_is_no_model_is_one_line(run, packed, tmp_path):
+    with pytest.raises(InputError, match="pretrained=nothing: no such model; known"):
+        pretrained.read("nothing")
+    with pytest.raises(InputError, match="no finished round of gru"):
+        pretrained.pack(run[0], "gru", tmp_path / "model.npz")
+    other = tmp_path / "other.npz"
+    np.savez(other, speed=np.ones(3))
+    with pytest.raises(InputError, match="not a readable pretrained model"):
+        pretrained.read(str(other))
+    arrays = dict(np.load(packed[0]))
+    name = next(key for key in arrays if key.startswith("state"))
+    np.savez(other, **arrays | {name: np.ones((2, 3, 5))})
+    with pytest.raises(InputError, match=r"of shape \(2, 3, 5\) is no part"):
+        pretrained.unpack(str(other), tmp_path)
+
+
+@pytest.mark.parametrize("name", pretrained.names())
+def test_models_of_the_package_forecast(name):
+    model, forecaster = pretrained.read(name), load_forecaster(name)
+    num_sensors = len(forecaster.sensor_ids)
+    mean = float(model.network["mean"])
+    stamps = np.datetime64(
+        "2012-03-05T08:00", "ns"
+    ) + forecaster.step.delta * np.arange(12)
+    ahead = forecaster(np.full((12, num_sensors), mean), stamps)
+    assert ahead.shape == (12, num_sensors)
+    assert np.all(np.abs(ahead - mean) < 6 * float(model.network["std"]))
+    assert {"dataset", "command", "source", "test"} <= model.card.keys()
+    assert pathlib.Path(pretrained.FOLDER, f"{name}.npz").stat().st_size < 8e6

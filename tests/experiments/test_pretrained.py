@@ -1,0 +1,51 @@
+"""The pretrained models as a user meets them."""
+
+import json
+
+import numpy.testing as npt
+import pytest
+
+from experiments.pretrained import PretrainedStudy
+from experiments.studies.cnfgnn import CNFGNNStudy
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import pretrained
+
+
+def test_models_are_listed_and_shown(capsys):
+    PretrainedStudy().run()
+    assert capsys.readouterr().out.split() == pretrained.names()
+    PretrainedStudy(name="synthetic_cnfgnn").run()
+    card = json.loads(capsys.readouterr().out)
+    assert card["method"] == "cnfgnn"
+    assert card["dataset"] == "synthetic"
+    assert card["parameters"] > 10_000
+    assert len(card["source"]["git_commit"]) == 40  # and not "dirty"
+
+
+@pytest.mark.slow
+def test_a_model_of_the_package_has_the_scores_of_its_card():
+    study = CNFGNNStudy(pretrained="synthetic_cnfgnn", eval_only=True)
+    entry = study.run()["cnfgnn"]
+    card = pretrained.read("synthetic_cnfgnn").card
+    npt.assert_allclose(entry["test"]["rmse"], card["test"]["rmse"], rtol=1e-3)
+    assert entry["best_round"] == card["best_round"]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"workdir": "runs/mine"}, "--workdir needs --to=FILE.npz"),
+        ({"workdir": "runs/mine", "to": "mine.txt"}, "--workdir needs --to=FILE.npz"),
+        ({"name": "nothing"}, "no such model"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(options, words):
+    with pytest.raises(InputError, match=words) as error:
+        PretrainedStudy(**options).run()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"eval_only": True, "workdir": "runs/mine"}])
+def test_a_pretrained_model_is_scored_and_nothing_else(options):
+    with pytest.raises(InputError, match="--pretrained=synthetic_cnfgnn: is scored"):
+        CNFGNNStudy(pretrained="synthetic_cnfgnn", **options)
