@@ -140,14 +140,15 @@ def judge(
       most: how many.
       seed: of the trainings.
     """
-    config = config_of("fl_random", values)
+    search = config_of("fl_agcns", values)
+    config = config_of("fl_random", {**values, "scored_by": "running"})
     codes = np.concatenate([state.code[None], state.populations.controller])
     codes = codes[~np.asarray(evolution.is_repeated(codes, config.space))]
     start = time.perf_counter()
 
     @jax.jit
     def by_shared_weights(model, data, codes):
-        scores, _, _ = make_scorer(config, model, data).federated(codes)
+        scores, _, _ = make_scorer(search, model, data).federated(codes)
         return mesh.replicated(scores)
 
     @jax.jit

@@ -97,10 +97,11 @@ def search_values(
         "num_steps": study.supernet_steps,
         "codes_per_step": study.codes_per_step,
         "num_warm_up": study.num_warm_up,
-        "warm_up_codes": study.warm_up_codes,
-        "scored_by": study.scored_by,
         "num_epochs": study.num_epochs,
     }
+    if study.fitness_from == "shared" and method not in ("fl_random", "fl_rl"):
+        values["warm_up_codes"] = study.warm_up_codes
+        values["scored_by"] = study.scored_by
     if method == "fl_rl":
         values["codes_per_round"] = min(FLRLConfig.codes_per_round, study.num_trials)
     return values

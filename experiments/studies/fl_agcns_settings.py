@@ -112,7 +112,7 @@ class FLAGCNSSettings(Study):
     warm_up_codes: str = option(
         "population",
         "What these train: architectures of the first population, or new ones that use "
-        "all weights alike.",
+        "a layer's weights alike.",
         choices=["population", "fair"],
     )
     scored_by: str = option(

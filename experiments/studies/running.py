@@ -146,7 +146,7 @@ def run_method(
         settings,
         resume=study.resume,
         eval_only=study.eval_only,
-        defaults={"config": config_defaults(registered.config_type)},
+        defaults={"config": config_defaults(config)},
     )
     return Run(algorithm, result, settings["config"])
 
@@ -179,14 +179,21 @@ def run_all(
     return outcomes, entries
 
 
-def config_defaults(config_type: type) -> dict[str, Any]:
-    """Values of a config's fields where none is given, of those that have one."""
-    defaults = {field.name: field.default for field in dataclasses.fields(config_type)}
-    return {
-        name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
-        for name, value in defaults.items()
-        if value is not dataclasses.MISSING
-    }
+def config_defaults(config: Any) -> dict[str, Any]:
+    """Values of a config's fields where none is given, of those that have one.
+
+    So of the configs that it holds: an optimizer's, a task's and its optimizer's.
+    """
+    defaults = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and field.default != value:
+            defaults[field.name] = config_defaults(value)
+        elif dataclasses.is_dataclass(field.default):
+            defaults[field.name] = dataclasses.asdict(field.default)
+        elif field.default is not dataclasses.MISSING:
+            defaults[field.name] = field.default
+    return defaults
 
 
 # --- Output --------------------------------------------------------------------------

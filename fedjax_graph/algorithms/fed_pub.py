@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, communication, trees
+from fedjax_graph.core import aggregation, communication, kept, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
@@ -78,6 +78,7 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
     own: TaskConfig = Masked(
         config.task, config.mask_weight, config.pull_weight
     )  # Eq. 1
+    kept.build_anew(config.task, "fed_pub")
     logits_task(config.task, "fed_pub")  # raises where there are none
     _, logits = logits_task(own, "fed_pub")
     task = (KeepsLocal(own, config.score) if config.score == "local" else own).build()

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
-from fedjax_graph.core import aggregation, clients, communication, federated, mesh
+from fedjax_graph.core import aggregation, clients, communication, federated, kept, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
@@ -51,7 +51,8 @@ class FedSagePlusConfig(FedAvgConfig):
 
 def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
     """Factory of FedSage+ on the task `subgraphs`; `InputError` for another."""
-    task, server = config.task.build(), server_step(config.server_optimizer)
+    task = kept.build_anew(config.task, "fed_sage_plus")
+    server = server_step(config.server_optimizer)
     train_loss, update_by = task.train_loss, task.update_by
     if not isinstance(config.task, SubgraphTask) or not (train_loss and update_by):
         raise InputError(

@@ -23,6 +23,7 @@ import jax
 import optax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
+from fedjax_graph.core import kept
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import embedding_task
 from fedjax_graph.core.checks import limited
@@ -73,12 +74,12 @@ def moon(config: MoonConfig) -> FederatedAlgorithm:
 
         added = term if config.contrast_weight else None
         result = task.update(w, client_data, key, data, None, num_rounds, term=added)
-        return result.model, result.model, result.loss
+        return result.model, kept.plain(result.model), result.loss
 
     return remembering(
         config,
         config.average,
-        first_memory=lambda model: model,
+        first_memory=kept.plain,
         update=update,
         server_optimizer=config.server_optimizer,
     )

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_graph.core import aggregation, trees
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import LocalResult, Model
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Task, TaskConfig
@@ -88,8 +90,9 @@ def is_local(path: tuple[Any, ...]) -> bool:
 class KeepsOptimizer:
     """A task whose clients' optimizers go on where their last round ended.
 
-    The task's own optimizer becomes the identity, and the one that is kept acts on the
-    gradients ahead of it, after what a method does with them.
+    In local steps the task's own optimizer becomes the identity, and the one that is
+    kept acts on the gradients ahead of it, after what a method does with them. Steps
+    that are a part of scoring begin anew.
     """
 
     task: Any  # a dataclass and `TaskConfig`, with an `OptimizerConfig` in `optimizer`
@@ -101,8 +104,10 @@ class KeepsOptimizer:
 
     def build(self) -> Task:
         """The task's functions, of models that hold the state under `OPT_STATE`."""
-        task = dataclasses.replace(self.task, optimizer=IDENTITY).build()
-        optimizer = dataclasses.replace(self.task.optimizer, stateful=False).build()
+        anew = dataclasses.replace(self.task.optimizer, stateful=False)
+        task = dataclasses.replace(self.task, optimizer=anew).build()
+        stepping = dataclasses.replace(self.task, optimizer=IDENTITY).build()
+        optimizer = anew.build()
 
         def init(key):
             model = task.init(key)
@@ -129,10 +134,10 @@ class KeepsOptimizer:
 
             return run if function else None
 
-        update_by = task.update_by
+        update_by = stepping.update_by
         return task._replace(
             init=init,
-            update=keeping(task.update),
+            update=keeping(stepping.update),
             update_by=update_by and (lambda loss: keeping(update_by(loss))),
             evaluate=of_plain(task.evaluate),
             predict=of_plain(task.predict),
@@ -175,6 +180,35 @@ def or_in_opt_state(rule: IsPersonal) -> IsPersonal:
 
 def build_task(config: TaskConfig) -> Task:
     """Builds a task, whose clients keep their optimizers' states if it says so."""
+    return (KeepsOptimizer(config) if is_stateful(config) else config).build()
+
+
+def build_anew(config: TaskConfig, method: str) -> Task:
+    """Builds a task for a method whose clients' optimizers begin anew each round.
+
+    Args:
+      config: of the task.
+      method: its name, for messages.
+
+    Raises:
+      InputError: if the task says that they go on.
+    """
+    if is_stateful(config):
+        raise InputError(
+            f"{method}: optimizer stateful=True: only clients of methods as fed_avg, "
+            "scaffold and local keep a state; docs/optimizers.md has a list"
+        )
+    return config.build()
+
+
+def is_stateful(config: TaskConfig) -> bool:
+    """Whether the clients of a task are to keep their optimizers' states."""
     optimizer = getattr(config, "optimizer", None)
-    is_stateful = isinstance(optimizer, OptimizerConfig) and optimizer.stateful
-    return (KeepsOptimizer(config) if is_stateful else config).build()
+    return isinstance(optimizer, OptimizerConfig) and optimizer.stateful
+
+
+def broadcast_own(model: Model, num_clients: int) -> Model:
+    """A first model with leaves [1, ...], of clients' optimizers [K, ...]."""
+    one = jax.tree.map(lambda x: x[None], model)
+    shared, own = trees.partition(one, in_opt_state)
+    return trees.combine(shared, aggregation.broadcast(own, num_clients))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, kept, trees
+from fedjax_graph.core import kept
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.federated import FederatedConfig, scored, task_round
@@ -59,9 +59,7 @@ def remembering(
     def init(key, data):
         model = task.init(key)
         size = len(data.client_ids)
-        one = jax.tree.map(lambda x: x[None], model)
-        common, own = trees.partition(one, kept.in_opt_state)
-        models = trees.combine(common, aggregation.broadcast(own, size))
+        models = kept.broadcast_own(model, size)
         memories = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (size, *x.shape)), first_memory(model)
         )

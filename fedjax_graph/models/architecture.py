@@ -242,12 +242,12 @@ def fair_codes(
     space: Space = "paper",
     stages: Stages = ANY_STAGES,
 ) -> jax.Array:
-    """Draws valid codes that use all sets of weights alike.
+    """Draws valid codes that use the sets of weights of a layer alike.
 
-    Which layers are present is drawn as by `random_codes`. Where layer i is, its 12 i
-    genes take turns in a drawn order: each occurs as often as any other, up to one.
-    This is the strict fairness of Chu, Zhang, Xu, "FairNAS", ICCV 2021, with the
-    predecessor beside the op.
+    In the paper's space depths are drawn as by `random_codes`, in that of 2022 all
+    layers are present. Where layer i is, its 12 i genes take turns in a drawn order:
+    each occurs as often as any other, up to one. This is after the strict fairness of
+    Chu, Zhang, Xu, "FairNAS", ICCV 2021, who have each op once in a step.
 
     Args:
       key, num, num_layers, space, stages: see `random_codes`.
@@ -256,7 +256,9 @@ def fair_codes(
       [num, L + 2] int32.
     """
     code_key, *keys = jax.random.split(key, num_layers + 1)
-    codes = random_codes(code_key, num, num_layers, space=space, stages=stages)
+    codes = random_codes(
+        code_key, num, num_layers, space=space, num_certain=num_layers, stages=stages
+    )
     is_present = jax.vmap(lambda code: decode(code, space).is_present)(codes)
     for layer, (key, present) in enumerate(zip(keys, is_present.T, strict=True), 1):
         size = len(OPS) * layer

@@ -8,6 +8,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.algorithms.fed_att import FedAttConfig, fed_att
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.algorithms.fed_dc import FedDCConfig, fed_dc
 from fedjax_graph.algorithms.fed_per import fed_per
@@ -79,12 +80,25 @@ def from_its_own(twin, rows, key):
     return averaged(twin, rows, key, is_kept=True)
 
 
+def attended(twin, rows, key):
+    """FedAtt: softmax of distances, for each of the three leaves."""
+    trained, _ = twin.train(rows, key)
+    moved = rows[0].copy()
+    for leaf in (quadratic.BASE, quadratic.HEAD, quadratic.MEAN):
+        theirs = np.stack([row[leaf] for row in trained.values()])
+        distance = np.abs(theirs - moved[leaf]).sum(axis=1)
+        shares = np.exp(distance) / np.exp(distance).sum()
+        moved[leaf] = moved[leaf] + shares @ (theirs - moved[leaf])
+    return np.tile(moved, (NUM_CLIENTS, 1))
+
+
 METHODS = {
     "fed_avg": (fed_avg, FedAvgConfig, averaged),
     "fed_prox": (fed_prox, FedProxConfig, lambda *args: averaged(*args, mu=MU)),
     "fed_per": (fed_per, FedAvgConfig, lambda *args: averaged(*args, is_kept=IS_HEAD)),
     "sfl": (sfl, SFLConfig, from_the_mean),
     "sfl_own": (sfl, SFLConfig, from_its_own),
+    "fed_att": (fed_att, FedAttConfig, attended),
     "local": (local_training, FederatedConfig, lambda *a: averaged(*a, is_kept=True)),
 }
 
@@ -203,13 +217,29 @@ def test_what_reads_models_reads_no_optimizers(quick_jit, name):
     assert np.isfinite(scores["loss"])
 
 
-@pytest.mark.parametrize("name", ["ditto", "fed_pub", "fed_sage_plus"])
+@pytest.mark.parametrize(
+    "name", ["ditto", "fed_pub", "fed_sage_plus", "fed_sgd", "graphfl"]
+)
 def test_a_method_that_would_lose_the_state_refuses(name):
     train = problems.Subgraphs().train
     optimizer = {"name": "adam", "stateful": True}
     task = problems.Subgraphs.TASK | {"optimizer": optimizer}
-    with pytest.raises(InputError, match="stateful=True: only clients"):
+    with pytest.raises(InputError, match=f"{name}: optimizer stateful=True: only"):
         config = make_config(name, {"task": task})
         algorithm = get_method(name).factory(config)
         state = jax.eval_shape(algorithm.init, KEYS[0], train)
         jax.eval_shape(algorithm.round, state, train, KEYS[0])
+
+
+def test_steps_that_score_begin_anew(quick_jit):
+    """Of a task that adapts its models before it scores them."""
+    train = problems.Nodes().train
+    values = problems.Nodes.TASK | {"adapt_steps": 3, "dropout": 0.0}
+    losses = []
+    for stateful in (False, True):
+        optimizer = {"name": "adam", "learning_rate": 0.01, "stateful": stateful}
+        task = values | {"optimizer": optimizer}
+        algorithm = fed_avg(make_config("fed_avg", {"task": task}))
+        state = algorithm.init(KEYS[0], train)
+        losses.append(quick_jit(algorithm.evaluate)(state, train)["cross_entropy"])
+    assert losses[0] == losses[1]

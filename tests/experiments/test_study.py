@@ -19,7 +19,9 @@ from experiments.studies.sfl import SFLStudy
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import results
+from fedjax_graph.tasks.subgraphs import SubgraphTask
 from tests import tables
 
 SYSTEMS = (CNFGNNStudy, SFLStudy, GraphFLStudy, FLAGCNSStudy)
@@ -297,3 +299,17 @@ def test_whole_numbers_have_an_upper_limit(study_type):
         if kind is int and name != "seed":
             with pytest.raises(InputError, match=f"--{name}=10000000000: expected "):
                 study_type(**{name: 10**10})
+
+
+def test_a_config_says_what_older_checkpoints_lack():
+    """Of the configs that it holds too, whatever they were given."""
+    config = FedAvgConfig(
+        SubgraphTask(3, 2, optimizer=OptimizerConfig("adam", 0.01)),
+        server_optimizer=OptimizerConfig("yogi"),
+    )
+    defaults = running.config_defaults(config)
+    assert defaults["task"]["optimizer"]["stateful"] is False
+    assert defaults["task"]["optimizer"]["name"] == OptimizerConfig().name
+    assert defaults["server_optimizer"]["stateful"] is False
+    assert "num_features" not in defaults["task"]  # has no default
+    assert defaults["participation"] == 1.0

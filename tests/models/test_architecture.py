@@ -351,8 +351,12 @@ def test_an_unknown_space():
         architecture.decode_static([1, 5, 2], "2021")
 
 
+def canonical_in(space):
+    return jax.jit(jax.vmap(lambda code: architecture.canonical(code, space)))
+
+
 @pytest.mark.parametrize("space", ["paper", "2022"])
-def test_fair_codes_use_all_weights_alike(space):
+def test_fair_codes_use_a_layers_weights_alike(space):
     num, num_layers = 100, 3
     draw = jax.jit(
         functools.partial(
@@ -370,8 +374,12 @@ def test_fair_codes_use_all_weights_alike(space):
         assert counts.max() - counts.min() <= 1
         ops = np.add.reduce(counts.reshape(-1, 12))
         assert ops.min() > 0
+        networks = canonical_in(space)(codes)[:, layer]
+        npt.assert_array_equal(np.sort(networks), np.sort(genes))  # no op moves
     if space == "paper":  # depths are drawn, and nothing follows a first 0
         assert np.all(is_present == np.cumprod(is_present, axis=1))
         assert set(is_present.sum(axis=1)) == {1, 2, 3}
+    else:
+        assert np.all(is_present)
     other = np.asarray(draw(jax.random.key(1)))
     assert np.any(other != codes)

@@ -15,7 +15,7 @@ with; the paper scores P once more, with the last codes that clients sent. Its t
 anew is `fed_sgd`. What the paper leaves open is the public code's: 20 codes a step, the
 rates of `evolution`, d = 0.5 x 0.99^generation, and in the space 2022 no evolution in
 the first 50 generations, which train the first population over and over; with
-`warm_up_codes="fair"` they train all weights alike. The ledger counts the whole
+`warm_up_codes="fair"` they train a layer's weights alike. The ledger counts the whole
 SuperNet's gradient, though only touched weights have one.
 
 That is fitness from `shared` weights. By default it is that of trainings from
@@ -46,9 +46,11 @@ from fedjax_graph.algorithms.fl_agcns.trainings import EvolutionConfig
 from fedjax_graph.core import clients, communication, encryption, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.checks import limited
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.architecture import Space, fair_codes, random_codes
 
 FitnessFrom = Literal["scratch", "shared"]
+FAIR_KEY = 2**31  # folded in; far from the numbers of steps
 WARM_UP: dict[Space, int] = {"paper": 0, "2022": 50}
 
 
@@ -63,8 +65,23 @@ class FLAGCNSConfig(EvolutionConfig):
     # first generations, in which the population stays as it is; None: see WARM_UP
     num_warm_up: int | None = limited(None, lower=0)
     # what these train: codes of the population, which stays the same, or new ones each
-    # generation that use all weights alike
+    # generation that use a layer's weights alike
     warm_up_codes: Literal["population", "fair"] = "population"
+
+    def __post_init__(self) -> None:
+        """Checks types and limits, and what shared weights alone have.
+
+        Raises:
+          InputError: naming the field.
+        """
+        super().__post_init__()
+        if self.fitness_from == "scratch":
+            for name, default in (
+                ("warm_up_codes", "population"),
+                ("scored_by", "running"),
+            ):
+                if (value := getattr(self, name)) != default:
+                    raise InputError(f"{name}={value}: of fitness_from=shared")
 
     @property
     def warm_up(self) -> int:
@@ -222,7 +239,7 @@ def fair_steps(config: FLAGCNSConfig, key: jax.Array) -> jax.Array:
     """Draws the codes [steps, C, L + 2] of a fair generation of the warm-up."""
     shape = config.num_steps, config.codes_per_step
     codes = fair_codes(
-        jax.random.fold_in(key, 1),
+        jax.random.fold_in(key, FAIR_KEY),
         shape[0] * shape[1],
         config.num_layers,
         space=config.space,

@@ -26,6 +26,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
 from fedjax_graph.core import encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.checks import limited
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import random_codes
 from fedjax_graph.tasks import subgraphs
@@ -37,6 +38,12 @@ class TrialConfig(SearchConfig):
 
     codes_per_round: int = limited(1, lower=1)
     num_epochs: int = limited(50, lower=1)  # of a code's training
+
+    def __post_init__(self) -> None:
+        """Checks types and limits; raises `InputError`, for shared weights' fields."""
+        super().__post_init__()
+        if self.scored_by != "running":
+            raise InputError(f"scored_by={self.scored_by}: of shared weights alone")
 
 
 class Trial(NamedTuple):

@@ -373,10 +373,8 @@ def searched(
 
     def map_outputs(state: SearchState, data: SubgraphData, reduce):
         def one(client_data, model, code):
-            graph, mask = (
-                subgraphs.as_graph(client_data),
-                scoring_mask(config, client_data),
-            )
+            graph = subgraphs.as_graph(client_data)
+            mask = scoring_mask(config, client_data)
             outputs, _ = apply(model, graph, code, mask)
             return reduce(outputs, client_data)
 

@@ -159,7 +159,9 @@ def slow_generation(name, config, step, score, state, data, key):
     evolves, fair = state.num_rounds >= config.num_warm_up, None
     if config.warm_up_codes == "fair" and not evolves:
         num = config.num_steps * config.codes_per_step
-        drawn = fair_codes(jax.random.fold_in(train_key, 1), num, config.num_layers)
+        drawn = fair_codes(
+            jax.random.fold_in(train_key, module.FAIR_KEY), num, config.num_layers
+        )
         fair = drawn.reshape(config.num_steps, config.codes_per_step, -1)
     for step_key in jax.random.split(train_key, config.num_steps):
         select_key, step_key = jax.random.split(step_key)
