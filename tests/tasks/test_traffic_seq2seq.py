@@ -15,6 +15,7 @@ from fedjax_graph.algorithms import REGISTRY, get_method, make_config
 from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig, cnfgnn
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import aggregation
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
 from tests.algorithms import oracle
@@ -32,7 +33,12 @@ TASK = TrafficSeq2SeqTask(
 KEYS = (jax.random.key(10), jax.random.key(11))
 SHORT = {"ditto", "scaffold", "sfl_star"}  # the others differ in the aggregator
 NEED_MORE = {"fed_sgd", "graphfl"}  # than any task has
-METHODS = {n for n, method in REGISTRY.items() if method.takes_task} - NEED_MORE
+OF_CLASSES_OR_GRAPHS = {
+    *("ada_fgl", "fed_gcn", "fed_gta", "fed_proto", "fed_pub"),
+    *("fed_sage_plus", "fed_star", "fgssl", "moon"),
+}
+TAKE_TASKS = {n for n, method in REGISTRY.items() if method.takes_task}
+METHODS = TAKE_TASKS - NEED_MORE - OF_CLASSES_OR_GRAPHS
 VALUES = {"sfl_star": {"structure": {"embedding_size": 3, "num_neighbours": 2}}}
 
 
@@ -50,6 +56,13 @@ def evaluate(quick_jit):
 
 def models_of(state):
     return aggregation.broadcast(state.models, 5)
+
+
+@pytest.mark.parametrize("name", sorted(OF_CLASSES_OR_GRAPHS))
+def test_methods_of_classes_or_graphs_refuse(name):
+    with pytest.raises(InputError, match=f"^{name}: ") as error:
+        build(name)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
