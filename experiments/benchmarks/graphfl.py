@@ -129,12 +129,20 @@ def client_loop(config, params, data: nodes.NodeData, key: jax.Array, adjust=Non
             lambda x, *g: x - RATE * sum(g) / len(g), params, *gradients
         )
 
-    data, params = mesh.put_on_first((data, params))
-    num_clients = len(data.client_ids)
-    keys = clients.client_keys(jax.random.split(key)[1], data.client_ids)
-    own = task.client_data(data)
-    rows = [jax.tree.map(lambda x, i=i: x[i], (own, keys)) for i in range(num_clients)]
-    return lambda: step(params, [one(params, own, key, data) for own, key in rows])
+    with mesh.on_first():
+        data, params, key = mesh.put_on_first((data, params, key))
+        keys = clients.client_keys(jax.random.split(key)[1], data.client_ids)
+        pairs = task.client_data(data), keys
+        rows = [
+            jax.tree.map(lambda x, i=i: x[i], pairs)
+            for i in range(len(data.client_ids))
+        ]
+
+    def loop():
+        with mesh.on_first():
+            return step(params, [one(params, own, key, data) for own, key in rows])
+
+    return loop
 
 
 def largest_difference(ours: Any, theirs: Any) -> float:

@@ -170,10 +170,19 @@ def memory_stats() -> dict[str, int]:
     return _devices()[0].memory_stats() or {}
 
 
-@contextlib.contextmanager
-def on_cpu() -> Iterator[None]:
+def on_cpu() -> contextlib.AbstractContextManager[None]:
     """A context in which one CPU device computes, whatever else there is."""
-    with restored(), jax.default_device(jax.local_devices(backend="cpu")[0]):
+    return _alone_on(jax.local_devices(backend="cpu")[0])
+
+
+def on_first() -> contextlib.AbstractContextManager[None]:
+    """A context in which the first device in use computes, without the mesh."""
+    return _alone_on(_devices()[0])
+
+
+@contextlib.contextmanager
+def _alone_on(device: Any) -> Iterator[None]:
+    with restored(), jax.default_device(device):
         jax.set_mesh(_NO_MESH)
         yield
 
