@@ -14,6 +14,7 @@ import sys
 
 import matplotlib.image
 import numpy as np
+from absl import flags
 
 RATES = ("windows_per_s", "images_per_s", "client_steps_per_s")
 TIMINGS = ("seconds", "compile_seconds", "inference_seconds", *RATES)
@@ -160,6 +161,15 @@ class Machine:
         """Lines of `metrics.jsonl` without clock times."""
         lines = (self.folder / workdir / "metrics.jsonl").read_text().splitlines()
         return [without_timings(json.loads(line)) for line in lines]
+
+
+def forget_flags():
+    """Lets this process define the flags of another binary, and none beside."""
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith("experiments."):
+            for flag in list(defined):
+                delattr(flags.FLAGS, flag.name)
+    flags.FLAGS.unparse_flags()
 
 
 def write_graph(path, num_nodes, num_classes, num_features, **changes):
