@@ -171,22 +171,14 @@ CASES = {
     for problem, methods in TINY.items()
     for name in methods
 }
-# What others are special cases of is tested by default; what takes longest to compile
-# has tests of its own beside.
-SLOW = SEARCHES.keys() | {
-    "ada_fgl",
-    "at_without_fedavg",
-    "fed_adam",
-    "fed_avg_m",
-    "fed_sage_plus",
-    "fed_yogi",
-    "fgssl",
-    "gru_fmtl",
-    "gru_gn",
-    "lg_fed_avg",
-    "mp_fed_avg",
-    "sfl_lg",
-    "split_learning_fedavg",
+# By default what others are special cases of, and rounds that are not those of
+# `core.federated`; the others are compared with a reference in tests of their own.
+DEFAULT = OWN_ROUNDS | {
+    "cnfgnn",
+    "gcfl_plus",
+    "gru_centralized",
+    "historical_average",
+    "persistence",
 }
 KEYS = tuple(jax.random.key(seed) for seed in (5, 6))
 FILLS = ("zero", "random")  # readings of clients of weight 0
@@ -257,7 +249,7 @@ def problems(train):
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(case, marks=[pytest.mark.slow] if name in SLOW else [])
+        pytest.param(case, marks=[] if name in DEFAULT else [pytest.mark.slow])
         for case, (name, _) in sorted(CASES.items())
     ],
 )
