@@ -1,9 +1,10 @@
 """Binaries run as a user runs them, for tests.
 
-Starting a process and compiling costs seconds, so processes share the compilation cache
-of the tests (of the very programs, so results stay bit for bit), command lines that are
-not to be killed run one after another in one process, loops are compiled as loops, and
-a process has one core, so one device, unless it is asked for more.
+Starting a process and compiling costs seconds, so processes share their imports and the
+compilation cache of the tests (of the very programs, so results stay bit for bit),
+command lines that are not to be killed run one after another in one process, loops are
+compiled as loops, and a process has one core, so one device, unless it is asked for
+more.
 """
 
 import json
@@ -15,6 +16,8 @@ import sys
 import matplotlib.image
 import numpy as np
 from absl import flags
+
+from tests.experiments import forks
 
 RATES = ("windows_per_s", "images_per_s", "client_steps_per_s")
 TIMINGS = ("seconds", "compile_seconds", "inference_seconds", *RATES)
@@ -112,12 +115,10 @@ class Machine:
             self._environment["ONE_CORE"] = str(cores[worker % len(cores)])
 
     def python(self, program, *arguments, environment=None, **options):
-        return subprocess.run(
-            [sys.executable, "-W", "error", "-c", self._preamble + program, *arguments],
-            env=self._environment | (environment or {}),
-            capture_output=True,
-            text=True,
-            check=False,
+        return forks.run(
+            self._preamble + program,
+            *arguments,
+            environment=self._environment | (environment or {}),
             **options,
         )
 
