@@ -30,7 +30,7 @@ TASK = TrafficSeq2SeqTask(
     sampling_decay=5.0,
 )
 KEYS = (jax.random.key(10), jax.random.key(11))
-SHORT = {"ditto", "scaffold", "sfl_star"}  # the others differ in the aggregator
+SHORT = {"scaffold"}  # which has a memory; the others run on other tasks by default
 NEED_MORE = {"fed_sgd", "graphfl"}  # than any task has
 METHODS = {n for n, method in REGISTRY.items() if method.takes_task} - NEED_MORE
 VALUES = {"sfl_star": {"structure": {"embedding_size": 3, "num_neighbours": 2}}}
@@ -70,6 +70,7 @@ def test_a_round_of_every_method_learns(name, train, quick_jit, evaluate):
     assert after["rmse"] < before["rmse"]
 
 
+@pytest.mark.slow
 def test_without_its_pull_fed_prox_is_fed_avg(train, quick_jit):
     states = []
     for name, values in (("fed_avg", {}), ("fed_prox", {"proximal_weight": 0.0})):
@@ -87,7 +88,10 @@ CONFIG = FedAvgConfig(TASK, participation=0.4)
 BASELINES = {"fed_avg": True, "local": False}  # name -> whether models are averaged
 
 
-@pytest.fixture(scope="module", params=BASELINES)
+@pytest.fixture(
+    scope="module",
+    params=["fed_avg", pytest.param("local", marks=pytest.mark.slow)],
+)
 def system(request, train, quick_jit):
     """(name of the method, jitted round, first state)."""
     algorithm = build(request.param, participation=0.4)
