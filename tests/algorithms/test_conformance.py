@@ -180,8 +180,17 @@ DEFAULT = OWN_ROUNDS | {
     "historical_average",
     "persistence",
 }
+LONG_WITHOUT_JIT = {"cnfgnn", "graphfl"}  # some 200 programs each
 KEYS = tuple(jax.random.key(seed) for seed in (5, 6))
 FILLS = ("zero", "random")  # readings of clients of weight 0
+
+
+def cases(default):
+    """All of them; those of other methods are slow."""
+    return [
+        pytest.param(case, marks=[] if name in default else [pytest.mark.slow])
+        for case, (name, _) in sorted(CASES.items())
+    ]
 
 
 def assert_close(left, right, atol=1e-5):
@@ -246,13 +255,7 @@ def problems(train):
     return all_problems(train)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(case, marks=[] if name in DEFAULT else [pytest.mark.slow])
-        for case, (name, _) in sorted(CASES.items())
-    ],
-)
+@pytest.fixture(scope="module", params=cases(DEFAULT))
 def system(request, problems, quick_jit):
     name, problem = CASES[request.param]
     yield System(name, problems[problem], quick_jit)
@@ -335,6 +338,7 @@ def test_other_keys_and_rounds_compile_nothing(system, outcome):
     assert system.num_traces == traces
 
 
+@pytest.mark.parametrize("system", cases(DEFAULT - LONG_WITHOUT_JIT), indirect=True)
 def test_without_jit_a_round_is_the_same(system):
     if system.name in SEARCHES or system.shares_its_round:
         pytest.skip("compiled without jit as well, or tested on another method")
