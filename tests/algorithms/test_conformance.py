@@ -171,16 +171,15 @@ CASES = {
     for problem, methods in TINY.items()
     for name in methods
 }
-# By default what others are special cases of, and rounds that are not those of
-# `core.federated`; the others are compared with a reference in tests of their own.
+# By default what others are special cases of, and one that clusters its clients; the
+# others are compared with a reference in tests of their own, and conform nightly.
 DEFAULT = OWN_ROUNDS | {
     "cnfgnn",
     "gcfl_plus",
-    "gru_centralized",
     "historical_average",
     "persistence",
 }
-LONG_WITHOUT_JIT = {"cnfgnn", "graphfl"}  # some 200 programs each
+LONG_WITHOUT_JIT = {"cnfgnn", "fed_sgd", "graphfl", "sfl_star"}  # 100 to 200 programs
 KEYS = tuple(jax.random.key(seed) for seed in (5, 6))
 FILLS = ("zero", "random")  # readings of clients of weight 0
 
