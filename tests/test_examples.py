@@ -36,16 +36,19 @@ def test_cnfgnn_forecasts_better_than_persistence():
     assert 5 < scores["persistence"] < 8
 
 
+@pytest.mark.slow
 def test_sfl_forecasts_better_than_fed_avg():
     scores = scores_of("sfl")
     assert scores["sfl"] < scores["fed_avg"] < 3  # mph
 
 
+@pytest.mark.slow
 def test_graphfl_tells_four_classes_apart():
     scores = scores_of("graphfl")
     assert scores["graphfl"] > 70 and scores["fed_avg"] > 50  # percent
 
 
+@pytest.mark.slow
 def test_fl_agcns_trains_networks_and_takes_one():
     scores = scores_of("fl_agcns")
     (accuracy,) = [score for key, score in scores.items() if key.startswith("code")]

@@ -1,5 +1,6 @@
 """README, the pages of docs and what stands beside them say what is so."""
 
+import importlib
 import json
 import pathlib
 import re
@@ -8,11 +9,15 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
 
+from experiments import cli
+from experiments.__main__ import MODULES
 from fedjax_graph import algorithms
 from fedjax_graph.core import optimizers
 from fedjax_graph.data import catalog
 from fedjax_graph.tasks import TASKS
+from tests.experiments import binary
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -38,10 +43,10 @@ def commands() -> list[tuple[str, str, tuple[str, ...]]]:
     for page in PAGES:
         text = re.sub(r"\s*\\\n\s*", " ", page.read_text())
         text = re.sub(r"(?<=\S)\n(?=--)", " ", text)  # a command that a line breaks
-        for binary, rest in COMMAND.findall(text):
+        for name, rest in COMMAND.findall(text):
             args = tuple(arg for arg in shlex.split(rest) if "..." not in arg)
-            found[binary, args] = page.name
-    return [(page, binary, args) for (binary, args), page in found.items()]
+            found[name, args] = page.name
+    return [(page, name, args) for (name, args), page in found.items()]
 
 
 def test_the_example_that_composes_the_pieces(capsys):
@@ -70,23 +75,15 @@ for page, codes in json.load(sys.stdin).items():
     for code in codes:
         exec(compile(code, page, "exec"), {"__name__": page})
 """
-PARSE = """
-import json, runpy, sys
-from absl import app, flags
-
-app.run = lambda *args, **settings: None  # flags are defined, nothing runs
-runpy.run_module("experiments." + sys.argv[1], run_name="__main__")
-for line in json.load(sys.stdin):
-    flags.FLAGS.unparse_flags()
-    flags.FLAGS(["binary", *line])
-"""
 
 
-def check(script: str, *args: str, given: object) -> None:
-    """Runs a script in a process of its own, as what it registers would stay."""
+def test_the_python_of_the_pages_runs():
+    """In a process of its own, as what it registers would stay."""
+    pages = {str(page): blocks(page) for page in PAGES if page != README}
+    assert sum(map(bool, pages.values())) > 3
     result = subprocess.run(
-        [sys.executable, "-c", script, *args],
-        input=json.dumps(given),
+        [sys.executable, "-c", RUN],
+        input=json.dumps(pages),
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -94,17 +91,17 @@ def check(script: str, *args: str, given: object) -> None:
     assert result.returncode == 0, result.stderr[-2000:]
 
 
-def test_the_python_of_the_pages_runs():
-    pages = {str(page): blocks(page) for page in PAGES if page != README}
-    assert sum(map(bool, pages.values())) > 3
-    check(RUN, given=pages)
-
-
-@pytest.mark.parametrize("binary", sorted({binary for _, binary, _ in commands()}))
-def test_the_flags_of_a_command_are_those_of_its_binary(binary):
+@pytest.mark.parametrize("name", sorted({name for _, name, _ in commands()}))
+def test_the_flags_of_a_command_are_those_of_its_binary(name, monkeypatch):
     """Flags are parsed and validated; what a command would do is not done."""
-    lines = [args for _, name, args in commands() if name == binary]
-    check(PARSE, binary, given=lines)
+    monkeypatch.setattr(cli, "run", lambda main: None)  # flags are defined
+    binary.forget_flags()
+    importlib.import_module(MODULES[name]).main()
+    for _, other, args in commands():
+        if other == name:
+            flags.FLAGS.unparse_flags()
+            flags.FLAGS(["binary", *args])
+    binary.forget_flags()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

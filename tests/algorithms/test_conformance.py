@@ -171,25 +171,25 @@ CASES = {
     for problem, methods in TINY.items()
     for name in methods
 }
-# What others are special cases of is tested by default; what takes longest to compile
-# has tests of its own beside.
-SLOW = SEARCHES.keys() | {
-    "ada_fgl",
-    "at_without_fedavg",
-    "fed_adam",
-    "fed_avg_m",
-    "fed_sage_plus",
-    "fed_yogi",
-    "fgssl",
-    "gru_fmtl",
-    "gru_gn",
-    "lg_fed_avg",
-    "mp_fed_avg",
-    "sfl_lg",
-    "split_learning_fedavg",
+# By default what others are special cases of, and one that clusters its clients; the
+# others are compared with a reference in tests of their own, and conform nightly.
+DEFAULT = OWN_ROUNDS | {
+    "cnfgnn",
+    "gcfl_plus",
+    "historical_average",
+    "persistence",
 }
+LONG_WITHOUT_JIT = {"cnfgnn", "fed_sgd", "graphfl", "sfl_star"}  # 100 to 200 programs
 KEYS = tuple(jax.random.key(seed) for seed in (5, 6))
 FILLS = ("zero", "random")  # readings of clients of weight 0
+
+
+def cases(default):
+    """All of them; those of other methods are slow."""
+    return [
+        pytest.param(case, marks=[] if name in default else [pytest.mark.slow])
+        for case, (name, _) in sorted(CASES.items())
+    ]
 
 
 def assert_close(left, right, atol=1e-5):
@@ -254,13 +254,7 @@ def problems(train):
     return all_problems(train)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(case, marks=[pytest.mark.slow] if name in SLOW else [])
-        for case, (name, _) in sorted(CASES.items())
-    ],
-)
+@pytest.fixture(scope="module", params=cases(DEFAULT))
 def system(request, problems, quick_jit):
     name, problem = CASES[request.param]
     yield System(name, problems[problem], quick_jit)
@@ -343,6 +337,7 @@ def test_other_keys_and_rounds_compile_nothing(system, outcome):
     assert system.num_traces == traces
 
 
+@pytest.mark.parametrize("system", cases(DEFAULT - LONG_WITHOUT_JIT), indirect=True)
 def test_without_jit_a_round_is_the_same(system):
     if system.name in SEARCHES or system.shares_its_round:
         pytest.skip("compiled without jit as well, or tested on another method")

@@ -41,13 +41,13 @@ def dense(data, params, num_hops):
 
 
 @pytest.mark.parametrize("num_hops", [1, 2])
-def test_outputs_are_those_of_the_whole_graph(data, num_hops, draw_params):
+def test_outputs_are_those_of_the_whole_graph(data, num_hops, draw_params, quick_jit):
     method = fed_gcn(FedGCNConfig(TASK, num_hops=num_hops))
-    state = method.init(jax.random.key(0), data)
+    state = quick_jit(method.init)(jax.random.key(0), data)
     params = draw_params(lambda key: state.server.models["params"])
     models = state.server.models | {"params": params}
     state = state._replace(server=state.server._replace(models=models))
-    outputs = np.asarray(method.predict(state, data))
+    outputs = np.asarray(quick_jit(method.predict)(state, data))
     one = jax.tree.map(lambda x: x[0], params)
     for found, (own, expected) in zip(outputs, dense(data, one, num_hops), strict=True):
         npt.assert_allclose(found[: len(own)], expected, rtol=1e-4, atol=1e-6)

@@ -123,7 +123,10 @@ def run(name, values, num_rounds, data, begin=lambda state: state, **task):
     """The state after some rounds; `begin` changes the first one."""
     method = get_method(name)
     algorithm = method.factory(method.config_type(task=make_task(**task), **values))
-    state, key = begin(algorithm.init(jax.random.key(0), data)), jax.random.key(1)
+    state, key = (
+        begin(jax.jit(algorithm.init)(jax.random.key(0), data)),
+        jax.random.key(1),
+    )
     round_ = jax.jit(algorithm.round)
     for _ in range(num_rounds):
         state, _ = round_(state, data, key)

@@ -128,12 +128,12 @@ def test_without_a_compiler_the_extra_is_named():
 @pytest.mark.parametrize(
     ("method", "problem"),
     [
-        ("cnfgnn", Traffic),
+        pytest.param("cnfgnn", Traffic, marks=pytest.mark.slow),
         ("fed_avg", Seq2SeqTraffic),
         ("sfl_star", Traffic),
         ("graphfl", Nodes),
         ("fed_sgd", Subgraphs),
-        ("fl_agcns", Subgraphs),
+        pytest.param("fl_agcns", Subgraphs, marks=pytest.mark.slow),
     ],
 )
 def test_a_round_is_exported_for_all_platforms(

@@ -64,7 +64,9 @@ def test_the_best_state_is_that_of_the_best_round():
     assert_same_bits(worse_later.best_state, ends_there.best_state)
 
 
-@pytest.mark.parametrize("seeds_per_chunk", [None, 1, 2])
+@pytest.mark.parametrize(
+    "seeds_per_chunk", [None, pytest.param(1, marks=pytest.mark.slow), 2]
+)
 def test_seeds_stop_independently(tmp_path, seeds_per_chunk):
     seeds, losses = (3, 7, 11), [FALLING, FALLS_TWICE, FALLING[::-1]]
     script = make_script(losses, seeds)
@@ -146,7 +148,8 @@ def drawn():
 
 
 @pytest.mark.parametrize(
-    "seeds_per_chunk", [None, 1, pytest.param(2, marks=pytest.mark.slow)]
+    "seeds_per_chunk",
+    [2, *(pytest.param(x, marks=pytest.mark.slow) for x in (None, 1))],
 )
 def test_a_seed_with_its_own_data_is_as_if_alone(tmp_path, drawn, seeds_per_chunk):
     script, alone = drawn

@@ -1,9 +1,10 @@
 """Binaries run as a user runs them, for tests.
 
-Starting a process and compiling costs seconds, so processes share the compilation cache
-of the tests (of the very programs, so results stay bit for bit), command lines that are
-not to be killed run one after another in one process, loops are compiled as loops, and
-a process has one core, so one device, unless it is asked for more.
+Starting a process and compiling costs seconds, so processes share their imports and the
+compilation cache of the tests (of the very programs, so results stay bit for bit),
+command lines that are not to be killed run one after another in one process, loops are
+compiled as loops, and a process has one core, so one device, unless it is asked for
+more.
 """
 
 import json
@@ -14,6 +15,9 @@ import sys
 
 import matplotlib.image
 import numpy as np
+from absl import flags
+
+from tests.experiments import forks
 
 RATES = ("windows_per_s", "images_per_s", "client_steps_per_s")
 TIMINGS = ("seconds", "compile_seconds", "inference_seconds", *RATES)
@@ -111,12 +115,10 @@ class Machine:
             self._environment["ONE_CORE"] = str(cores[worker % len(cores)])
 
     def python(self, program, *arguments, environment=None, **options):
-        return subprocess.run(
-            [sys.executable, "-W", "error", "-c", self._preamble + program, *arguments],
-            env=self._environment | (environment or {}),
-            capture_output=True,
-            text=True,
-            check=False,
+        return forks.run(
+            self._preamble + program,
+            *arguments,
+            environment=self._environment | (environment or {}),
             **options,
         )
 
@@ -160,6 +162,15 @@ class Machine:
         """Lines of `metrics.jsonl` without clock times."""
         lines = (self.folder / workdir / "metrics.jsonl").read_text().splitlines()
         return [without_timings(json.loads(line)) for line in lines]
+
+
+def forget_flags():
+    """Lets this process define the flags of another binary, and none beside."""
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith("experiments."):
+            for flag in list(defined):
+                delattr(flags.FLAGS, flag.name)
+    flags.FLAGS.unparse_flags()
 
 
 def write_graph(path, num_nodes, num_classes, num_features, **changes):

@@ -95,12 +95,11 @@ def figures(tmp_path_factory):
 
 
 def cases(*systems):
-    """All but one are slow: they compile for long."""
-    slow = ("graphfl", "fl_agcns", "sfl", "start")
+    """All but that of many clients are slow: they compile for long."""
     return pytest.mark.parametrize(
         "system",
         [
-            pytest.param(name, marks=[pytest.mark.slow] if name in slow else [])
+            pytest.param(name, marks=[] if name == "clients" else [pytest.mark.slow])
             for name in systems
         ],
     )
@@ -137,6 +136,7 @@ def test_sfls_ratio_is_of_the_figures_beside_it(figures):
     assert sfl["speed_over_loop"] == speed
 
 
+@pytest.mark.slow
 def test_the_shape_and_compilations_of_cnfgnn_are_there(figures):
     cnfgnn = figures("cnfgnn")
     assert cnfgnn["shape"] == "tiny"

@@ -1,11 +1,13 @@
 """What every binary does with an error of its main function."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from experiments import cli
+from tests.experiments import forks
 
 MAIN = """
 import jax.numpy as jnp
@@ -19,8 +21,7 @@ cli.run(main)
 
 
 def run(body):
-    command = [sys.executable, "-W", "error", "-c", MAIN.format(body=body)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return forks.run(MAIN.format(body=body), environment=dict(os.environ))
 
 
 MEMORY = ("out of memory: ", "--clients_per_chunk")

@@ -89,7 +89,6 @@ def outputs(machine):
     lines = {
         "three": machine.command_line("three", SEEDS, methods=THREE),
         "new_labels": machine.command_line("new_labels", "--task=new_labels"),
-        "self_training": machine.command_line("self_training", *SELF_TRAINING),
     }
     return machine.outputs(lines)
 
@@ -99,6 +98,7 @@ def more_outputs(machine, outputs):
     """Likewise of others; for slow tests."""
     del outputs
     lines = {
+        "self_training": machine.command_line("self_training", *SELF_TRAINING),
         "sgc": machine.command_line("sgc", "--model=sgc"),
         "first_order": machine.command_line("first_order", "--first_order"),
         "code": machine.command_line("code", "--protocol=code"),
@@ -225,7 +225,8 @@ def test_new_labels_are_adapted_to(machine, outputs):
     assert (other["task"]["adapt_steps"], other["fine_tune"]) == (0, True)
 
 
-def test_pseudo_labels_are_counted_and_compared_with_the_truth(machine, outputs):
+@pytest.mark.slow
+def test_pseudo_labels_are_counted_and_compared_with_the_truth(machine, more_outputs):
     facts = machine.results("self_training")["settings"]["self_training"]
     assert facts["per_class"] == 3
     most = 3 * NUM_CLASSES * NUM_CLIENTS
@@ -233,7 +234,7 @@ def test_pseudo_labels_are_counted_and_compared_with_the_truth(machine, outputs)
     assert len(facts["precision_by_draw"]) == NUM_SEEDS
     assert all(0 <= precision <= 100 for precision in facts["precision_by_draw"])
     assert facts["precision"] == pytest.approx(np.mean(facts["precision_by_draw"]))
-    assert f"{facts['precision']:.1f} % of them right" in outputs["self_training"]
+    assert f"{facts['precision']:.1f} % of them right" in more_outputs["self_training"]
     plain = machine.metrics("three")[-1]
     assert machine.metrics("self_training")[-1]["train_loss"] != plain["train_loss"]
 
@@ -405,9 +406,9 @@ def answers(machine, outputs):
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_as_if_never_stopped(machine, outputs):
+def test_a_killed_run_ends_as_if_never_stopped(machine, more_outputs):
     """It is killed in the teachers and in GraphFL."""
-    del outputs
+    del more_outputs
     flags = machine.command_line("killed", *SELF_TRAINING)
     for number, method in enumerate(("teacher/il", "graphfl")):
         process = machine.run_killed(f"{method}/checkpoints/2", *flags)

@@ -33,11 +33,14 @@ def fl_agcns(folder):
 
 def killed_after(machine, seconds, line):
     """Whether a process was killed then; else it has ended well by itself."""
+    process = machine.start(*line)
     try:
-        process = machine.run(*line, timeout=seconds)  # which kills by SIGKILL
+        _, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
         return True
-    assert process.returncode == 0, process.stderr
+    assert process.returncode == 0, errors
     return False
 
 

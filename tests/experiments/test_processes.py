@@ -1,5 +1,6 @@
 """Several processes on loopback are one process with as many devices."""
 
+import functools
 import json
 import os
 import signal
@@ -19,12 +20,12 @@ FLAGS = (
     "--dataset=synthetic",
     "--num_sensors=5",
     "--num_days=2",
-    "--methods=cnfgnn",
     "--hidden_size=4",
     "--gn_mlp_sizes=4,4",
     "--gn_layers=1",
     "--server_batch_size=56",  # whose parts cut the test windows into 8 batches
 )
+TITLES = {"gru_fedavg": "GRU + FedAvg", "cnfgnn": "CNFGNN"}
 NUM_ROUNDS = 2
 MANY_ROUNDS = 1000  # of a run that is going to be killed
 AT_MOST_SECONDS = 60
@@ -34,16 +35,17 @@ class Machine(binary.Machine):
     def __init__(self, folder):
         super().__init__(folder, "experiments.cnfgnn", all_cores=True)
 
-    def line(self, workdir, num_devices, num_rounds=NUM_ROUNDS):
+    def line(self, workdir, num_devices, num_rounds=NUM_ROUNDS, method="cnfgnn"):
         return [
             *FLAGS,
+            f"--methods={method}",
             f"--workdir={self.folder / workdir}",
             f"--num_cpu_devices={num_devices}",
             f"--num_rounds={num_rounds}",
             f"--patience={num_rounds}",
         ]
 
-    def start(self, workdir, num_processes, num_devices, *flags, num_rounds=NUM_ROUNDS):
+    def start(self, workdir, num_processes, num_devices, **settings):
         """Starts processes that run together, `num_devices` each."""
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
@@ -51,11 +53,10 @@ class Machine(binary.Machine):
         started = []
         for i in range(num_processes):
             line = [
-                *self.line(workdir, num_devices, num_rounds),
+                *self.line(workdir, num_devices, **settings),
                 f"--coordinator=localhost:{port}",
                 f"--num_processes={num_processes}",
                 f"--process_id={i}",
-                *flags,
             ]
             # A program that one is writing another might read.
             environment = self._environment | {
@@ -102,10 +103,16 @@ def machine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(machine):
-    """One process of four devices."""
-    done = machine.run(*machine.line("alone", 4))
-    assert (done.returncode, done.stderr) == (0, "")
-    return machine.results("alone")["methods"]["cnfgnn"], machine.metrics("alone")
+    """Method -> what one process of four devices wrote."""
+
+    @functools.cache
+    def run(method):
+        name = f"{method} alone"
+        done = machine.run(*machine.line(name, 4, method=method))
+        assert (done.returncode, done.stderr) == (0, "")
+        return machine.results(name)["methods"][method], machine.metrics(name)
+
+    return run
 
 
 def assert_close(one, other):
@@ -123,18 +130,26 @@ def assert_close(one, other):
         assert one == other
 
 
-@pytest.mark.parametrize("num_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_processes_are_one_with_as_many_devices(machine, alone, num_processes):
-    name = f"of {num_processes}"
-    started = machine.start(name, num_processes, 4 // num_processes)
+@pytest.mark.parametrize(
+    ("method", "num_processes"),
+    [
+        ("gru_fedavg", 2),
+        pytest.param("cnfgnn", 2, marks=pytest.mark.slow),
+        pytest.param("cnfgnn", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_processes_are_one_with_as_many_devices(machine, alone, method, num_processes):
+    name = f"{method} of {num_processes}"
+    started = machine.start(name, num_processes, 4 // num_processes, method=method)
     first, *others = machine.finish(started)
     assert [status for status, _, _ in (first, *others)] == [0] * num_processes
     assert [err for _, _, err in (first, *others)] == [""] * num_processes
-    assert "CNFGNN" in binary.table_of(first[1])
-    assert all("CNFGNN" not in out for _, out, _ in others)
-    found = machine.results(name)["methods"]["cnfgnn"]
-    assert_close(binary.without_timings(found), binary.without_timings(alone[0]))
-    assert_close(machine.metrics(name), alone[1])
+    assert TITLES[method] in binary.table_of(first[1])
+    assert all(TITLES[method] not in out for _, out, _ in others)
+    found, metrics = machine.results(name)["methods"][method], machine.metrics(name)
+    expected, expected_metrics = alone(method)
+    assert_close(binary.without_timings(found), binary.without_timings(expected))
+    assert_close(metrics, expected_metrics)
     for path in ("forecasts.png", "training_curves.png"):
         binary.assert_picture(machine.folder / name / path)
 

@@ -30,9 +30,9 @@ TITLES = {
     "sfl_lg": "SFL + LG-FedAvg",
     "local": "local",
 }
-METHODS = ("fed_avg", "sfl", "sfl_star", "local")
+METHODS = ("fed_avg", "sfl", "sfl_star")
 REMEMBERING = ("scaffold", "sfl_star")  # clients' or the server's memory
-IMAGE_METHODS = ("fed_avg", "sfl_per")
+IMAGE_METHODS = ("sfl_per",)
 ACCURACIES = ("mean_accuracy", "best_5_percent", "worst_5_percent")
 PICTURES = ("convergence.png", "client_graph.png", "training_curves.png")
 NUM_ROUNDS, NUM_SENSORS, NUM_IMAGES, NUM_CLIENTS = 2, 5, 200, 5
@@ -154,6 +154,7 @@ def more_outputs(machine, outputs):
         "remembering": machine.traffic("remembering", methods=REMEMBERING),
         "paper": machine.traffic("paper", **protocols),
         "code": machine.traffic("code", "--protocol=code", **protocols),
+        "local": machine.traffic("local", **one_round | {"methods": ("local",)}),
         "alpha": machine.traffic("alpha", "--alpha=0", **one_round),
         "steps": machine.traffic("steps", "--propagation_steps=0", **one_round),
         "none": machine.traffic("none", "--client_graph=none", **star),
@@ -288,7 +289,7 @@ def test_sfl_that_takes_nothing_along_the_graph_starts_as_local_training(
     machine, workdir, key
 ):
     assert machine.results(workdir)["methods"]["sfl"]["config"][key] == 0
-    local = machine.validation_mae("several", "local")
+    local = machine.validation_mae("local", "local")
     assert machine.validation_mae("several", "sfl") != pytest.approx(local, rel=1e-4)
     assert machine.validation_mae(workdir, "sfl") == pytest.approx(local, rel=1e-5)
 
@@ -331,8 +332,7 @@ def test_scores_on_images_are_of_the_clients(machine, outputs):
         assert (worst < best) == (test["mean_accuracy_client_std"] > 0)
         shown = [f"{test[n]:.2f} ± {test[f'{n}_client_std']:.2f}" for n in ACCURACIES]
         assert rows[TITLES[method]] == [*shown, "1"]
-    sent = {m: e["communication_bytes"]["up"] for m, e in found["methods"].items()}
-    assert 0 < sent["sfl_per"] < sent["fed_avg"]
+        assert entry["communication_bytes"]["up"] > 0
 
 
 def test_the_rate_is_of_images(machine, outputs):
@@ -359,6 +359,9 @@ def test_images_of_ones_own_are_dealt_out(machine, more_outputs):
     (entry,) = machine.results("pictures")["methods"].values()
     assert entry["test"].keys() >= set(ACCURACIES)
     assert entry["config"]["task"]["kind"] == "images"
+    of_sfl_per = machine.results("images")["methods"]["sfl_per"]
+    sent = [e["communication_bytes"]["up"] for e in (of_sfl_per, entry)]
+    assert 0 < sent[0] < sent[1]  # a head is not sent
 
 
 # --- Finished and killed runs, and bad input -----------------------------------------

@@ -1,15 +1,15 @@
 """The papers' tables: data, how runs are chosen, the binary's output, flagfiles."""
 
 import csv
-import json
+import importlib
 import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from absl import flags
 
+from experiments.studies import options
 from experiments.tables import commands, papers
 from experiments.tables import runs as table_runs
 from fedjax_graph.core.communication import Bytes
@@ -278,7 +278,7 @@ def machine(tmp_path_factory):
     )
     runs = machine.folder / "runs"
     large = {"gru_hidden_size": 200, "gru_layers": 2}
-    for number, (folder, flags, *run) in enumerate(
+    for number, (folder, given, *run) in enumerate(
         [
             ("old/gru", {}, "metr_la", METR_LA, {"gru_fedavg": ([99.0], SMALL)}),
             ("gru", {}, "metr_la", METR_LA, {"gru_fedavg": (OURS, SMALL)}),
@@ -287,7 +287,7 @@ def machine(tmp_path_factory):
             ("cut", {}, "metr_la", CUT, {"gru_local": ([8.0], SMALL)}),
         ]
     ):
-        write_run(runs / folder, *run, flags)
+        write_run(runs / folder, *run, given)
         os.utime(runs / folder / "results.json", (number, number))
     return machine
 
@@ -446,25 +446,6 @@ def test_bad_input_is_one_line_and_status_2(answers, name, words):
 
 # --- Flagfiles -----------------------------------------------------------------------
 
-# Reads flagfiles as a binary does; gives its default flags.
-READ = """
-import importlib, json, sys
-from absl import flags
-from experiments.studies import options
-from experiments.tables import runs
-name, *checks = sys.argv[1:]
-module, study = runs.STUDIES[name].split(":")
-study_type = getattr(importlib.import_module(module), study)
-options.define_flags(study_type)
-for path in json.load(sys.stdin):
-    flags.FLAGS.unparse_flags()
-    flags.FLAGS([name, f"--flagfile={path}"])
-    study = options.from_flags(study_type)
-    for check in checks:
-        getattr(study, check)()
-print(json.dumps(options.defaults_of(study_type)))
-"""
-
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_flagfiles_are_those_of_the_tables(name):
@@ -493,16 +474,18 @@ def test_each_row_is_in_a_flagfile(name):
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_binary_reads_its_flagfiles(name):
-    process = subprocess.run(
-        [sys.executable, "-c", READ, name, *CHECKS[name]],
-        input=json.dumps([str(path) for path in (FLAGFILES / name).iterdir()]),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert process.returncode == 0, process.stderr
-    defaults = json.loads(process.stdout)
+    module, study = table_runs.STUDIES[name].split(":")
+    study_type = getattr(importlib.import_module(module), study)
+    binary.forget_flags()
+    options.define_flags(study_type)
+    for path in (FLAGFILES / name).iterdir():
+        flags.FLAGS.unparse_flags()
+        flags.FLAGS([name, f"--flagfile={path}"])
+        study = options.from_flags(study_type)
+        for check in CHECKS[name]:
+            getattr(study, check)()
+    binary.forget_flags()
+    defaults = options.defaults_of(study_type)
     rows = [row for table in PAPERS[name].tables for row in table.rows]
     named = {flag for row in rows for flag in row.flags} | PAPERS[name].options.keys()
     assert named | {"num_rounds", "seed"} <= defaults.keys()

@@ -3,8 +3,6 @@
 import dataclasses
 import importlib
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -17,6 +15,7 @@ from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.sfl import SFLStudy
 from experiments.studies.trust import TrustStudy
 from fedjax_graph.core.errors import InputError
+from tests.experiments import binary
 
 SYSTEMS = (CNFGNNStudy, SFLStudy, GraphFLStudy, FLAGCNSStudy)
 OTHERS = (
@@ -120,16 +119,9 @@ def test_every_option_of_a_study_has_a_subject():
     assert options.subject_of(GraphFLStudy, "participation") == Study.subject
 
 
-def test_help_and_version_of_a_binary_end_well():
-    answers = [
-        subprocess.run(
-            [sys.executable, "-m", "experiments.tables", flag],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        for flag in ("--help", "--version")
-    ]
+def test_help_and_version_of_a_binary_end_well(tmp_path):
+    machine = binary.Machine(tmp_path, "experiments.tables")
+    answers = [machine.run(flag) for flag in ("--help", "--version")]
     assert [(x.returncode, x.stderr) for x in answers] == [(0, ""), (0, "")]
     assert "--paper=TEXT" in answers[0].stdout
     assert re.fullmatch(r"fedjax_graph \d+\.\d+\.\d+\n", answers[1].stdout)

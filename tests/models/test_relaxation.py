@@ -55,7 +55,9 @@ def relaxed(quick_jit):
     return quick_jit(relaxation.relaxed, static_argnums=0)
 
 
-@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize(
+    "is_training", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("code", CODES)
 def test_certain_genes_are_a_code(code, is_training, net_model, net_apply, relaxed):
     graph, mask = make_graph(0)

@@ -112,7 +112,16 @@ def test_fusion_of_all_layers(net_model, quick_jit, net_convolve):
     npt.assert_allclose(alone(own, graph, mask)[0], outputs, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("code", [(1, 1, 18, 29, 5), (2, 2, 0, 30, 4), (3, 0, 5, 1, 5)])
+@pytest.mark.parametrize(
+    "code",
+    [
+        (1, 1, 18, 29, 5),
+        *(
+            pytest.param(code, marks=pytest.mark.slow)
+            for code in ((2, 2, 0, 30, 4), (3, 0, 5, 1, 5))
+        ),
+    ],
+)
 def test_the_papers_space_by_hand(code, draw_params, quick_jit):
     """Layers end at the first 0, all are averaged, and nothing follows an op."""
     net, (graph, mask) = PAPER_NET, make_graph(2)

@@ -31,7 +31,7 @@ TASK = TrafficSeq2SeqTask(
     sampling_decay=5.0,
 )
 KEYS = (jax.random.key(10), jax.random.key(11))
-SHORT = {"ditto", "scaffold", "sfl_star"}  # the others differ in the aggregator
+SHORT = {"scaffold"}  # which has a memory; the others run on other tasks by default
 NEED_MORE = {"fed_sgd", "graphfl"}  # than any task has
 OF_CLASSES_OR_GRAPHS = {
     *("ada_fgl", "fed_gcn", "fed_gta", "fed_proto", "fed_pub"),
@@ -83,6 +83,7 @@ def test_a_round_of_every_method_learns(name, train, quick_jit, evaluate):
     assert after["rmse"] < before["rmse"]
 
 
+@pytest.mark.slow
 def test_without_its_pull_fed_prox_is_fed_avg(train, quick_jit):
     states = []
     for name, values in (("fed_avg", {}), ("fed_prox", {"proximal_weight": 0.0})):
@@ -100,7 +101,10 @@ CONFIG = FedAvgConfig(TASK, participation=0.4)
 BASELINES = {"fed_avg": True, "local": False}  # name -> whether models are averaged
 
 
-@pytest.fixture(scope="module", params=BASELINES)
+@pytest.fixture(
+    scope="module",
+    params=["fed_avg", pytest.param("local", marks=pytest.mark.slow)],
+)
 def system(request, train, quick_jit):
     """(name of the method, jitted round, first state)."""
     algorithm = build(request.param, participation=0.4)

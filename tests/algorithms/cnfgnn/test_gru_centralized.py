@@ -30,7 +30,8 @@ KEYS = (jax.random.key(10), jax.random.key(11))
 def test_rounds_are_those_of_loops(train, quick_jit):
     """The optimizer lasts, and all clients' windows count alike."""
     algorithm, model = gru_centralized(CONFIG), TASK.model()
-    state, round_ = algorithm.init(jax.random.key(0), train), quick_jit(algorithm.round)
+    state = quick_jit(algorithm.init)(jax.random.key(0), train)
+    round_ = quick_jit(algorithm.round)
     params = jax.tree.map(lambda x: x[0], state.models["params"])
     optimizer = optax.adam(0.01)
     opt_state = optimizer.init(params)

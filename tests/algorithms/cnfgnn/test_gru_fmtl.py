@@ -131,7 +131,13 @@ def test_small_distances_between_large_models_have_the_right_gradient(train, net
         )
 
 
-@pytest.mark.parametrize("regulariser", REGULARISERS)
+in_rounds = pytest.mark.parametrize(
+    "regulariser",
+    ["laplacian", pytest.param("frobenius", marks=pytest.mark.slow)],
+)
+
+
+@in_rounds
 def test_rounds_are_those_of_loops(regulariser, train, network, quick_jit):
     config = GRUFMTLConfig(TASK, regulariser=regulariser, weight=0.5)
     algorithm = gru_fmtl(config)
@@ -180,7 +186,7 @@ def test_rounds_are_those_of_loops(regulariser, train, network, quick_jit):
         assert int(state.num_rounds) == number + 1
 
 
-@pytest.mark.parametrize("regulariser", REGULARISERS)
+@in_rounds
 def test_without_weight_it_is_local_training(regulariser, train, quick_jit):
     algorithms = [
         gru_fmtl(GRUFMTLConfig(TASK, regulariser=regulariser, weight=0.0)),

@@ -63,7 +63,10 @@ def loop(quick_jit):
 
 def first_state(algorithm, data, draw_params):
     """A first state whose weights are large enough for effects to be seen."""
-    state = algorithm.init(jax.random.key(0), data)
+    state = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype),
+        jax.eval_shape(algorithm.init, jax.random.key(0), data),
+    )
     one = jax.tree.map(lambda x: x[0], state.client_params)
     client_params = draw_params(lambda key: one, seed=1)
     server_params = draw_params(lambda key: state.server_params, seed=2)

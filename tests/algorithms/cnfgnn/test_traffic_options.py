@@ -29,7 +29,14 @@ TASK = {  # of the plain GRU
     "batch_size": 200,
 }
 GRUS = ("gru_centralized", "fed_avg", "gru_fmtl")
-LOSSES = (pytest.param("cnfgnn", marks=pytest.mark.slow), "split_learning", *GRUS)
+LOSSES = (
+    "split_learning",
+    "fed_avg",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("cnfgnn", "gru_centralized", "gru_fmtl")
+    ),
+)
 EXCHANGING = (
     "cnfgnn",
     "at_without_fedavg",
@@ -175,7 +182,7 @@ def test_fewer_bits_change_little(splits, quick_jit):
     assert errors[2] > 1e-6 and errors[1] < errors[0] < 0.1 * exact.std()
 
 
-@pytest.mark.parametrize("bits", [32, 8])
+@pytest.mark.parametrize("bits", [pytest.param(32, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize(
     "method", [pytest.param("cnfgnn", marks=pytest.mark.slow), "split_learning"]
 )

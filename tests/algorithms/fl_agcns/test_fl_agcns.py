@@ -401,7 +401,13 @@ def test_the_clients_share_decays(whole_numbers, train, quick_jit):
 # --- What holds of any generation ----------------------------------------------------
 
 
-@methods
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fl_agcns",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in METHODS if x != "fl_agcns"),
+    ],
+)
 def test_codes_are_valid_and_the_best_survive(name, frozen, train, quick_jit):
     """Weights that stay as they are; 3 runs of 15 generations side by side."""
     algorithm = METHODS[name](CONFIG)
