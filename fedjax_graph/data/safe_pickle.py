@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.errors import InputError, one_line
 from fedjax_graph.data import files, limits, sparse
 
 _PLAIN_KINDS = "fiubcSU"  # of data types: numbers and text of a fixed size
@@ -239,8 +239,9 @@ class _Unpickler(pickle._Unpickler):
         try:
             return _ADMITTED[_present_name(module)][name]
         except KeyError:
+            what = one_line(f"{module}.{name}", 100)
             raise InputError(
-                f"a pickle that would run {module}.{name}; only NumPy arrays, SciPy "
+                f"a pickle that would run {what}; only NumPy arrays, SciPy "
                 "sparse matrices and plain containers are read: get the file from "
                 "its publisher again"
             ) from None

@@ -200,3 +200,12 @@ def test_planetoid_files_are_read(original):
     assert x.toarray().max() == 1
     edges = {(min(i, j), max(i, j)) for i in graph for j in graph[i] if i != j}
     assert (len(graph), len(edges)) == (2708, 5278)
+
+
+def test_a_name_of_any_length_is_refused_in_a_short_line(tmp_path):
+    path = tmp_path / "long.pkl"
+    path.write_bytes(b"c" + b"module\x01" * 300 + b"\nname\n.")
+    with pytest.raises(InputError, match="would run module") as raised:
+        safe_pickle.load(path)
+    assert len(str(raised.value)) < 500
+    assert str(raised.value).isprintable()
