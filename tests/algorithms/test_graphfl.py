@@ -1,7 +1,5 @@
 """GraphFL's rounds against loops over clients, with the Hessians written out."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -142,7 +140,7 @@ def test_new_labels_are_met_by_the_mean_of_the_clients_models(
 
 
 def test_without_inner_steps_it_descends_the_query_loss(data, quick_jit):
-    still = dataclasses.replace(TASK, learning_rate=0.0)
+    still = QuadraticTask(optimizer=OptimizerConfig("sgd", learning_rate=0.0))
     config = GraphFLConfig(still, **SGD)
     (state, _), *later = run(graphfl(config), data, quick_jit)
     v = to_rows(state.models)[0, PARAMS]

@@ -25,7 +25,13 @@ CONFIGS = {
 pytestmark = pytest.mark.usefixtures("rolled_scans")
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if name == "cnfgnn" else [])
+        for name in CONFIGS
+    ],
+)
 def run(request, network, splits, tmp_path_factory):
     """A run of two rounds and two seeds: (folder, method, algorithm, result)."""
     workdir, method = tmp_path_factory.mktemp("run"), request.param
