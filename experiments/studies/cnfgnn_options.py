@@ -154,10 +154,11 @@ class CNFGNNOptions(TrafficStudy):
             )
         if self.sweep_values and not self.sweep:
             raise InputError("--sweep_values needs --sweep")
-        if self.pretrained is not None and (not self.eval_only or self.workdir):
+        named = self.workdir or self.methods or self.strategy
+        if self.pretrained is not None and (not self.eval_only or named):
             raise InputError(
                 f"--pretrained={self.pretrained}: is scored, with --eval_only and "
-                "without --workdir"
+                "without --workdir, --methods and --strategy, which it says itself"
             )
         if self.sweep and self.eval_only:
             raise InputError("--eval_only scores a single run; name its folder")

@@ -20,6 +20,7 @@ from fedjax_graph.data import files
 from fedjax_graph.driver import rounds, writers
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.network import Network
+from fedjax_graph.driver.seeds import SeedState
 
 FOLDER = pathlib.Path(__file__).parents[1] / "pretrained"
 STATE, NETWORK = "state", "network/"  # what names of arrays begin with
@@ -82,16 +83,8 @@ def pack(workdir: pathlib.Path, method: str, path: pathlib.Path) -> dict[str, An
     Raises:
       InputError: if there is no such run, or it cannot be read.
     """
-    folder, path_of_network = workdir / method / "checkpoints", workdir / "network.npz"
-    if not folder.is_dir() or not path_of_network.exists():
-        raise InputError(f"{workdir}: no finished round of {method} on a network")
-    network = Network.read(path_of_network)
-    with contextlib.closing(Checkpoints(folder)) as kept:
-        settings = kept.settings()
-        algorithm = algorithm_of(settings)
-        data = network.example()
-        like = rounds.abstract_seeds(algorithm, settings["seeds"], data)
-        seeds, _ = kept.restore((like, np.float64(0)))
+    network, settings, algorithm, seeds = read_run(workdir, method)
+    data = network.example()
     best = jax.tree.map(lambda x: np.asarray(x[0]), seeds.best_state)
     card = _card(workdir, method, algorithm.monitor)
     card |= {"best_round": int(seeds.best_round[0]), "last_round": int(seeds.round[0])}
@@ -145,6 +138,29 @@ def unpack(name: str, workdir: pathlib.Path) -> str:
     with contextlib.closing(Checkpoints(folder, model.settings)) as kept:
         kept.save(int(best_round[0]), (state, np.float64(0)))
     return model.method
+
+
+def read_run(
+    workdir: pathlib.Path, method: str
+) -> tuple[Network, dict[str, Any], FederatedAlgorithm, SeedState]:
+    """Reads the latest checkpoint of a method on a traffic network.
+
+    Returns:
+      The network, the checkpoint's settings, the method, and the states of all seeds.
+
+    Raises:
+      InputError: if there is none, or it cannot be read.
+    """
+    folder, path = workdir / method / "checkpoints", workdir / "network.npz"
+    if not folder.is_dir() or not path.exists():
+        raise InputError(f"{workdir}: no finished round of {method} to forecast from")
+    network = Network.read(path)
+    with contextlib.closing(Checkpoints(folder)) as kept:
+        settings = kept.settings()
+        algorithm = algorithm_of(settings)
+        like = rounds.abstract_seeds(algorithm, settings["seeds"], network.example())
+        seeds, _ = kept.restore((like, np.float64(0)))
+    return network, settings, algorithm, seeds
 
 
 def algorithm_of(settings: dict[str, Any]) -> FederatedAlgorithm:

@@ -5,7 +5,6 @@ ahead = forecaster(readings, timestamps)  # [12, N] and [12] -> [12, N]
 print(forecaster.unit, forecaster.step)  # of both: mph, 5 min
 """
 
-import contextlib
 import dataclasses
 import pathlib
 import tempfile
@@ -18,9 +17,7 @@ import numpy as np
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
-from fedjax_graph.driver import pretrained, rounds
-from fedjax_graph.driver.checkpoint import Checkpoints
-from fedjax_graph.driver.network import Network
+from fedjax_graph.driver import pretrained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,17 +69,8 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
         with tempfile.TemporaryDirectory() as folder:
             method = pretrained.unpack(str(workdir), pathlib.Path(folder))
             return load_forecaster(folder, method)
-    workdir = pathlib.Path(workdir)
-    folder, path = workdir / method / "checkpoints", workdir / "network.npz"
-    if not folder.is_dir() or not path.exists():
-        raise InputError(f"{workdir}: no finished round of {method} to forecast from")
-    network = Network.read(path)
-    with contextlib.closing(Checkpoints(folder)) as checkpoints:
-        settings = checkpoints.settings()
-        algorithm = pretrained.algorithm_of(settings)
-        like = rounds.abstract_seeds(algorithm, settings["seeds"], network.example())
-        seed_states, _ = checkpoints.restore((like, np.float64(0)))
-    state = jax.tree.map(lambda x: jnp.asarray(x[0]), seed_states.best_state)
+    network, _, algorithm, seeds = pretrained.read_run(pathlib.Path(workdir), method)
+    state = jax.tree.map(lambda x: jnp.asarray(x[0]), seeds.best_state)
     predict, step = jax.jit(algorithm.predict), network.step
 
     def forecast(readings: np.ndarray, timestamps: np.ndarray) -> np.ndarray:

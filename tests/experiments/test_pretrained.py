@@ -45,7 +45,14 @@ def test_what_does_not_fit_is_one_line(options, words):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("options", [{}, {"eval_only": True, "workdir": "runs/mine"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"eval_only": True, "workdir": "runs/mine"},
+        {"eval_only": True, "methods": ("gru_fedavg",)},
+    ],
+)
 def test_a_pretrained_model_is_scored_and_nothing_else(options):
     with pytest.raises(InputError, match="--pretrained=synthetic_cnfgnn: is scored"):
         CNFGNNStudy(pretrained="synthetic_cnfgnn", **options)
