@@ -198,7 +198,12 @@ def test_a_server_steps_with_an_optimizer_of_its_own(quick_jit):
 
 
 @pytest.mark.parametrize(
-    "name", ["moon", "fgssl", "fed_proto", "fed_star", "fed_gta", "gcfl_plus"]
+    "name",
+    ["moon", "fed_proto", "fed_star"]
+    + [
+        pytest.param(x, marks=pytest.mark.slow)
+        for x in ("fgssl", "fed_gta", "gcfl_plus")
+    ],
 )
 def test_what_reads_models_reads_no_optimizers(quick_jit, name):
     """Embeddings, prototypes and scores; a count of two local steps a round."""

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("rolled_scans")
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=[pytest.mark.slow] if name == "cnfgnn" else [])
+        pytest.param(name, marks=[] if name == "fed_avg" else [pytest.mark.slow])
         for name in CONFIGS
     ],
 )

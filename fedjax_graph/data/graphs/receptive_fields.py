@@ -125,17 +125,23 @@ def make_splits(
 
 def with_gram(field: Field, features: jax.Array) -> Field:
     """Adds inner products to a field, unless they are many or longer than features."""
-    *lead, size = field.rows.shape
+    size = field.rows.shape[-1]
     if size > features.shape[1] or 4 * field.rows.size * size > MOST_GRAM_BYTES:
         return field
+    return field._replace(gram=_gram(field.rows, features))
+
+
+@jax.jit
+def _gram(rows: jax.Array, features: jax.Array) -> jax.Array:
+    """Computes inner products [..., L, L] of the features of rows [..., L]."""
 
     def one(rows):
         own = features[rows]
-        return own @ own.T
+        return jnp.matmul(own, own.T, precision="highest")
 
-    with jax.default_matmul_precision("highest"):
-        gram = jax.lax.map(one, field.rows.reshape(math.prod(lead), size))
-    return field._replace(gram=gram.reshape(*lead, size, size))
+    *lead, size = rows.shape
+    gram = jax.lax.map(one, rows.reshape(math.prod(lead), size))
+    return gram.reshape(*lead, size, size)
 
 
 def _fields(

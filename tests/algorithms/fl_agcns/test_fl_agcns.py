@@ -229,7 +229,9 @@ def assert_generation(found, expected, rtol):
 # --- Generations ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("warm_up_codes", ["population", "fair"])
+@pytest.mark.parametrize(
+    "warm_up_codes", ["population", pytest.param("fair", marks=pytest.mark.slow)]
+)
 @methods
 def test_generations_are_those_of_the_oracle(
     name, warm_up_codes, whole_numbers, train, quick_jit
