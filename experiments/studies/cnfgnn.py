@@ -96,6 +96,10 @@ def run_methods(
     splits, whole, notes = split(dataset, is_seen)
     if study.masked_loss:
         check_readings(dataset.name, splits)
+    num_train = len(splits["train"].starts)
+    for method in methods:
+        values = configs.config_values(study, method, num_train, workdir)
+        running.build(paper.registered(method), values)
     num_steps, num_sensors = dataset.speed.shape
     size = f"{dataset.name}: {num_sensors} sensors, {num_steps} steps of {dataset.step}"
     running.announce(study, size, notes, workdir)

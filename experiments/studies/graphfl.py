@@ -126,6 +126,9 @@ def _run_problem(
         pseudo-labels; replaced where they are of none such.
     """
     study, dataset = problem.study, problem.dataset
+    for method in methods:
+        name = graphfl_methods.registered_name(method)
+        running.build(name, _config_values(method, problem))
     notes, facts = dataset.notes, {}
     if problem.world.statistics:
         facts["subgraphs"] = problem.world.statistics
@@ -202,6 +205,13 @@ def _taught(problem: Problem, workdir: pathlib.Path, teachers: Teachers) -> np.n
 # --- One method ----------------------------------------------------------------------
 
 
+def _config_values(method: str, problem: Problem) -> dict[str, Any]:
+    num_features = problem.dataset.features.shape[1]
+    return graphfl_methods.config_values(
+        problem.study, method, num_features, problem.num_classes
+    )
+
+
 def _run_method(
     method: str,
     problem: Problem,
@@ -217,9 +227,7 @@ def _run_method(
       InputError: if its model has diverged.
     """
     study, figures = problem.study, problem.study.figures()
-    values = graphfl_methods.config_values(
-        study, method, problem.dataset.features.shape[1], problem.num_classes
-    )
+    values = _config_values(method, problem)
     values["clients_per_chunk"] = running.clients_per_chunk(study, workdir, method)
     cohort = clients.cohort_size(study.num_clients, values["participation"])
     run = running.run_method(

@@ -51,6 +51,19 @@ def config_of(method: str, values: Mapping[str, Any]) -> Any:
     return algorithms.make_config(method, configs.known_fields(config_type, values))
 
 
+def build(method: str, values: Mapping[str, Any]) -> tuple[Any, FederatedAlgorithm]:
+    """A registered method's config, see `config_of`, and its algorithm.
+
+    A study builds all its methods before it trains the first, so that what one of them
+    refuses costs no training of others.
+
+    Raises:
+      InputError: if the settings do not fit the method.
+    """
+    config = config_of(method, values)
+    return config, algorithms.get_method(method).factory(config)
+
+
 def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | None:
     """The study's value; `auto` on a resumed run is what its checkpoint was made with.
 
@@ -101,8 +114,7 @@ def run_method(
     processes.agree("the data", str(checksum))
     registered_name = registered_name or name
     registered = algorithms.get_method(registered_name)
-    config = config_of(registered_name, values)
-    algorithm = registered.factory(config)
+    config, algorithm = build(registered_name, values)
     run_config = rounds.RunConfig(
         num_rounds=num_rounds if registered.is_trained else 0,
         eval_every=study.eval_every,

@@ -69,6 +69,8 @@ class SFLStudy(SFLSettings):
         methods = self.chosen_methods()
         problem = sfl_problem.make(self)
         dataset = problem.dataset
+        for method in methods:
+            running.build(method, self.method_values(method) | {"task": problem.task})
         workdir = self.make_workdir(dataset.name)
         size = ", ".join(f"{key[4:]} {n}" for key, n in problem.size.items())
         notes = dataset.notes

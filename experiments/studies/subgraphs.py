@@ -75,6 +75,8 @@ class SubgraphStudy(SubgraphSettings):
         self.set_up_jax()
         problem = make_problem(self)
         dataset, facts = problem.dataset, problem.statistics
+        for method in methods:
+            running.build(registered_name(method), self.method_values(method, problem))
         workdir = self.make_workdir(dataset.name)
         running.announce(
             self,
@@ -187,18 +189,21 @@ class SubgraphStudy(SubgraphSettings):
             num_rounds=num_rounds,
             examples_per_round=cohort * self.local_epochs,
             rate_name="client_steps_per_s",
-            registered_name="fed_sgd" if method in NETWORKS else method,
+            registered_name=registered_name(method),
             # By default the best of all rounds is tested.
             patience=self.patience or num_rounds + 1,
         )
 
 
+def registered_name(method: str) -> str:
+    """The name under which `algorithms` has a method of the study."""
+    return "fed_sgd" if method in NETWORKS else method
+
+
 def server_default(method: str) -> OptimizerConfig | None:
     """What a method's server steps with by default; None where it has no such step."""
-    name = "fed_sgd" if method in NETWORKS else method
-    fields = {
-        f.name: f for f in dataclasses.fields(algorithms.get_method(name).config_type)
-    }
+    config_type = algorithms.get_method(registered_name(method)).config_type
+    fields = {f.name: f for f in dataclasses.fields(config_type)}
     if "server_optimizer" not in fields:
         return None
     default = fields["server_optimizer"].default

@@ -16,7 +16,7 @@ import optax
 from fedjax_graph.core import aggregation, trees
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import LocalResult, Model
-from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.optimizers import KEEPS, OptimizerConfig
 from fedjax_graph.core.task import Task, TaskConfig
 from fedjax_graph.core.trees import IsPersonal
 
@@ -194,10 +194,7 @@ def build_anew(config: TaskConfig, method: str) -> Task:
       InputError: if the task says that they go on.
     """
     if is_stateful(config):
-        raise InputError(
-            f"{method}: optimizer stateful=True: only clients of methods as fed_avg, "
-            "scaffold and local keep a state; docs/optimizers.md has a list"
-        )
+        raise InputError(f"{method}: optimizer stateful=True: {KEEPS}")
     return config.build()
 
 

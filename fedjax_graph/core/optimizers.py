@@ -16,6 +16,10 @@ from fedjax_graph.core.checks import check, limited
 from fedjax_graph.core.errors import InputError
 
 RISE = 0.25  # share of the steps in which `triangular` reaches its highest rate
+KEEPS = (  # a state from round to round
+    "only clients of methods as fed_avg, scaffold and local keep a state "
+    "(docs/optimizers.md has a list)"
+)
 OWN_FIELDS = ("momentum", "second_momentum", "epsilon")  # that not every optimizer has
 
 
@@ -91,9 +95,8 @@ class OptimizerConfig:
         """
         if self.stateful:
             raise InputError(
-                "optimizer stateful=True: only clients of methods as fed_avg, scaffold "
-                "and local keep a state (docs/optimizers.md has a list); not those of "
-                "this method, nor a server, whose optimizer lasts in any case"
+                f"optimizer stateful=True: {KEEPS}; not those of this method, nor a "
+                "server, whose optimizer lasts in any case"
             )
         for name, value, least in (
             ("num_steps", 0 if num_steps is None else num_steps, 0),

@@ -16,6 +16,7 @@ from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.fl_agcns import FLAGCNSStudy
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.sfl import SFLStudy
+from experiments.studies.subgraphs import SubgraphStudy
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
@@ -259,6 +260,28 @@ def test_scores_stay_where_a_later_method_fails():
     with pytest.raises(InputError):  # what is on record is not touched meanwhile
         running.run_all(study, ["a", "diverges"], run_one, entries, write)
     assert len(written) == 2
+
+
+@pytest.mark.parametrize(
+    ("study_type", "methods"),
+    [
+        (CNFGNNStudy, ("gru_fedavg", "gru_fmtl")),
+        (SFLStudy, ("fed_avg", "ditto")),
+        (GraphFLStudy, ("fl", "ditto")),
+        (SubgraphStudy, ("fed_avg", "ditto")),
+    ],
+)
+def test_a_later_method_is_refused_before_the_first_is_trained(
+    monkeypatch, tmp_path, study_type, methods
+):
+    monkeypatch.setattr(running.rounds, "run", lambda *_, **__: pytest.fail("trained"))
+    study = study_type(
+        methods=methods,
+        client_optimizer="adam,schedule=constant,stateful=true",
+        workdir=str(tmp_path / "run"),
+    )
+    with pytest.raises(InputError, match=f"{methods[1]}: optimizer stateful=True: onl"):
+        study.run()
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
