@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
 from typing import Any
 
 import jax
@@ -15,12 +14,12 @@ from experiments.benchmarks.measure import (
     in_turn,
     matmul_rate,
     peak_memory_bytes,
+    peer_output,
     seconds,
 )
 from experiments.benchmarks.settings import TRAFFIC, BenchmarkSettings
 from fedjax_graph.algorithms.cnfgnn import cnfgnn
 from fedjax_graph.core import aggregation, clients, graphs, mesh
-from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.models import seq2seq
@@ -160,20 +159,10 @@ def peer_measure(
     """The peer's own figures, under names that begin with `peer_`."""
 
     def run():
-        command = [settings.peer_python, str(settings.peer_script)]
-        command += [f"--nodes={num_nodes}", f"--edges={num_edges}"]
+        arguments = [f"--nodes={num_nodes}", f"--edges={num_edges}"]
         if mesh.backend() == "gpu":
-            command += ["--device=cuda"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise InputError(
-                f"--peer_python={settings.peer_python}: {error}"
-            ) from error
-        if done.returncode or not done.stdout.strip():
-            reason = (done.stderr.strip() or "no output").splitlines()[-1]
-            raise InputError(f"the peer {settings.peer_script} failed: {reason}")
-        figures = json.loads(done.stdout.splitlines()[-1])
+            arguments += ["--device=cuda"]
+        figures = json.loads(peer_output(settings, arguments).splitlines()[-1])
         keys = ("client_windows_per_s", "server_step_s")
         return {f"peer_{key}": figures[key] for key in keys}
 

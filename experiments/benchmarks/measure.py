@@ -6,6 +6,7 @@ import random
 import re
 import resource
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 
 from experiments.benchmarks.settings import BenchmarkSettings
 from fedjax_graph.core import mesh
+from fedjax_graph.core.errors import InputError
 
 Measure = Callable[[], dict[str, float]]
 NUM_ROUNDS = 5  # over which compilations are counted
@@ -71,6 +73,23 @@ def copy_rate(settings: BenchmarkSettings) -> float:
     x = jnp.ones(2**10 if settings.is_tiny else 2**27)  # 512 MiB
     program, _ = compiled(lambda x: x + 1, x)
     return 2 * x.nbytes / min(seconds(program, x) for _ in range(3))
+
+
+def peer_output(settings: BenchmarkSettings, arguments: list[str]) -> str:
+    """Runs the script that measures a peer, and returns what it prints.
+
+    Raises:
+      InputError: if it fails.
+    """
+    command = [settings.peer_python, str(settings.peer_script), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise InputError(f"--peer_python={settings.peer_python}: {error}") from error
+    if done.returncode or not done.stdout.strip():
+        reason = (done.stderr.strip() or "no output").splitlines()[-1]
+        raise InputError(f"the peer {settings.peer_script} failed: {reason}")
+    return done.stdout
 
 
 def in_turn(

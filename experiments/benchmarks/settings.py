@@ -50,9 +50,12 @@ class BenchmarkSettings(DataOptions, MachineOptions):
     # CNFGNN
     client_steps: int = option(4, "Optimization steps of each client.", lower=1)
     server_steps: int = option(4, "Optimization steps of the server.", lower=1)
-    peer: bool = option(False, "Measure the PyTorch peer in turn.")
+    peer: bool = option(
+        False, "Measure a PyTorch peer of CNFGNN, or of SFL on images, in turn."
+    )
     peer_script: str | None = option(
-        None, "With --peer: a script that prints a JSON line."
+        None,
+        "With --peer: a script that prints a JSON line of CNFGNN, or images/s of SFL.",
     )
     peer_python: str = option(sys.executable, "A Python that has torch.")
     # SFL

@@ -1,5 +1,6 @@
 """The hot loops of SFL: aggregation of large models, and a round of ResNet9."""
 
+import re
 from typing import Any
 
 import jax
@@ -13,12 +14,14 @@ from experiments.benchmarks.measure import (
     in_turn,
     matmul_rate,
     peak_memory_bytes,
+    peer_output,
     seconds,
 )
 from experiments.benchmarks.settings import BenchmarkSettings
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.sfl import structure_learning
 from fedjax_graph.core import aggregation, clients, graphs, mesh
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.tasks.images import ImageTask
 
@@ -128,7 +131,11 @@ def image_measures(settings: BenchmarkSettings) -> dict[str, Measure]:
     one_program, _ = compiled(alone.round, start, each[0], key)
 
     def loop():
-        models = [one_program(start, own, key)[0].models for own in each]
+        # One at a time: of many programs under way, CPU devices wait for each other's.
+        models = [
+            jax.block_until_ready(one_program(start, own, key)[0].models)
+            for own in each
+        ]
         stacked = jax.tree.map(lambda *rows: jnp.concatenate(rows), *models)
         everybody = clients.Cohort(jnp.arange(num_clients), data.client_weights)
         return aggregation.weighted_mean(stacked, everybody)
@@ -138,11 +145,31 @@ def image_measures(settings: BenchmarkSettings) -> dict[str, Measure]:
             f"{name}_images_per_s": num_clients * batch / seconds(fn, *args)
         }
 
-    return {
+    measures = {
         "compile": lambda: {"round_compile_s": compile_s},
         "round": rate("round", program, state, data, key),
         "loop": rate("loop", loop),
     }
+    if settings.peer:
+        measures["peer"] = lambda: peer_measure(settings, width, batch, num_clients)
+    return measures
+
+
+def peer_measure(
+    settings: BenchmarkSettings, width: int, batch: int, num_clients: int
+) -> dict[str, float]:
+    """The best of the rates that a peer's script prints as `X images/s`.
+
+    Its arguments are the width, the images of a client's one step, and the clients.
+
+    Raises:
+      InputError: if it fails or prints none.
+    """
+    printed = peer_output(settings, [str(n) for n in (width, batch, num_clients)])
+    rates = [float(rate) for rate in re.findall(r"([\d.]+) images/s", printed)]
+    if not rates:
+        raise InputError(f"the peer {settings.peer_script} prints no images/s")
+    return {"peer_images_per_s": max(rates)}
 
 
 def benchmark_sfl(settings: BenchmarkSettings) -> dict[str, Any]:
@@ -159,4 +186,6 @@ def benchmark_sfl(settings: BenchmarkSettings) -> dict[str, Any]:
         figures |= in_turn(settings, image_measures(settings))
         rate, loop_rate = figures["round_images_per_s"], figures["loop_images_per_s"]
         figures["speed_over_loop"] = rate / loop_rate
+        if settings.peer:
+            figures["speed_over_peer"] = rate / figures["peer_images_per_s"]
     return figures

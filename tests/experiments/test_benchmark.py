@@ -1,10 +1,14 @@
 """The benchmarks of the four systems at a tiny size."""
 
+import dataclasses
 import functools
 import json
 
 import pytest
 
+from experiments.benchmark import BenchmarkStudy
+from experiments.benchmarks import measure, sfl
+from fedjax_graph.core.errors import InputError
 from tests.experiments import binary
 
 COMMON = ("--shape=tiny", "--repeats=1")
@@ -141,3 +145,24 @@ def test_the_shape_and_compilations_of_cnfgnn_are_there(figures):
     cnfgnn = figures("cnfgnn")
     assert cnfgnn["shape"] == "tiny"
     assert cnfgnn["compile_s"] >= cnfgnn["client_compile_s"]
+
+
+def test_a_peer_of_images_is_run_and_its_best_rate_taken(tmp_path):
+    script = tmp_path / "peer.py"
+    settings = BenchmarkStudy(system="sfl", peer=True, peer_script=str(script))
+    script.write_text(
+        "import sys; print(sys.argv[1:], '1.5 images/s\\nor 12.5 images/s')"
+    )
+    rates = sfl.peer_measure(settings, 8, 16, 100)
+    assert rates == {"peer_images_per_s": 12.5}
+    assert measure.peer_output(settings, ["8", "16"]).startswith("['8', '16']")
+    for text, words in (
+        ("print('torch')", "prints no images/s"),
+        ("raise SystemExit('no torch here')", "failed: no torch here"),
+    ):
+        script.write_text(text)
+        with pytest.raises(InputError, match=words):
+            sfl.peer_measure(settings, 8, 16, 100)
+    lost = dataclasses.replace(settings, peer_python=str(tmp_path / "python"))
+    with pytest.raises(InputError, match="--peer_python=.*No such file"):
+        sfl.peer_measure(lost, 8, 16, 100)
