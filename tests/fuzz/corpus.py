@@ -33,7 +33,8 @@ class Case(NamedTuple):
 def make(folder: Path) -> dict[str, Case]:
     """Writes the files; each case is read without an error as it is."""
     folder.mkdir(exist_ok=True)
-    return _traffic(folder) | _largest(folder) | _graphs(folder) | _images(folder)
+    makers = (_traffic, _largest, _graphs, _planetoid, _products, _images)
+    return {name: case for make in makers for name, case in make(folder).items()}
 
 
 def _reads(reader: Callable[..., Any], path: Path, *args: Any) -> Case:
@@ -139,13 +140,16 @@ def _graphs(folder: Path) -> dict[str, Case]:
     tables.mkdir(exist_ok=True)
     for name, rows in (("edges", EDGES), ("labels", LABELS), ("features", FEATURES)):
         np.savetxt(tables / f"{name}.csv", rows, "%d", delimiter=",")
-    cases = {
+    return {
         "compact_graph": _loads(compact, "graphs"),
         "benchmark_graph": _loads(benchmark, "graphs"),
         "geometric_graph": _loads(geometric, "graphs"),
         "edges_csv": Case(tables / "edges.csv", _loads(tables, "graphs").load),
         "features_csv": Case(tables / "features.csv", _loads(tables, "graphs").load),
     }
+
+
+def _planetoid(folder: Path) -> dict[str, Case]:
     planetoid = folder / "planetoid"
     one_hot = np.eye(3, dtype=np.int32)[LABELS]
     neighbours = collections.defaultdict(list)
@@ -164,17 +168,20 @@ def _graphs(folder: Path) -> dict[str, Case]:
     (planetoid / "ind.toy.test.index").write_text("6\n5\n")
     for part, value in content.items():
         (planetoid / f"ind.toy.{part}").write_bytes(pickle.dumps(value, 2))
-    for part in ("allx", "ally", "graph", "test.index"):
-        cases[f"planetoid_{part}"] = Case(
-            planetoid / f"ind.toy.{part}",
-            lambda: data.load(planetoid, kind="graphs"),
-        )
+    load = _loads(planetoid, "graphs").load
+    return {
+        f"planetoid_{part}": Case(planetoid / f"ind.toy.{part}", load)
+        for part in ("allx", "ally", "graph", "test.index")
+    }
+
+
+def _products(folder: Path) -> dict[str, Case]:
     products = folder / "products"
     tables = {
         "raw/edge": EDGES,
         "raw/node-feat": FEATURES,
         "raw/node-label": [[label] for label in LABELS],
-        "raw/num-node-list": [[size]],
+        "raw/num-node-list": [[len(LABELS)]],
         "split/sales_ranking/train": [[0], [1]],
         "split/sales_ranking/valid": [[2]],
         "split/sales_ranking/test": [[3]],
@@ -184,12 +191,11 @@ def _graphs(folder: Path) -> dict[str, Case]:
         path.parent.mkdir(exist_ok=True, parents=True)
         text = "".join(",".join(map(str, row)) + "\n" for row in rows)
         path.write_bytes(gzip.compress(text.encode()))
-    for name in ("edge", "node-feat", "num-node-list"):
-        cases[f"products_{name}"] = Case(
-            products / "raw" / f"{name}.csv.gz",
-            lambda: graph_formats.read_products(products),
-        )
-    return cases
+    load = _reads(graph_formats.read_products, products).load
+    return {
+        f"products_{name}": Case(products / "raw" / f"{name}.csv.gz", load)
+        for name in ("edge", "node-feat", "num-node-list")
+    }
 
 
 def _images(folder: Path) -> dict[str, Case]:
