@@ -64,14 +64,17 @@ class FolderOptions(Options):
         workdir = self._named_folder(dataset)
         self._check_content(workdir)
         processes.gather()  # all have looked into it
+        if self.eval_only:
+            return workdir
         make_folder("workdir", workdir)
-        processes.check_shared(workdir)
-        if not os.access(workdir, os.W_OK):
+        is_locked = not os.access(workdir, os.W_OK)
+        if any(processes.gather("yes" if is_locked else "")):
             raise InputError(
                 f"--workdir={workdir} is not writable; name another folder"
             )
+        processes.check_shared(workdir)
         held = _held.get()
-        if held is not None and not self.eval_only:
+        if held is not None:
             held.enter_context(lock.locked(workdir))
             self._check_content(workdir)  # as another run may have ended just now
             processes.gather()

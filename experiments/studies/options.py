@@ -142,10 +142,9 @@ def flag(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         value = ",".join(map(str, value))
     if isinstance(value, OptimizerConfig):
-        usual = dataclasses.asdict(OptimizerConfig()) | {"name": value.name}
-        fields = dataclasses.asdict(value).items()
-        own = [f"{key}={x}" for key, x in fields if x != usual[key]]
-        value = ",".join([value.name, *own])
+        name, *fields = dataclasses.asdict(value).items()
+        own = [f"{key}={str(x).lower()}" for key, x in fields]
+        value = ",".join([name[1], *own])
     return f"--{name}={value}"
 
 

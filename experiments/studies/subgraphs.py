@@ -58,6 +58,7 @@ class SubgraphStudy(SubgraphSettings):
             "methods": self.chosen_methods(),
             "num_clients": self.setting("num_clients", NUM_CLIENTS),
             "num_rounds": self.setting("num_rounds", NUM_ROUNDS),
+            "patience": self.patience,
         }
 
     def run_loaded(self) -> dict[str, Entry]:

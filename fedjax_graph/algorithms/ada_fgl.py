@@ -85,6 +85,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         is_personal=everything,
         participation=config.participation,
         clients_per_chunk=config.clients_per_chunk,
+        conduct=config.misbehaviour,
     )
 
     def init(key, data):

@@ -27,6 +27,7 @@ import optax
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.algorithms.scaffold import control, control_mean
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.proximal import pull
 from fedjax_graph.core.remembering import remembering
@@ -38,7 +39,12 @@ class FedDCConfig(FedAvgConfig):
 
 
 def fed_dc(config: FedDCConfig) -> FederatedAlgorithm:
-    """Factory of FedDC on any task; memories are h_i and the last mean gradient."""
+    """Factory of FedDC on any task; memories are h_i and the last mean gradient.
+
+    Raises:
+      InputError: if the server is not to see models, or clients are to be private.
+    """
+    check_models_alone(config, "fed_dc", "gradients")
 
     def first_memory(model):
         zeros = jax.tree.map(jnp.zeros_like, model["params"])

@@ -34,6 +34,7 @@ import jax.numpy as jnp
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
@@ -66,6 +67,7 @@ def fed_gcn(config: FedGCNConfig) -> FederatedAlgorithm:
       InputError: if the task is another one; by `init`, if clients do not know of their
         nodes' neighbours outside.
     """
+    check_models_alone(config, "fed_gcn", "features")
     task = config.task
     if not isinstance(task, SubgraphTask) or task.model != "gcn":
         raise InputError("fed_gcn: expected the task subgraphs with the model gcn")
@@ -94,6 +96,7 @@ def fed_gcn(config: FedGCNConfig) -> FederatedAlgorithm:
         evaluate=lambda state, data: averaging.evaluate(state.server, on(data, state)),
         predict=lambda state, data: averaging.predict(state.server, on(data, state)),
         monitor=averaging.monitor,
+        reads_all_clients=True,
     )
 
 

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from fedjax_graph.core import aggregation, clients, communication, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
+from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.kept import KeepsLocal, Score, aggregated, is_local
@@ -52,8 +53,9 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
     """Factory of FedGTA on tasks of subgraphs.
 
     Raises:
-      InputError: if the task is of something else.
+      InputError: if the task is of something else, or clients are to be private.
     """
+    check_models_alone(config, "fed_gta", "confidences and moments")
     _, logits = logits_task(config.task, "fed_gta")
     if config.score == "local":
         keeping = KeepsLocal(config.task, config.score)

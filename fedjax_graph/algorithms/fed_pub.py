@@ -13,7 +13,7 @@ from the u_i that the server sent, and sends theta_i with its functional embeddi
 
 G has blocks of nodes with random edges inside and normal features; all clients have it
 before the first round, which the ledger does not count. Masks are of kernels, begin at
-1, and where |mu| is below lambda_1 count as 0 when a model is used.
+1, and where |mu| is below 1e-3 count as 0 when a model is used.
 
 Differences from the paper: the lambdas are 0 by default, as in the released code and in
 OpenFGL, whose penalties are of detached tensors and have no gradient (a live 1e-3 is
@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from fedjax_graph.core import aggregation, communication, kept, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
+from fedjax_graph.core.channel import check_direct
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import (
     FederatedConfig,
@@ -73,8 +74,10 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
     """Factory of FED-PUB on tasks of subgraphs.
 
     Raises:
-      InputError: if the task is of something else.
+      InputError: if the task is of something else, or the config asks for a channel,
+        see `channel.check_direct`.
     """
+    check_direct(config, "fed_pub")
     own: TaskConfig = Masked(
         config.task, config.mask_weight, config.pull_weight
     )  # Eq. 1

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.core import aggregation, clients, communication, federated, kept, mesh
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.remembering import RememberingState
@@ -51,6 +52,7 @@ class FedSagePlusConfig(FedAvgConfig):
 
 def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
     """Factory of FedSage+ on the task `subgraphs`; `InputError` for another."""
+    check_models_alone(config, "fed_sage_plus", "generators and encodings")
     task = kept.build_anew(config.task, "fed_sage_plus")
     server = server_step(config.server_optimizer)
     train_loss, update_by = task.train_loss, task.update_by

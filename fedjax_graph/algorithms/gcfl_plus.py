@@ -29,6 +29,7 @@ import optax
 
 from fedjax_graph.core import aggregation, clustering, kept
 from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.channel import check_direct
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.federated import (
@@ -45,7 +46,7 @@ class GCFLPlusConfig(FederatedConfig):
     mean_below: float = limited(0.05, lower=0)  # eps_1
     largest_above: float = limited(0.1, lower=0)  # eps_2
     num_norms: int = limited(5, lower=1)  # rounds that are compared
-    first_rounds: int = limited(20, lower=0)  # without a split
+    first_rounds: int = limited(20, lower=0)  # the last one without a split, from 0
 
 
 class GCFLPlusState(NamedTuple):
@@ -67,7 +68,12 @@ def last_norm() -> optax.GradientTransformation:
 
 
 def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
-    """Factory of GCFL+ on any task."""
+    """Factory of GCFL+ on any task.
+
+    Raises:
+      InputError: if the config asks for a channel, see `channel.check_direct`.
+    """
+    check_direct(config, "gcfl_plus")
     task = kept.build_task(config.task)
 
     def update(model, client_data, key, data, num_rounds):
@@ -102,7 +108,8 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         num_norms = state.num_norms + 1
         is_late = state.num_rounds > config.first_rounds
         is_time = is_late & (num_norms >= config.num_norms)
-        args = state.together, norms, changes["params"], cohort, is_time
+        is_real = data.client_weights > 0
+        args = state.together, is_real, norms, changes["params"], cohort, is_time
         together, is_split = split(config, *args)
         is_same = together[cohort.indices][:, cohort.indices]
         mix = aggregation.partial(
@@ -123,6 +130,7 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
 def split(
     config: GCFLPlusConfig,
     together: jax.Array,
+    is_real: jax.Array,
     norms: jax.Array,
     changes: Any,
     cohort: Cohort,
@@ -139,7 +147,7 @@ def split(
         largest > config.largest_above
     )  # Eq. 2
     is_ready = is_ready & (counts > 2) & is_time
-    is_inside = together[jnp.argmax(is_ready)] > 0
+    is_inside = (together[jnp.argmax(is_ready)] > 0) & is_real
 
     def cut(together):
         distances = clustering.warped_distances(norms)

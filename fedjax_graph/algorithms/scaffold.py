@@ -21,8 +21,8 @@ import optax
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.core import aggregation, communication
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.clients import cohort_size
-from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.remembering import remembering
 
 
@@ -64,16 +64,7 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
       InputError: if the server is not to see models, or clients are to be private: they
         send control variates besides.
     """
-    if config.privacy is not None:
-        raise InputError(
-            "privacy: scaffold's clients send control variates besides their models, "
-            "which no noise hides; use fed_avg or fed_prox"
-        )
-    if config.secure_aggregation != "none":
-        raise InputError(
-            f"secure_aggregation={config.secure_aggregation}: scaffold's clients send "
-            "control variates besides, which it does not hide; use fed_avg or fed_prox"
-        )
+    check_models_alone(config, "scaffold", "control variates")
 
     def update(task, model, own, client_data, key, data, num_rounds, c):
         adjust = control(jax.tree.map(jnp.subtract, c, own))

@@ -71,6 +71,42 @@ def through(config: ChannelConfig, aggregate: Aggregator, sent: Sent) -> Aggrega
     return aggregate
 
 
+def check_models_alone(config: ChannelConfig, method: str, besides: str) -> None:
+    """Checks that nothing is promised of what clients send beside their models.
+
+    Args:
+      config: of the channel.
+      method: its name, for the message.
+      besides: what else its clients send.
+
+    Raises:
+      InputError: if privacy or secure aggregation is asked for.
+    """
+    if config.privacy is not None:
+        raise InputError(
+            f"privacy: {method}'s clients send {besides} besides their models, "
+            "which no noise hides; use fed_avg or fed_prox"
+        )
+    if config.secure_aggregation != "none":
+        raise InputError(
+            f"secure_aggregation={config.secure_aggregation}: {method}'s clients send "
+            f"{besides} besides, which it does not hide; use fed_avg or fed_prox"
+        )
+
+
+def check_direct(config: ChannelConfig, method: str) -> None:
+    """Checks that nothing is asked of a channel that a method does not have.
+
+    Raises:
+      InputError: naming the field.
+    """
+    for field in dataclasses.fields(ChannelConfig):
+        if getattr(config, field.name) != field.default:
+            raise InputError(
+                f"{field.name}: {method} does not have it; use fed_avg or fed_prox"
+            )
+
+
 def _secure(config: ChannelConfig, aggregate: Aggregator, key: jax.Array) -> Aggregator:
     if aggregate is not aggregation.weighted_mean:
         raise InputError(

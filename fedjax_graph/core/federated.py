@@ -161,6 +161,7 @@ def federated_round(
     is_gradient: bool = False,
     is_personal: IsPersonal = nothing,
     counted: Callable[[Cohort], Cohort] = lambda cohort: cohort,
+    started: Callable[..., Any] = lambda models, *args: models,
     participation: float = 1.0,
     clients_per_chunk: int | None = None,
     config: ChannelConfig = DIRECT,
@@ -174,6 +175,8 @@ def federated_round(
       is_gradient: whether `update` returns a gradient as the model's "params"; that of
         a round in which nobody takes part is 0, where models stay as they are.
       counted: the cohort -> with the weights that `aggregate` sees.
+      started: (models, *shared) -> the models that clients start from, [1 or K, ...];
+        what an attacker or noise changes is the way from there.
       is_personal: which leaves stay with their client; all if `aggregate` is
         `aggregation.none`.
       config: what lies between clients and aggregator.
@@ -203,7 +206,8 @@ def federated_round(
         if is_gradient:
             models = without_params(models)
         shared, personal = trees.partition(updated, is_personal)
-        start = rows_of(trees.partition(models, is_personal)[0], cohort, client_ids)
+        start = trees.partition(started(models, *args), is_personal)[0]
+        start = rows_of(start, cohort, client_ids)
         key = jax.random.fold_in(key, is_gradient)
         sent = channel.Sent(start, client_ids, weights, key)
         merge = channel.through(config, aggregate, sent)
@@ -314,6 +318,7 @@ def federated(
     *,
     update: Callable[..., tuple[Any, jax.Array]] = plain_update,
     shared: Callable[[FederatedState, Data], tuple] = lambda state, data: (),
+    started: Callable[..., Any] = lambda models, *shared: models,
     is_personal: Callable[[Task], IsPersonal] = lambda task: nothing,
     server_optimizer: OptimizerConfig | None = None,
     first_state: Callable[[FederatedState, Data], Any] | None = None,
@@ -326,6 +331,7 @@ def federated(
       update: (task, model, client data, key, data, num_rounds, *shared) ->
         (model, loss), of ONE client.
       shared: (state, data) -> what `update` gets besides, the same for all clients.
+      started: (models, *shared) -> the models that clients start from.
       is_personal: task -> which leaves of a model stay with their client.
       server_optimizer: takes the server's step to what the aggregator returns, see
         `server.server_step`; by default the server takes that over as it is.
@@ -360,6 +366,7 @@ def federated(
             aggregator(state, data, aggregate_key),
             has_aux=first_state is not None,
             is_personal=personal,
+            started=lambda models, data, num_rounds, *rest: started(models, *rest),
         )
         models, loss, *learnt = run(
             state.models, data, train_key, state.num_rounds, *shared(state, data)
@@ -367,4 +374,6 @@ def federated(
         after = state._replace(num_rounds=state.num_rounds + 1, **dict(*learnt))
         return server.step(after, models), {"train_loss": loss}
 
-    return scored(task, init, round_, config.privacy)
+    reads_all = config.misbehaviour.byzantine_fraction > 0  # to draw the attackers
+    algorithm = scored(task, init, round_, config.privacy)
+    return algorithm._replace(reads_all_clients=reads_all)

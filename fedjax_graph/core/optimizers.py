@@ -255,6 +255,11 @@ READ: dict[str, Callable[[str], Any]] = {  # fields that are no numbers
 }
 
 
+OPTIONAL = {
+    field.name for field in dataclasses.fields(OptimizerConfig) if field.default is None
+}
+
+
 def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
     """Reads an optimizer: a name, and fields that differ from those of a default.
 
@@ -262,7 +267,8 @@ def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
       text: such as "adam" or "sgd,momentum=0.9,schedule=cosine".
       default: what is not given stays as it is here; only the momenta and the epsilon
         of another optimizer than the one named do not, nor the last rate of a schedule
-        where "schedule=constant" is given.
+        where "schedule=constant" is given. "none" says that a momentum, the epsilon or
+        the norm of clipping is not given.
 
     Raises:
       InputError: if it cannot be read.
@@ -289,6 +295,9 @@ def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
         if key in seen:
             raise InputError(f"optimizer {text!r}: {key} is given twice")
         seen.add(key)
+        if value == "none" and key in OPTIONAL:
+            given[key] = None
+            continue
         try:
             given[key] = READ.get(key, float)(value)
         except (KeyError, ValueError) as error:

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
+from fedjax_graph.core.ending import Terminated
 from fedjax_graph.core.errors import InputError
 
 GROUP = "fedjax_graph.plugins"
@@ -77,7 +78,13 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _broken(name: str, error: BaseException) -> InputError:
-    """The error in one line, with the last line of the plugin's file that ran."""
+    """The error in one line, with the last line of the plugin's file that ran.
+
+    Raises:
+      Terminated: where the process was told to end meanwhile.
+    """
+    if isinstance(error, Terminated):
+        raise error
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == name]
     if isinstance(error, SyntaxError):

@@ -100,7 +100,8 @@ def multi_krum(
     is_real, scores = krum_scores(stacked, cohort, tolerance)
     num_kept = jnp.sum(is_real) - _num_tolerated(jnp.sum(is_real), tolerance)
     rank = jnp.argsort(jnp.argsort(scores))
-    mean = client_mean(trees.kept_rows(stacked, is_real), is_real & (rank < num_kept))
+    is_kept = is_real & (rank < num_kept)
+    mean = client_mean(trees.kept_rows(stacked, is_kept), is_kept)
     return jax.tree.map(lambda x: x[None], mean)
 
 
@@ -109,7 +110,8 @@ def krum_scores(
 ) -> tuple[jax.Array, jax.Array]:
     """Who takes part [C] bool, and Krum's scores [C], infinite for the others.
 
-    A score is the sum of the squared distances to the n - f - 2 nearest others.
+    A score is the sum of the squared distances to the n - f - 2 nearest others, and
+    infinite where that is not finite.
     """
     is_real, num_real, num_tolerated = _sizes(stacked, cohort, tolerance)
     num_near = jnp.maximum(num_real - num_tolerated - 2, 1)
@@ -124,7 +126,7 @@ def krum_scores(
         return jnp.sum(jnp.where(counts, nearest, 0))
 
     scores = jax.lax.map(score, jnp.arange(size))
-    return is_real, jnp.where(is_real, scores, jnp.inf)
+    return is_real, jnp.where(is_real & jnp.isfinite(scores), scores, jnp.inf)
 
 
 def geometric_median(stacked: Stacked, cohort: Cohort) -> Stacked:
@@ -133,7 +135,8 @@ def geometric_median(stacked: Stacked, cohort: Cohort) -> Stacked:
     By the smoothed Weiszfeld algorithm of Pillutla, Kakade, Harchaoui, "Robust
     Aggregation for Federated Learning", IEEE TSP 2022, Algorithm 2, of which this takes
     `WEISZFELD_STEPS` from the median of each coordinate. Differences: clients count
-    alike, and nu is a millionth of the mean distance.
+    alike, nu is a millionth of the mean distance, and who is at no finite distance has
+    no pull.
 
     Args:
       stacked: pytree of [C, ...].
@@ -149,18 +152,20 @@ def geometric_median(stacked: Stacked, cohort: Cohort) -> Stacked:
     def step(_: jax.Array, centre: Any) -> Any:
         row = jax.tree.map(lambda x: x[0], centre)
         distances = jnp.sqrt(_squared_distances(rows, row))
-        mean = jnp.sum(jnp.where(is_real, distances, 0)) / jnp.maximum(
-            jnp.sum(is_real), 1
-        )
+        pulls_it = is_real & jnp.isfinite(distances)
+        distances = jnp.where(pulls_it, distances, 0)
+        mean = jnp.sum(distances) / jnp.maximum(jnp.sum(pulls_it), 1)
         near = jnp.maximum(distances, SMALLEST_DISTANCE * mean)
-        pulls = jnp.where(is_real, 1 / jnp.where(near > 0, near, 1), 0)
+        pulls = jnp.where(pulls_it, 1 / jnp.where(near > 0, near, 1), 0)
         shares = pulls / jnp.maximum(jnp.sum(pulls), jnp.finfo(pulls.dtype).tiny)
-        return jax.tree.map(
+        moved = jax.tree.map(
             lambda x: jnp.tensordot(
                 shares[None], x, axes=1, precision=jax.lax.Precision.HIGHEST
             ),
-            rows,
+            trees.kept_rows(rows, pulls_it),
         )
+        stays = ~jnp.any(pulls_it)
+        return jax.tree.map(lambda x, new: jnp.where(stays, x, new), centre, moved)
 
     return jax.lax.fori_loop(0, WEISZFELD_STEPS, step, first)
 

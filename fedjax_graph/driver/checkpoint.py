@@ -113,6 +113,9 @@ class Checkpoints:
         try:
             return self._state(latest, like)
         except DamagedError as error:
+            if not pathlib.Path(self._manager.directory, str(latest)).exists():
+                self._manager.reload()  # a run that goes on has newer ones by now
+                return self.restore(like)
             raise DamagedError(
                 f"{self._manager.directory / str(latest)}: the checkpoint is damaged "
                 f"({error}); resume the run, which goes on from the one before it, or "

@@ -64,7 +64,8 @@ class ClientStore:
 
         Raises:
           InputError: if a round of the method needs more than the cohort's rows, two
-            clients have one id, or the folder holds a store of another method or other
+            clients have one id, or the folder holds a store of states with other arrays
+            (a method with the same ones cannot be told from this one), of other
             clients, or one that is not to be resumed.
         """
         clients.check_clients(data, "data")

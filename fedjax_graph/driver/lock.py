@@ -47,15 +47,15 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _held(path: pathlib.Path) -> Iterator[None]:
     file = _taken(path)
-    try:
-        with file:
+    with file:
+        try:
             file.truncate(0)
             now = datetime.datetime.now().isoformat(" ", "seconds")
             file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
             file.flush()
             yield
-    finally:
-        path.unlink(missing_ok=True)
+        finally:
+            path.unlink(missing_ok=True)  # while nobody else can hold it
 
 
 def _taken(path: pathlib.Path) -> TextIO:

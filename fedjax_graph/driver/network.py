@@ -1,7 +1,6 @@
 """The network of a traffic run: what a forecast needs besides parameters."""
 
 import dataclasses
-import os
 import pathlib
 from typing import Any
 
@@ -15,6 +14,7 @@ from fedjax_graph.data import files
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.network import UNKNOWN_UNIT
 from fedjax_graph.data.traffic.time_steps import TimeStep
+from fedjax_graph.driver.writers import replacing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +61,8 @@ class Network:
     @by_first
     def write(self, path: pathlib.Path) -> None:
         """Writes a run's `network.npz`, whole or not at all."""
-        temporary = path.with_name(path.name + ".tmp")
-        with open(temporary, "wb") as file:
+        with replacing(path) as file:
             np.savez_compressed(file, **self.arrays)
-        os.replace(temporary, path)
 
     @property
     def step(self) -> TimeStep:

@@ -27,6 +27,7 @@ from matplotlib.ticker import (
 
 from fedjax_graph.core.processes import by_first
 from fedjax_graph.data.traffic.time_steps import UNIT_NAMES, TimeStep, in_words, unit_of
+from fedjax_graph.driver.writers import replacing
 
 COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
@@ -322,9 +323,8 @@ def save(figure: Figure, path: str | os.PathLike) -> None:
     """Writes the figure as a PNG, whole or not at all; makes the folder if need be."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    figure.savefig(temporary, format="png", dpi=DPI, metadata={"Software": None})
-    os.replace(temporary, path)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
 
 
 def new_panels(rows, columns, size, title="") -> tuple[Figure, np.ndarray]:

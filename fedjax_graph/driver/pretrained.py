@@ -8,6 +8,7 @@ train on: what only training reads is 0 there. Some come with the package, see `
 import contextlib
 import json
 import pathlib
+import shlex
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,10 @@ from fedjax_graph.driver.seeds import SeedState
 
 FOLDER = pathlib.Path(__file__).parents[1] / "pretrained"
 STATE, NETWORK = "state", "network/"  # what names of arrays begin with
-FOLDER_FLAGS = ("--workdir=", "--data_dir=")  # of a command, which no card repeats
+FOLDER_FLAGS = tuple(  # of a command, which no card repeats
+    f"--{name}="
+    for name in ("workdir", "data_dir", "compilation_cache", "profile", "plugin")
+)
 
 
 class Pretrained(NamedTuple):
@@ -98,7 +102,7 @@ def pack(workdir: pathlib.Path, method: str, path: pathlib.Path) -> dict[str, An
         if is_read
     }
     arrays |= {NETWORK + key: x for key, x in network.arrays.items()}
-    with open(path, "wb") as file:
+    with writers.replacing(path) as file:
         np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays)
     return card
 
@@ -208,12 +212,18 @@ def _card(workdir: pathlib.Path, method: str, monitor: str) -> dict[str, Any]:
         with files.reading(path, "results of a run"):
             found = json.loads(path.read_text())
             settings, entry = found["settings"], found["methods"][method]
-            words = settings["command"].split()
+            words = shlex.split(settings["command"])
             command = [word for word in words if not word.startswith(FOLDER_FLAGS)]
             card |= {
                 "dataset": found["dataset"],
-                "command": " ".join(command),
+                "command": shlex.join(map(_without_folder, command)),
                 **{key: settings[key] for key in ("source", "hardware", "versions")},
                 "test": entry["test"],
             }
     return card
+
+
+def _without_folder(word: str) -> str:
+    """A word of a command, where a path is a file's name alone."""
+    flag, equals, value = word.partition("=")
+    return flag + equals + pathlib.PurePath(value).name if "/" in value else word

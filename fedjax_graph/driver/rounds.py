@@ -216,11 +216,16 @@ def run(
 
 
 def _open_checkpoints(folder, settings, resume, eval_only, defaults) -> Checkpoints:
+    nothing = InputError(f"{folder}: no finished round of a run to score")
     if eval_only and not folder.is_dir():
-        raise InputError(f"{folder}: no finished round of a run to score")
+        raise nothing
     ignored = TRAINING_SETTINGS if eval_only else ROUNDING_SETTINGS
     checkpoints = Checkpoints(folder, settings, ignored, defaults)
-    if checkpoints.latest_round() is None or eval_only:
+    is_empty = checkpoints.latest_round() is None
+    if is_empty and eval_only:
+        checkpoints.close()
+        raise nothing
+    if is_empty or eval_only:
         return checkpoints
     if not resume:
         checkpoints.close()
@@ -329,8 +334,8 @@ class _Loop:
 
     def _rounds(self, seed_state, seconds, round_, writer, progress, profile):
         config, divergence = self._config, self._divergence
-        if self._checkpoints:
-            divergence.start(_on_host(seed_state.state))
+        divergence.start(_on_host(seed_state.state))
+        again = functools.partial(self._again, round_)
         while round_ < config.num_rounds:
             stopped = is_stopped(seed_state, config.patience)
             if stopped.all():
@@ -366,6 +371,9 @@ class _Loop:
             if self._checkpoints:
                 self._save(round_, seed_state, seconds, ~stopped, again)
                 ending.check(f"round {round_} of {self._name}")
+        if not self._checkpoints:
+            state = _on_host(seed_state.state)
+            divergence.check_state(round_, state, ~stopped, again)
         return seed_state, seconds
 
     def _save(self, round_, seed_state, seconds, is_running, again) -> None:

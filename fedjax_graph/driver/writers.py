@@ -1,13 +1,14 @@
 """Where metrics go: `metrics.jsonl`, TensorBoard, the terminal, and atomic files."""
 
+import contextlib
 import json
 import math
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 import tqdm
@@ -34,15 +35,25 @@ def to_jsonable(tree: Any) -> Any:
     return tree
 
 
-@by_first
-def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
-    """Replaces a file whole: a kill leaves the old one or the new one."""
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """Opens a file that takes the place of another when the `with` block ends.
+
+    So it does whole: a kill leaves the old one or the new one.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb" if isinstance(content, bytes) else "w") as file:
-        file.write(content)
+    with open(temporary, "wb") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+@by_first
+def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
+    """Replaces a file; see `replacing`."""
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def read_records(path: pathlib.Path) -> list[Record]:

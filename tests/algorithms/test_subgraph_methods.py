@@ -6,7 +6,8 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.algorithms import gcfl_plus, get_method, make_config
+from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.adaptive_propagation import homophily
 from fedjax_graph.models.message_passing import Structure
@@ -112,3 +113,35 @@ def test_query_nodes_are_every_second_training_node(data):
     npt.assert_array_equal(np.asarray(query.is_trained).sum(axis=1), counts // 2)
     same, none = query_halves(data, 0)
     assert same is data and not np.asarray(none.is_trained).any()
+
+
+@pytest.mark.parametrize(
+    "name, settings, words",
+    [
+        ("fed_gta", {"privacy": {"noise_multiplier": 1.0}}, "confidences and moments"),
+        ("fed_dc", {"privacy": {"noise_multiplier": 1.0}}, "gradients besides"),
+        ("fed_gcn", {"secure_aggregation": "masks"}, "features besides"),
+        ("fed_sage_plus", {"secure_aggregation": "masks"}, "encodings besides"),
+        ("fed_pub", {"secure_aggregation": "masks"}, "fed_pub does not have it"),
+        ("gcfl_plus", {"misbehaviour": {"dropout_rate": 0.5}}, "gcfl_plus does not"),
+    ],
+)
+def test_nothing_is_promised_that_a_method_does_not_keep(name, settings, words):
+    config = make_config(name, {"task": TASK} | settings)
+    with pytest.raises(InputError, match=f"{next(iter(settings))}.*{words}"):
+        get_method(name).factory(config)
+
+
+@pytest.mark.parametrize("num_idle", [0, 1, 2])
+def test_who_has_nothing_to_train_on_is_no_cluster_of_gcfl_plus(num_idle):
+    """Two pairs whose last norms are alike, and clients of weight 0."""
+    config = make_config("gcfl_plus", {"task": TASK, "mean_below": 10.0})
+    weights = jnp.array([1.0, 1, 1, 1] + [0] * num_idle)
+    size = len(weights)
+    norms = jnp.array([[1.0, 1], [1, 1.1], [5, 5], [5, 5.1]] + [[0, 0]] * num_idle)
+    changes = {"w": jnp.concatenate([jnp.eye(4), jnp.zeros((num_idle, 4))])}
+    cohort = clients.Cohort(jnp.arange(size), weights)
+    args = jnp.ones((size, size)), weights > 0, norms, changes, cohort, jnp.bool_(True)
+    together, is_split = gcfl_plus.split(config, *args)
+    assert is_split
+    npt.assert_array_equal(together[:4, :4], np.kron(np.eye(2), np.ones((2, 2))))

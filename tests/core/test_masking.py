@@ -7,6 +7,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.algorithms.fed_dc import fed_dc
 from fedjax_graph.algorithms.scaffold import scaffold
 from fedjax_graph.core import aggregation, channel, encryption, faults, masking, mesh
 from fedjax_graph.core.channel import ChannelConfig
@@ -243,6 +244,7 @@ def test_the_ledger_has_what_each_mode_adds():
         (fed_avg, {"aggregator": "median"}, "nothing but the plain mean of models"),
         (fed_avg, {"aggregation_noise": 0.1}, "nothing but the plain mean of models"),
         (scaffold, {}, "send control variates besides"),
+        (fed_dc, {}, "send gradients besides"),
     ],
 )
 def test_what_needs_each_model_is_refused(mode, factory, settings, words):

@@ -218,6 +218,7 @@ DEFAULT = OptimizerConfig("adam", 0.02, momentum=0.5, weight_decay=5e-6)
         ("sgd", OptimizerConfig("sgd", 0.02, weight_decay=5e-6)),
         ("adam,stateful=true", dataclasses.replace(DEFAULT, stateful=True)),
         ("adam,stateful=false", DEFAULT),
+        ("adam,momentum=none", dataclasses.replace(DEFAULT, momentum=None)),
         (
             "nesterov, momentum=0.9, schedule=cosine, clip_norm=1",
             OptimizerConfig(

@@ -130,6 +130,17 @@ def test_a_minority_moves_the_mean_alone(name):
     assert (np.abs(merged - 3).max() < 0.3) == (name != "weighted_mean")
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e20, -3e38])
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_a_minority_sends_the_model_is_near_the_others(name, value):
+    rng = np.random.default_rng(1)
+    honest = rng.normal(3, 0.1, (8, 4)).astype(np.float32)
+    values = {"w": np.concatenate([np.full((2, 4), value, np.float32), honest])}
+    aggregate = robust.tolerating(aggregation.AGGREGATORS.look_up(name), 0.2)
+    merged = np.asarray(aggregate(values, cohort_of([1] * 10))["w"])
+    assert np.abs(merged - 3).max() < 0.3
+
+
 def test_only_those_that_ask_are_told():
     assert robust.tolerating(aggregation.median, 0.4) is aggregation.median
     told = robust.tolerating(robust.krum, 0.4)

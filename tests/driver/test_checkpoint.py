@@ -93,6 +93,16 @@ def test_the_latest_two_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["6", "8"]
 
 
+def test_what_a_run_that_goes_on_has_deleted_is_no_damage(tmp_path):
+    with opened(tmp_path) as running, opened(tmp_path) as reading:
+        running.save(1, make_tree(1))
+        reading._manager.reload()
+        for round_ in (2, 3):
+            running.save(round_, make_tree(round_))
+        assert reading.latest_round() == 1
+        assert_same_bits(reading.restore(make_tree()), make_tree(3))
+
+
 def test_settings_are_stored_as_json(tmp_path):
     with opened(tmp_path) as checkpoints:
         checkpoints.save(1, make_tree())

@@ -9,8 +9,10 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import clients, mesh, trees
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.misbehaviour import Misbehaviour
 from fedjax_graph.driver import client_store
 from fedjax_graph.driver.client_store import ClientStore
 from tests.algorithms import quadratic
@@ -153,6 +155,13 @@ def test_first_states_are_made_for_some_clients_at_a_time(monkeypatch):
 def test_what_a_cohort_does_not_suffice_for_is_refused(method, data, words):
     with pytest.raises(InputError, match=words):
         ClientStore(make(method), data, KEY)
+
+
+def test_who_attacks_is_drawn_among_all_clients():
+    attack = Misbehaviour(byzantine_fraction=0.2)
+    config = FedAvgConfig(quadratic.QuadraticTask(), misbehaviour=attack)
+    with pytest.raises(InputError, match="read what clients outside of the cohort"):
+        ClientStore(fed_avg(config), DATA, KEY)
 
 
 def test_a_state_of_pairs_of_clients_is_refused():

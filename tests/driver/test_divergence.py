@@ -72,6 +72,13 @@ def test_a_model_that_is_not_finite_is_not_saved_and_the_run_goes_on(tmp_path):
     jax.tree.map(npt.assert_array_equal, resumed.best_state, whole.best_state)
 
 
+def test_without_a_folder_a_model_that_is_not_finite_ends_the_run_as_well():
+    """The loss of its last round, the third, is."""
+    algorithm, config = fed_avg(FedAvgConfig(Failing())), rounds.RunConfig(3)
+    with pytest.raises(InputError, match="the model after round 3 is not finite: it"):
+        rounds.run("fake", algorithm, make_splits(), config)
+
+
 def test_a_client_left_out_has_weight_0_in_that_round(tmp_path):
     skipped = run("skip_client", tmp_path)
     lines = read_records(tmp_path / "metrics.jsonl")

@@ -94,7 +94,8 @@ def test_its_forecasts_are_those_of_the_run(run, packed, network):
 def test_a_card_names_no_folder(run, tmp_path):
     workdir, method, *_ = run
     settings = {
-        "command": f"python -m experiments.cnfgnn --workdir={workdir} --num_rounds=2",
+        "command": "python -m experiments.cnfgnn --dataset=/own/tiny.npz "
+        f"'--workdir={workdir} b' --plugin=/own/p.py --num_rounds=2",
         **dict.fromkeys(("source", "hardware", "versions"), {}),
     }
     entry = {"test": {"rmse": 1.5}}
@@ -103,7 +104,8 @@ def test_a_card_names_no_folder(run, tmp_path):
     path.write_text(json.dumps(results))
     card = pretrained.pack(workdir, method, tmp_path / "model.npz")
     path.unlink()
-    assert card["command"] == "python -m experiments.cnfgnn --num_rounds=2"
+    expected = "python -m experiments.cnfgnn --dataset=tiny.npz --num_rounds=2"
+    assert card["command"] == expected
     assert card["test"] == {"rmse": 1.5}
     assert str(workdir) not in json.dumps(card)
 

@@ -116,6 +116,15 @@ def test_a_damaged_checkpoint_is_made_again(
     assert_same_run(workdir, folders[eval_every], script)
 
 
+def test_a_run_without_a_checkpoint_is_not_scored(tmp_path, never_stopped):
+    """Its folder is there from the moment on when it began to compile."""
+    script, _ = never_stopped
+    (tmp_path / "fake" / "checkpoints").mkdir(parents=True)
+    config = RunConfig(8, patience=3, seeds=SEEDS)
+    with pytest.raises(InputError, match="no finished round of a run to score"):
+        rounds.run("fake", ALGORITHM, script, config, tmp_path, eval_only=True)
+
+
 def test_nothing_stands_in_for_a_damaged_best_state(tmp_path, never_stopped):
     script, folders = never_stopped
     config = RunConfig(8, patience=3, seeds=SEEDS)

@@ -18,7 +18,7 @@ from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.sfl import SFLStudy
 from experiments.studies.subgraphs import SubgraphStudy
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.core import mesh
+from fedjax_graph.core import mesh, optimizers
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import results
@@ -169,6 +169,32 @@ def test_an_optimizer_may_be_given_as_a_config():
         SFLStudy(
             server_optimizer=fg.OptimizerConfig("adam", 0.1, schedule="cosine")
         ).server_steps(momentum)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        fg.OptimizerConfig("adam", 0.1),
+        fg.OptimizerConfig("sgd", 0.3, momentum=0.5, clip_norm=2.0, stateful=True),
+    ],
+)
+def test_a_command_line_says_all_of_an_optimizer(chosen):
+    """Whatever the study that reads it steps with by default."""
+    _, _, text = options.flag("client_optimizer", chosen).partition("=")
+    for name in ("adam", "sgd"):
+        default = fg.OptimizerConfig(name, 0.01, momentum=0.9, weight_decay=5e-4)
+        assert optimizers.parse(text, default) == chosen
+
+
+def test_a_folder_may_be_scored_that_is_not_writable(monkeypatch, tmp_path):
+    study = CNFGNNStudy(workdir=str(tmp_path), eval_only=True)
+    (tmp_path / "metrics.jsonl").touch()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with study.holding_folders():
+        assert study.make_workdir("tiny") == tmp_path
+    resumed = dataclasses.replace(study, eval_only=False, resume=True)
+    with pytest.raises(InputError, match="is not writable; name another folder"):
+        resumed.make_workdir("tiny")
 
 
 def test_the_folder_of_the_environment_is_read_when_a_study_is_made(monkeypatch):

@@ -26,6 +26,7 @@ also where it does not pull: it is the client's model.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -133,6 +134,7 @@ def _sfl(
         aggregator,
         update=pulled_update(config, personal),
         shared=read_out(config, personal),
+        started=functools.partial(started, config),
         is_personal=stays,
         **settings,
     )
@@ -195,6 +197,14 @@ def read_out(
         return w, jnp.where(state.num_rounds > 0, config.pull_weight, 0.0)
 
     return read
+
+
+def started(config: SFLConfig, models: Any, w: Any, weight: jax.Array) -> Any:
+    """The models from which clients start (line 5), but for what is personal."""
+    del weight
+    if config.start == "global":
+        return models | jax.tree.map(lambda x: x[None], w)
+    return models | models[LOCAL] if config.start == "own" else models
 
 
 def pulled_update(

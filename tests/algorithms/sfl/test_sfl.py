@@ -1,5 +1,6 @@
 """SFL against Algorithm 1 of its paper, written out client by client."""
 
+import dataclasses
 import functools
 
 import jax
@@ -21,6 +22,7 @@ from fedjax_graph.algorithms.sfl.sfl import (
 )
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core.federated import FederatedConfig
+from fedjax_graph.core.misbehaviour import Misbehaviour
 from tests.algorithms import quadratic
 from tests.algorithms.quadratic import (
     EDGES,
@@ -160,6 +162,20 @@ def test_who_is_not_sampled_keeps_its_model(data, quick_jit):
     is_kept = np.all(to_rows(before.models) == to_rows(after.models), axis=1)
     sampled = Twin(data, TASK, 0.6).cohort(KEYS[1])
     assert set(np.flatnonzero(~is_kept)) == set(sampled)
+
+
+@pytest.mark.parametrize("start", ["global", "personal", "own"])
+def test_attackers_change_the_way_from_where_they_started(data, quick_jit, start):
+    """Who sends nothing of that way sends w, u_i or v_i."""
+    honest = SFLConfig(TASK, start=start)
+    (state, _) = run(sfl(honest), data, quick_jit, KEYS[:1])[-1]
+    attack = Misbehaviour(byzantine_fraction=1.0, attack="scaling", attack_scale=1e-9)
+    config = dataclasses.replace(honest, misbehaviour=attack, propagation_steps=0)
+    (after, _) = run(sfl(config), data, quick_jit, KEYS[1:2], state)[-1]
+    u = to_rows(state.models)
+    w = np.tile(u.mean(axis=0), (NUM_CLIENTS, 1))
+    own = to_rows(state.models["local"]) if start == "own" else None
+    assert_rows(after.models, {"global": w, "personal": u, "own": own}[start])
 
 
 def test_a_client_takes_from_its_senders(quick_jit):
