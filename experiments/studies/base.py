@@ -67,7 +67,7 @@ class Study(DataOptions, MachineOptions, FolderOptions):
     client_optimizer: str | OptimizerConfig | None = option(
         None,
         "What clients step with, and fields that differ from the defaults, such as "
-        "sgd,momentum=0.9; the rate has a flag of its own.",
+        "sgd,momentum=0.9; the rate here or by the flag of its own.",
     )
     server_optimizer: str | OptimizerConfig | None = option(
         None, "What the server steps with, such as adam,second_momentum=0.99."
@@ -137,10 +137,10 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         if "all" in named:
             raise InputError("--methods: all stands alone")
         for method in named:
-            if method not in known and method not in plugged_in():
+            if method not in (both := [*known, *plugged_in()]):
                 raise InputError(
-                    f"--methods: unknown method {method!r}{meant(method, known)}; "
-                    f"known: all, {', '.join(known)}"
+                    f"--methods: unknown method {method!r}{meant(method, both)}; "
+                    f"known: all, {', '.join(both)}"
                 )
         return list(named)
 
@@ -171,6 +171,15 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         chosen = getattr(self, name)
         if not isinstance(chosen, str):
             return chosen or default
+        side, _, _ = name.partition("_")
+        rates = {f"{side}_learning_rate": "learning_rate"}
+        if side == "client":
+            rates |= {key: key for key in ("learning_rate", "weight_decay")}
+        for flag, field in rates.items():
+            if hasattr(self, flag) and self.is_given(flag) and f"{field}=" in chosen:
+                raise InputError(
+                    f"--{name}={chosen} and --{flag} both give the {field}; give it once"
+                )
         try:
             return optimizers.parse(chosen, default)
         except InputError as error:

@@ -103,7 +103,7 @@ def run_methods(
     num_steps, num_sensors = dataset.speed.shape
     size = f"{dataset.name}: {num_sensors} sensors, {num_steps} steps of {dataset.step}"
     running.announce(study, size, notes, workdir)
-    before = results.read_methods(workdir)
+    before = results.read_methods(workdir, study.system)
     save_network(workdir / "network.npz", dataset, splits["train"])
     arrays = [dataset.speed, dataset.adjacency, is_seen]
     checksum = running.fingerprint(*(x for x in arrays if x is not None))

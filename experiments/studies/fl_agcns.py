@@ -79,7 +79,7 @@ def _run_methods(
         dataset.notes,
         workdir,
     )
-    before = results.read_methods(workdir, problem.checksum)
+    before = results.read_methods(workdir, study.system, problem.checksum)
     settings = {
         "command": study.command(),
         "flags": study.record(),

@@ -252,7 +252,7 @@ class FLAGCNSSettings(Study):
         for method in filter(algorithms.is_users, named):
             raise InputError(
                 f"--methods={method}: fl_agcns runs searches and networks; run a "
-                "method of one's own with cnfgnn, sfl or graphfl"
+                "method of one's own with cnfgnn, sfl, graphfl or subgraphs"
             )
         methods = dataclasses.replace(self, methods=named).choose_methods(
             METHODS, named

@@ -97,6 +97,10 @@ class FolderOptions(Options):
         holds_run = any(any(workdir.glob(trace)) for trace in TRACES)
         if self.eval_only and not holds_run:
             raise InputError(f"--workdir={workdir} holds no run to score")
+        if self.resume and not holds_run and processes.is_first():
+            print(
+                f"note: --workdir={workdir} holds no run to resume; this is a new one"
+            )
         if holds_run and not (self.resume or self.eval_only):
             raise InputError(
                 f"--workdir={workdir} already holds a run; give --resume to continue "

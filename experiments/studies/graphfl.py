@@ -145,7 +145,7 @@ def _run_problem(
     size = f"{len(dataset.labels)} nodes, {len(dataset.edges)} edges"
     text = f"{dataset.name}: {size}, {study.num_clients} clients, {study.model_name}"
     running.announce(study, text, notes, workdir)
-    before = results.read_methods(workdir, checksum)
+    before = results.read_methods(workdir, study.system, checksum)
     settings = {
         "command": study.command(),
         "flags": study.record(),

@@ -77,7 +77,7 @@ class SFLStudy(SFLSettings):
         if self.client_graph == "given":
             notes += sfl_problem.note_on_graph(problem)
         running.announce(self, f"{dataset.name}: {size}", notes, workdir)
-        before = results.read_methods(workdir, problem.checksum)
+        before = results.read_methods(workdir, self.system, problem.checksum)
         if self.kind == "traffic":
             save_network(workdir / "network.npz", dataset, problem.splits["train"])
         settings = {

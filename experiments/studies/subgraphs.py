@@ -88,7 +88,7 @@ class SubgraphStudy(SubgraphSettings):
             dataset.notes,
             workdir,
         )
-        before = results.read_methods(workdir, problem.checksum)
+        before = results.read_methods(workdir, self.system, problem.checksum)
         settings = {
             "command": self.command(),
             "flags": self.record(),

@@ -86,6 +86,11 @@ def _checked(factory: Factory, config_type: type, title: str) -> Factory:
                 f"{type(config).__name__}"
             )
         algorithm = factory(config, *args, **settings)
+        if not isinstance(algorithm, FederatedAlgorithm):
+            raise InputError(
+                f"method {title!r}: its factory returned a {type(algorithm).__name__}, "
+                "expected a FederatedAlgorithm"
+            )
         promised = getattr(config, "privacy", None)
         if promised is not None and algorithm.privacy is None:
             raise InputError(f"method {title!r}: privacy is promised and not kept")

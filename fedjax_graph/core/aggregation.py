@@ -54,6 +54,11 @@ def check_cohort(stacked: Stacked, cohort: Cohort) -> None:
       InputError: if indices or weights are not [C], or a leaf is not [C, ...], or known
         weights are negative or not finite.
     """
+    if not isinstance(cohort, Cohort):
+        raise InputError(
+            f"cohort: expected a Cohort, found a {type(cohort).__name__}; other weights "
+            "are cohort._replace(weights=...)"
+        )
     size = len(cohort.indices)
     arrays.check_shape("cohort.indices", cohort.indices, (size,))
     arrays.check_shape("cohort.weights", cohort.weights, (size,))

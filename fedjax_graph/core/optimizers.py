@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core.checks import check, limited
-from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.errors import InputError, meant
 
 RISE = 0.25  # share of the steps in which `triangular` reaches its highest rate
 KEEPS = (  # a state from round to round
@@ -145,7 +145,8 @@ class OptimizerConfig:
 def _check_name(field: str, value: Any, known: dict[str, Any]) -> None:
     if value not in known:
         raise InputError(
-            f"optimizer {field} {value!r}: unknown; known: {', '.join(known)}"
+            f"optimizer {field} {value!r}: unknown{meant(str(value), known)}; known: "
+            f"{', '.join(known)}"
         )
 
 
@@ -287,7 +288,9 @@ def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
         given = dict.fromkeys(OWN_FIELDS)
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        if not equals or key not in known:
+        if not equals and key in known:
+            raise InputError(f"optimizer {text!r}: {key} has no value, as in {key}=...")
+        if key not in known:
             raise InputError(
                 f"optimizer {text!r}: {pair!r} is no field; known: {', '.join(known)}, "
                 "as in sgd,momentum=0.9"

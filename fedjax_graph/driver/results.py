@@ -114,23 +114,27 @@ def method_entry(
 
 
 def read_methods(
-    workdir: pathlib.Path, checksum: int | None = None
+    workdir: pathlib.Path, system: str, checksum: int | None = None
 ) -> dict[str, dict[str, Any]]:
     """Reads the entries of an earlier run in the same folder, by method.
 
     Args:
       workdir: of the run.
+      system: the name of the binary.
       checksum: of the data now; None where that is checked elsewhere.
 
     Raises:
-      InputError: if its `results.json` cannot be read, or is of other data.
+      InputError: if its `results.json` cannot be read, or is of another binary or of
+        other data.
     """
     path = workdir / "results.json"
     if not path.exists():
         return {}
     try:
         found = json.loads(path.read_text())
-        methods, before = found["methods"], found.get("settings", {}).get("data")
+        settings = found.get("settings", {})
+        methods, before = found["methods"], settings.get("data")
+        words = str(settings.get("command", "")).split()
         for entry in methods.values():
             entry["test"].keys()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -138,6 +142,11 @@ def read_methods(
             f"{path}: expected the results of an earlier run, cannot read them; delete "
             "it or name another workdir"
         ) from error
+    if words[2:] and words[2] != f"experiments.{system}":
+        raise InputError(
+            f"{path}: the results are of {words[2].removeprefix('experiments.')}, not "
+            f"of {system}; name another workdir"
+        )
     if checksum not in (None, before):
         raise InputError(
             f"{path}: the results are of other data; resume with the same dataset "

@@ -378,7 +378,7 @@ def federated_scores(
     shares = counts / jnp.maximum(jnp.sum(counts), 1)
     right = jnp.sum(shares * share_right)
     entropy = jnp.sum(jnp.where(counts > 0, shares * entropy, 0))
-    monitored = entropy if fitness == "loss" else 1 - right
+    monitored = entropy if fitness == "loss" else jnp.maximum(1 - right, 0)
     return {
         MONITORS[fitness]: jnp.where(jnp.isfinite(entropy), monitored, jnp.nan),
         "accuracy": 100 * right,

@@ -119,4 +119,4 @@ def test_the_table_is_aligned():
 def test_results_of_another_shape_are_one_clear_line(tmp_path, text):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(InputError, match="results.json: expected the results of an"):
-        results.read_methods(tmp_path)
+        results.read_methods(tmp_path, "cnfgnn")

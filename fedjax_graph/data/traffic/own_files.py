@@ -19,6 +19,7 @@ _NAMES = {  # what is often meant: key -> names that others give it
     "timestamps": ("time", "times", "date", "dates", "datetime", "index", "t"),
     "adjacency": ("adj", "adj_mx", "adjacency_matrix", "weights", "A", "W"),
 }
+_OF_GRAPHS = {"edges", "edge", "edge_index", "labels", "y"}  # where no hint is right
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 BESIDE = {  # what a table of readings NAME.csv may have beside it
     "adjacency": "{}_adjacency.csv",
@@ -64,6 +65,7 @@ def _required(arrays: dict[str, np.ndarray], key: str) -> None:
     if key in arrays:
         return
     meant = next((name for name in _NAMES.get(key, ()) if name in arrays), None)
+    meant = None if _OF_GRAPHS & arrays.keys() else meant
     hint = f"; if {meant!r} is meant, save it as {key!r}" if meant else ""
     raise InputError(f"no array {key!r}; found {', '.join(sorted(arrays))}{hint}")
 
