@@ -178,7 +178,8 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         for flag, field in rates.items():
             if hasattr(self, flag) and self.is_given(flag) and f"{field}=" in chosen:
                 raise InputError(
-                    f"--{name}={chosen} and --{flag} both give the {field}; give it once"
+                    f"--{name}={chosen} and --{flag} both give the {field}; give it "
+                    "once"
                 )
         try:
             return optimizers.parse(chosen, default)

@@ -66,6 +66,10 @@ class FolderOptions(Options):
         processes.gather()  # all have looked into it
         if self.eval_only:
             return workdir
+        if self.resume and not _holds_run(workdir) and processes.is_first():
+            print(
+                f"note: --workdir={workdir} holds no run to resume; this is a new run"
+            )
         make_folder("workdir", workdir)
         is_locked = not os.access(workdir, os.W_OK)
         if any(processes.gather("yes" if is_locked else "")):
@@ -94,18 +98,18 @@ class FolderOptions(Options):
     def _check_content(self, workdir: pathlib.Path) -> None:
         if workdir.exists() and not workdir.is_dir():
             raise InputError(f"--workdir={workdir} is a file; name a folder")
-        holds_run = any(any(workdir.glob(trace)) for trace in TRACES)
+        holds_run = _holds_run(workdir)
         if self.eval_only and not holds_run:
             raise InputError(f"--workdir={workdir} holds no run to score")
-        if self.resume and not holds_run and processes.is_first():
-            print(
-                f"note: --workdir={workdir} holds no run to resume; this is a new one"
-            )
         if holds_run and not (self.resume or self.eval_only):
             raise InputError(
                 f"--workdir={workdir} already holds a run; give --resume to continue "
                 "it or name another folder"
             )
+
+
+def _holds_run(workdir: pathlib.Path) -> bool:
+    return any(any(workdir.glob(trace)) for trace in TRACES)
 
 
 def make_folder(flag: str, folder: pathlib.Path) -> None:

@@ -139,6 +139,7 @@ def _run_problem(
         facts["self_training"] = pseudo.facts(study.num_pseudo_labels)
         notes += (pseudo.note(),)
     splits = problem.splits()
+    _check_queries(problem, methods, splits["train"])
     checksum = fingerprint(splits)
     if study.is_code and not study.eval_only:
         splits["validation"] = splits["test"]
@@ -203,6 +204,21 @@ def _taught(problem: Problem, workdir: pathlib.Path, teachers: Teachers) -> np.n
 
 
 # --- One method ----------------------------------------------------------------------
+
+
+def _check_queries(problem: Problem, methods: list[str], train: nodes.NodeData) -> None:
+    """Checks that GraphFL's outer step has a gradient in each draw.
+
+    Raises:
+      InputError: if no client has a node to judge its local steps by.
+    """
+    is_judged = np.any(np.asarray(train.query.mask) > 0, axis=(-1, -2))
+    if "graphfl" in methods and not np.all(is_judged):
+        raise InputError(
+            f"--num_clients={problem.study.num_clients} share so few labelled nodes "
+            "that none has one left for graphfl's outer step; ask for fewer clients or "
+            "more --labels_per_class"
+        )
 
 
 def _config_values(method: str, problem: Problem) -> dict[str, Any]:

@@ -56,8 +56,8 @@ def check_cohort(stacked: Stacked, cohort: Cohort) -> None:
     """
     if not isinstance(cohort, Cohort):
         raise InputError(
-            f"cohort: expected a Cohort, found a {type(cohort).__name__}; other weights "
-            "are cohort._replace(weights=...)"
+            f"cohort: expected a Cohort, found a {type(cohort).__name__}; one of other "
+            "weights is cohort._replace(weights=...)"
         )
     size = len(cohort.indices)
     arrays.check_shape("cohort.indices", cohort.indices, (size,))

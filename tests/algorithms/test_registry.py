@@ -3,11 +3,13 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms import get_method, make_config, register_method
-from fedjax_graph.core import configs
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig
+from fedjax_graph.core import aggregation, configs
 from fedjax_graph.core.aggregation import register_aggregator
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
@@ -19,6 +21,7 @@ from fedjax_graph.driver.writers import to_jsonable
 from fedjax_graph.tasks import register_task
 from fedjax_graph.tasks.images import ImageTask
 from tests import tables
+from tests.algorithms.quadratic import QuadraticTask
 
 SIZES = {"num_features": 6, "num_classes": 3}
 
@@ -98,13 +101,17 @@ class OwnConfig(FederatedConfig):
     strength: float = 1.0
 
 
+def algorithm_of(*found):
+    return FederatedAlgorithm(*found, evaluate=None, predict=None)
+
+
 def test_a_method_of_ones_own_is_registered_by_a_decorator_or_a_call():
     @register_method("own", title="Own method")
     def own(config: OwnConfig):
-        return ("own", config.strength)
+        return algorithm_of("own", config.strength)
 
     def other(config):
-        return ("other", config.strength)
+        return algorithm_of("other", config.strength)
 
     assert register_method("other", other, OwnConfig, is_trained=False) is other
     first, second = get_method("own"), get_method("other")
@@ -121,7 +128,7 @@ def test_a_method_of_ones_own_is_registered_by_a_decorator_or_a_call():
     assert first.takes_task
     config = make_config("own", {"task": {"kind": "images"}, "strength": 2.0})
     assert config == OwnConfig(ImageTask(), strength=2.0)
-    assert get_method("own").factory(config) == ("own", 2.0)
+    assert get_method("own").factory(config) == algorithm_of("own", 2.0)
     assert algorithms.method_names()[-2:] == ("own", "other")
 
 
@@ -285,3 +292,18 @@ def test_a_method_that_ignores_the_privacy_of_its_config_is_refused():
     config = FederatedConfig(ImageTask(), privacy=Privacy(noise_multiplier=1.0))
     with pytest.raises(InputError, match="'careless': privacy is promised and"):
         get_method("careless").factory(config)
+
+
+@pytest.mark.parametrize("made", [None, aggregation.none])
+def test_a_factory_that_makes_no_algorithm_is_one_line(made):
+    def factory(config: FedAvgConfig):
+        return made
+
+    register_method("makes_nothing", factory, title="Nothing")
+    with pytest.raises(InputError, match="factory returned a .* expected a Federa"):
+        get_method("makes_nothing").factory(FedAvgConfig(QuadraticTask()))
+
+
+def test_weights_are_no_cohort():
+    with pytest.raises(InputError, match="expected a Cohort, found a .*_replace"):
+        aggregation.weighted_mean({"w": np.ones((2, 3))}, np.ones(2))

@@ -236,7 +236,7 @@ def test_text_names_an_optimizer_and_what_differs(text, expected):
     [
         ("lion", ["name 'lion'", "unknown", "sgd, nesterov, adam"]),
         ("sgd,rate=1", ["'rate=1'", "is no field", "learning_rate"]),
-        ("sgd,momentum", ["'momentum'", "is no field"]),
+        ("sgd,momentum", ["momentum has no value, as in momentum="]),
         ("sgd,name=adam", ["'name=adam'", "is no field"]),
         ("sgd,momentum=much", ["momentum is 'much'", "expected a number"]),
         ("sgd,learning_rate=-1", ["learning_rate=-1", "0 or more"]),

@@ -255,7 +255,7 @@ def test_what_else_federates_a_task_runs_on_the_grus(method, splits, tmp_path):
         ),
         ({"sweep": "rounds", "sweep_values": (1, 1)}, "--sweep_values: expected diff"),
         ({"sweep_values": (1, 2)}, "--sweep_values needs --sweep"),
-        ({"client_optimizer": "adan"}, "'adan': unknown; known: sgd"),
+        ({"client_optimizer": "adan"}, "'adan': unknown (is adam meant?); known: sgd"),
         (
             {"server_optimizer": "sgd", "methods": ("gru_local",)},
             "--server_optimizer: none of gru_local has an optimizer on the server",

@@ -349,3 +349,46 @@ def test_a_config_says_what_older_checkpoints_lack():
     assert defaults["server_optimizer"]["stateful"] is False
     assert "num_features" not in defaults["task"]  # has no default
     assert defaults["participation"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("study", "words"),
+    [
+        (SFLStudy(learning_rate=0.1, client_optimizer="adam,learning_rate=0.01"), ""),
+        (SubgraphStudy(weight_decay=0.1, client_optimizer="adam,weight_decay=0"), ""),
+        (SFLStudy(client_optimizer="adam,stateful"), "stateful has no value, as in"),
+        (SFLStudy(client_optimizer="adm"), r"is adam meant\?"),
+    ],
+)
+def test_what_an_optimizer_says_twice_or_not_at_all_is_refused(study, words):
+    with pytest.raises(InputError, match=words or "give the .* give it once"):
+        study.client_steps(OptimizerConfig())
+
+
+def test_a_new_run_that_was_to_be_resumed_says_so(capsys, tmp_path):
+    study = CNFGNNStudy(workdir=str(tmp_path), resume=True)
+    study.make_workdir("tiny")
+    assert "holds no run to resume; this is a new run" in capsys.readouterr().out
+    (tmp_path / "metrics.jsonl").touch()
+    study.make_workdir("tiny")
+    assert not capsys.readouterr().out
+
+
+def test_results_of_another_binary_are_not_added_to(tmp_path):
+    settings = {"command": "python -m experiments.sfl --num_rounds=1", "data": 5}
+    results.write_results(tmp_path, "tiny", settings, {})
+    assert results.read_methods(tmp_path, "sfl", 5) == {}
+    with pytest.raises(InputError, match="the results are of sfl, not of cnfgnn; name"):
+        results.read_methods(tmp_path, "cnfgnn")
+
+
+def test_graphfl_refuses_clients_without_a_node_to_judge_by(tmp_path):
+    study = GraphFLStudy(
+        labels_per_class=5,
+        num_test=80,
+        num_clients=50,
+        methods=("fl", "graphfl"),
+        workdir=str(tmp_path),
+    )
+    with pytest.raises(InputError, match="none has one left for graphfl's outer step"):
+        study.run()
