@@ -169,22 +169,24 @@ class Study(DataOptions, MachineOptions, FolderOptions):
 
     def _steps(self, name: str, default: OptimizerConfig) -> OptimizerConfig:
         chosen = getattr(self, name)
-        if not isinstance(chosen, str):
-            return chosen or default
+        if chosen is None:
+            return default
+        text = options.flag(name, chosen)
         side, _, _ = name.partition("_")
         rates = {f"{side}_learning_rate": "learning_rate"}
         if side == "client":
             rates |= {key: key for key in ("learning_rate", "weight_decay")}
         for flag, field in rates.items():
-            if hasattr(self, flag) and self.is_given(flag) and f"{field}=" in chosen:
+            if hasattr(self, flag) and self.is_given(flag) and f"{field}=" in text:
                 raise InputError(
-                    f"--{name}={chosen} and --{flag} both give the {field}; give it "
-                    "once"
+                    f"{text} and --{flag} both give the {field}; give it once"
                 )
+        if not isinstance(chosen, str):
+            return chosen
         try:
             return optimizers.parse(chosen, default)
         except InputError as error:
-            raise InputError(f"--{name}={chosen}: {error}") from error
+            raise InputError(f"{text}: {error}") from error
 
     def chunk(self) -> int | None:
         """Clients side by side, as `clients.map_clients` takes it.

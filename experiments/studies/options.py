@@ -142,9 +142,10 @@ def flag(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         value = ",".join(map(str, value))
     if isinstance(value, OptimizerConfig):
-        name, *fields = dataclasses.asdict(value).items()
-        own = [f"{key}={str(x).lower()}" for key, x in fields]
-        value = ",".join([name[1], *own])
+        fields = dataclasses.asdict(value)
+        chosen = fields.pop("name")
+        own = [f"{key}={str(x).lower()}" for key, x in fields.items()]
+        value = ",".join([chosen, *own])
     return f"--{name}={value}"
 
 

@@ -53,4 +53,4 @@ def ditto(config: DittoConfig) -> FederatedAlgorithm:
         models, loss = train(state.models, data, train_key, num_rounds, w)
         return DittoState(server, models), {"train_loss": loss}
 
-    return scored(task, init, round_, config.privacy)
+    return scored(task, init, round_, config)

@@ -141,4 +141,4 @@ def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
         after = FedProtoState(own["model"], state.num_rounds + 1, own["prototypes"])
         return after, {"train_loss": loss}
 
-    return scored(task, init, round_)
+    return scored(task, init, round_, config)._replace(privacy=None)  # none is promised

@@ -79,4 +79,4 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
         state = FederatedState(models, state.num_rounds + 1, opt_state)
         return state, {"train_loss": loss} | dict(*cost)
 
-    return scored(task, init, round_, config.privacy)
+    return scored(task, init, round_, config)

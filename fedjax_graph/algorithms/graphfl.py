@@ -122,4 +122,4 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
             models, _ = fine_tuning_round(models, data, key, state.num_rounds)
         return FederatedState(models, state.num_rounds + 1), {"train_loss": loss}
 
-    return scored(task, init, round_, config.privacy)
+    return scored(task, init, round_, config)

@@ -33,7 +33,6 @@ from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import HONEST, Misbehaviour
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.privacy import Privacy
 from fedjax_graph.core.server import server_step
 from fedjax_graph.core.task import Task, TaskConfig
 from fedjax_graph.core.trees import IsPersonal, everything, nothing
@@ -299,16 +298,24 @@ def task_round(
 
 
 def scored(
-    task: Task, init, round_, privacy: Privacy | None = None
+    task: Task, init, round_, config: ChannelConfig = DIRECT
 ) -> FederatedAlgorithm:
-    """A method whose states have the `models` that the task scores."""
+    """A method whose states have the `models` that the task scores.
+
+    Args:
+      task: evaluates and predicts.
+      init, round_: as in `FederatedAlgorithm`.
+      config: of the channel, if models go through one.
+    """
     return FederatedAlgorithm(
         init=init,
         round=round_,
         evaluate=lambda state, data: task.evaluate(state.models, data),
         predict=lambda state, data: task.predict(state.models, data),
         monitor=task.monitor,
-        privacy=privacy,
+        privacy=config.privacy,
+        # attackers are drawn among all of them
+        reads_all_clients=config.misbehaviour.byzantine_fraction > 0,
     )
 
 
@@ -374,6 +381,4 @@ def federated(
         after = state._replace(num_rounds=state.num_rounds + 1, **dict(*learnt))
         return server.step(after, models), {"train_loss": loss}
 
-    reads_all = config.misbehaviour.byzantine_fraction > 0  # to draw the attackers
-    algorithm = scored(task, init, round_, config.privacy)
-    return algorithm._replace(reads_all_clients=reads_all)
+    return scored(task, init, round_, config)

@@ -179,6 +179,7 @@ DEFAULT = OWN_ROUNDS | {
     "historical_average",
     "persistence",
 }
+NIGHTLY = {"fed_avg-traffic_seq2seq"}  # of cnfgnn's model, which cnfgnn has here
 LONG_WITHOUT_JIT = {"cnfgnn", "fed_sgd", "graphfl", "sfl_star"}  # 100 to 200 programs
 KEYS = tuple(jax.random.key(seed) for seed in (5, 6))
 FILLS = ("zero", "random")  # readings of clients of weight 0
@@ -187,8 +188,9 @@ FILLS = ("zero", "random")  # readings of clients of weight 0
 def cases(default):
     """All of them; those of other methods are slow."""
     return [
-        pytest.param(case, marks=[] if name in default else [pytest.mark.slow])
+        pytest.param(case, marks=[] if is_short else [pytest.mark.slow])
         for case, (name, _) in sorted(CASES.items())
+        for is_short in [name in default and case not in NIGHTLY]
     ]
 
 

@@ -9,7 +9,6 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.algorithms import get_method, make_config
-from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import clients, mesh, trees
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import Misbehaviour
@@ -25,9 +24,9 @@ METHODS += ("lg_fed_avg", "local")
 
 
 @functools.cache
-def make(method, participation=1.0):
+def make(method, participation=1.0, **settings):
     values = {"task": quadratic.QuadraticTask(), "participation": participation}
-    return get_method(method).factory(make_config(method, values))
+    return get_method(method).factory(make_config(method, values | settings))
 
 
 def cohort_of(key, data):
@@ -157,11 +156,11 @@ def test_what_a_cohort_does_not_suffice_for_is_refused(method, data, words):
         ClientStore(make(method), data, KEY)
 
 
-def test_who_attacks_is_drawn_among_all_clients():
-    attack = Misbehaviour(byzantine_fraction=0.2)
-    config = FedAvgConfig(quadratic.QuadraticTask(), misbehaviour=attack)
+@pytest.mark.parametrize("method", ["fed_avg", "ditto"])
+def test_who_attacks_is_drawn_among_all_clients(method):
+    attacked = make(method, misbehaviour=Misbehaviour(byzantine_fraction=0.2))
     with pytest.raises(InputError, match="read what clients outside of the cohort"):
-        ClientStore(fed_avg(config), DATA, KEY)
+        ClientStore(attacked, DATA, KEY)
 
 
 def test_a_state_of_pairs_of_clients_is_refused():

@@ -356,6 +356,10 @@ def test_a_config_says_what_older_checkpoints_lack():
     [
         (SFLStudy(learning_rate=0.1, client_optimizer="adam,learning_rate=0.01"), ""),
         (SubgraphStudy(weight_decay=0.1, client_optimizer="adam,weight_decay=0"), ""),
+        (
+            SFLStudy(learning_rate=0.1, client_optimizer=OptimizerConfig("adam", 0.2)),
+            "",
+        ),
         (SFLStudy(client_optimizer="adam,stateful"), "stateful has no value, as in"),
         (SFLStudy(client_optimizer="adm"), r"is adam meant\?"),
     ],
