@@ -53,7 +53,7 @@ def control_mean(config: FedAvgConfig, controls: Any, data: Data) -> tuple[Any, 
     """Averages what all clients keep, [K, ...] -> [...], which crosses both ways."""
     mean = aggregation.client_mean(controls, data.client_weights)
     size = cohort_size(len(data.client_ids), config.participation)
-    # and as many changes
+    # clients send the changes of their controls, as many numbers
     return (communication.up(communication.down(mean, size), size),)
 
 

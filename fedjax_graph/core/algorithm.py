@@ -19,7 +19,7 @@ Metrics = dict[str, Any]  # pytree of arrays
 class FederatedAlgorithm(NamedTuple):
     """A federated method, built by a factory that closes over a frozen config.
 
-    All four functions are pure and jittable; what follows them are no functions.
+    All four functions are pure and jittable. The fields after them describe the method.
     """
 
     init: Callable[[jax.Array, Data], State]  # (key, training data)

@@ -279,7 +279,7 @@ def abstract(tree: Any) -> Any:
 
 
 def whole(tree: Any) -> Any:
-    """Gives each process all of a pytree of which several may have parts (host call).
+    """Gathers a pytree spread over several processes, all of it to each (host call).
 
     Such leaves become NumPy arrays, one after another; all processes have to call it.
     """

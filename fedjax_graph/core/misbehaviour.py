@@ -75,7 +75,8 @@ def attendance(
 
     Returns:
       The cohort, in which those have weight 0 who send nothing; and the share [C] of
-      its local steps that each client does, None for all of all.
+      its local steps that each client does, or None where every client does all
+      of its steps.
     """
 
     def happens(rate: float, fold: int) -> jax.Array:

@@ -26,7 +26,8 @@ def concat_parts(fn: Callable[..., Any], out_axis: int = 0) -> Callable[..., Any
     Returns:
       (*rows, shared=()) -> results. Where the devices do not divide the rows, the last
       row is computed again as padding and dropped (`out_axis` = 0) or left
-      (otherwise). A leaf may have the rows of padding already.
+      (otherwise). A leaf that is already padded to `mesh.padded_size` rows is taken
+      as it is.
     """
 
     def parts(*rows, shared=()):

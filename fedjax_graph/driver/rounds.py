@@ -82,9 +82,9 @@ class RunConfig(Checked):
     validation figure; no seed stops early."""
 
 
-# Settings of how a method was trained; a checkpoint is scored under any.
+# What may differ when a checkpoint is only scored, and when a run is resumed.
 TRAINING_SETTINGS = ("num_devices", "num_processes", "precision", "eval_every")
-ROUNDING_SETTINGS = ("num_devices", "num_processes")  # of which a run may change
+ROUNDING_SETTINGS = ("num_devices", "num_processes")
 
 
 class RunResult(NamedTuple):

@@ -1,7 +1,13 @@
 """The graph network of CNFGNN's server (Eq. 3), a configured `jraph.GraphNetwork`.
 
 Battaglia et al., "Relational inductive biases, deep learning, and graph networks",
-2018. Two identities make it fast without changing a result:
+2018. A layer, with an MLP for each phi:
+
+    e_k' = phi_e(e_k, v_receiver(k), v_sender(k), u)     edges
+    v_i' = phi_v(sum of the e_k' that i receives, v_i, u)     nodes
+    u'   = phi_u(sum of all e_k', sum of all v_i', u)     globals
+
+Two identities make it fast without changing a result:
 
 - The first layer of the edge MLP is linear, W [v_s; v_r; e; u] = W_s v_s + W_r v_r +
   W_e e + W_u u, so nodes are projected before they are gathered along edges.

@@ -61,7 +61,7 @@ class SubgraphTask(Checked):
     # epochs: of methods that take steps at the client, each on all its training nodes
     local_steps: int = limited(1, lower=1)
     optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # of those
-    # every so-manieth training node of a client is a query node, as GraphFL needs them
+    # every `query_every`-th training node of a client is a query node: GraphFL's
     query_every: int = limited(0, lower=0)  # 0: none
     fitness: Fitness = "loss"  # by which the best round is chosen, see MONITORS
 
@@ -277,7 +277,7 @@ def query_halves(
 
     Args:
       client_data: of one client, or of K.
-      query_every: every so-manieth training node is a query node; 0: none is.
+      query_every: every `query_every`-th training node is a query node; 0: none.
     """
     is_trained = client_data.is_trained
     if not query_every:

@@ -312,8 +312,13 @@ def test_two_rounds_leave_a_finite_state(system, outcome):
     assert set(metrics) >= {"train_loss"}
     assert set(scores) >= {*system.problem.SCORES, system.algorithm.monitor}
     assert outputs.shape == system.problem.outputs_shape
-    unmoved = jax.tree.map(np.array_equal, state, system.state)
-    assert all(jax.tree.leaves(unmoved)) != system.is_trained
+    before_and_after = zip(*map(jax.tree.leaves, (system.state, state)), strict=True)
+    moved = [
+        not np.array_equal(before, after)
+        for before, after in before_and_after
+        if jnp.issubdtype(after.dtype, jnp.inexact)  # no counter of rounds or steps
+    ]
+    assert any(moved) == system.is_trained
 
 
 def test_a_round_of_nobody_leaves_a_finite_state(system, outcome):

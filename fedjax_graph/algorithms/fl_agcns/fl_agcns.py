@@ -59,7 +59,7 @@ class FLAGCNSConfig(EvolutionConfig):
     """Hyper-parameters of the search, by default the paper's and its code's."""
 
     fitness_from: FitnessFrom = "scratch"
-    # with shared weights: steps of theirs in a generation
+    # with shared weights: their steps in a generation
     num_steps: int = limited(5, lower=1)
     codes_per_step: int = limited(20, lower=1)
     # first generations, in which the population stays as it is; None: see WARM_UP

@@ -277,7 +277,7 @@ class Scorer(NamedTuple):
 
 
 def make_scorer(config: SearchConfig, model: Model, data: SubgraphData) -> Scorer:
-    """Puts a model and the scored nodes of a split together."""
+    """Builds a scorer of codes from a model and the nodes that a split scores."""
     net = config.supernet
 
     def multiply(client_data, params):

@@ -1,4 +1,4 @@
-"""Trainings of codes from scratch: which ones a round takes, and one program of all.
+"""Training codes from scratch: a search's schedule, and one program for all trainings.
 
 A search by such trainings (`from_scratch`) has rounds of S steps, and a step is a chunk
 of epochs of one training, whose state goes on to the next: fifteen epochs of many codes
@@ -175,7 +175,7 @@ class Jobs(NamedTuple):
 
 
 class Best(NamedTuple):
-    """Says which code is ahead: of those trained most often the best in the mean."""
+    """The leading code: of those with most trainings, the one of the best mean score."""
 
     row: jax.Array  # [] int32
     training: jax.Array  # [] int32, its latest; 0: the first
@@ -341,8 +341,8 @@ def record(
 ) -> ScratchState:
     """Writes a finished training down, and whether its code is ahead now.
 
-    It is where it was trained more often than the best so far, or as often and scores
-    more: the first training is judged alone, of the later ones the mean.
+    A code leads if it has had more trainings than the leader, or as many and a better
+    score. Its score is that of the first training, or the mean of the later ones.
     """
     row, number, code = jobs.rows[job], jobs.trainings[job], jobs.codes[job]
     codes, scores, own = state.cache

@@ -1,7 +1,11 @@
 """SFL: personalised models from a graph convolution over the clients' parameters.
 
 Chen, Long, Wu, Zhou, Jiang, "Personalized Federated Learning With Graph", IJCAI 2022,
-Algorithm 1. Written in V, the clients' models stacked to [K, P]:
+Algorithm 1, which approaches Eq. 3:
+
+    min over v_1 ... v_K of   sum_i F_i(v_i) + lambda [R(v_i, w) + R(v_i, u_i)]
+
+Written in V, the clients' models stacked to [K, P]:
 
     client (lines 5-9)     v_i: local steps on F_i(v) + lambda [R(v, w) + R(v, u_i)]
     server (lines 11-12)   u = alpha A^m V + (1 - alpha) V, A row-normalised

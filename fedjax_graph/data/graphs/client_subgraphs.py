@@ -51,7 +51,7 @@ class SubgraphData(NamedTuple):
 
 
 def dense_features(data: SubgraphData) -> jax.Array:
-    """The features of clients' nodes, for who does more with them than multiply.
+    """Returns the features of clients' nodes, refusing sparse ones.
 
     Raises:
       InputError: if they are sparse.

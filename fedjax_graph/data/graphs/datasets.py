@@ -1,6 +1,6 @@
 """Citation, co-author and co-purchase graphs, in the forms that users have them.
 
-`load` reads a published graph or a user's own file; see `node_graphs` for what it is.
+`load` reads a published graph or a user's own file; see `node_dataset` for what it is.
 """
 
 import itertools

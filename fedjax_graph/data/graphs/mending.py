@@ -21,7 +21,7 @@ class Neighbours(NamedTuple):
 
 
 def nothing_found(data: SubgraphData, num_places: int) -> Neighbours:
-    """Says of the nodes of K clients that they lost none: [K, N, ...].
+    """Neighbours [K, N, ...] of K clients' nodes where none was generated.
 
     Raises:
       InputError: if their features are sparse.
@@ -85,7 +85,7 @@ def draw_neighbours(
 
 
 def remaining(own: SubgraphData, hidden: jax.Array) -> SubgraphData:
-    """Says of hidden nodes [N] that they are padding."""
+    """Marks hidden nodes [N] as padding."""
     return own._replace(is_real=own.is_real * (1 - hidden))
 
 

@@ -1,8 +1,8 @@
-"""Labelled images, shared out to clients that see only a few labels each.
+"""Labelled images on the host.
 
 `load` reads CIFAR-10 in the forms that users have it, or a user's own .npz file; `cut`
-makes a dataset smaller, `statistics` counts what is in it; `partition` deals the images
-to clients.
+makes a dataset smaller, `statistics` counts what is in it. `label_shards` deals the
+images to clients.
 """
 
 import dataclasses
