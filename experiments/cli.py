@@ -14,7 +14,7 @@ from absl import app, flags, logging
 import fedjax_graph
 from experiments import usage
 from experiments.studies import options
-from fedjax_graph.core import ending, processes
+from fedjax_graph.core import processes, termination
 from fedjax_graph.core.errors import InputError, is_disk_full, one_line
 
 RESUME = "with --resume it goes on from the last checkpoint"
@@ -63,14 +63,14 @@ def run(main: Callable[[], Any]) -> None:
                 raise InputError(
                     f"unexpected argument {argv[1]!r}; flags start with --"
                 )
-            with ending.on_sigterm():
+            with termination.on_sigterm():
                 main()
         except InputError as error:
             _fail(error)
-        except ending.Terminated as error:
-            _fail(f"{error}{_how_to_resume()}", ending.STATUS)
+        except termination.Terminated as error:
+            _fail(f"{error}{_how_to_resume()}", termination.STATUS)
         except KeyboardInterrupt:
-            _fail(f"interrupted{_how_to_resume()}", ending.INTERRUPTED)
+            _fail(f"interrupted{_how_to_resume()}", termination.INTERRUPTED)
         except (MemoryError, OSError, RuntimeError, ValueError) as error:
             if is_disk_full(error):
                 reason = _first_line(error)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.core import aggregation, kept
+from fedjax_graph.core import aggregation, client_state
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedState, scored, task_round
@@ -31,7 +31,7 @@ class DittoState(NamedTuple):
 
 def ditto(config: DittoConfig) -> FederatedAlgorithm:
     """Factory of Ditto on any task; the personal models are what is scored."""
-    task, averaging = kept.build_anew(config.task, "ditto"), fed_avg(config)
+    task, averaging = client_state.build_anew(config.task, "ditto"), fed_avg(config)
 
     def update(v, client_data, key, data, num_rounds, w):
         adjust = pull(config.personal_weight, centre=w)

@@ -29,8 +29,8 @@ from fedjax_graph.algorithms.scaffold import control, control_mean
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.checks import limited
+from fedjax_graph.core.client_memory import with_client_memory
 from fedjax_graph.core.proximal import pull
-from fedjax_graph.core.remembering import remembering
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def fed_dc(config: FedDCConfig) -> FederatedAlgorithm:
         memory = {"drift": drift, "gradient": gradient}
         return result.model | {"params": sent}, memory, result.loss
 
-    algorithm = remembering(
+    algorithm = with_client_memory(
         config,
         config.average,
         first_memory=first_memory,

@@ -31,8 +31,8 @@ from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.checks import limited
+from fedjax_graph.core.client_state import KeepsLocal, Score, aggregated, is_local
 from fedjax_graph.core.federated import FederatedConfig, federated
-from fedjax_graph.core.kept import KeepsLocal, Score, aggregated, is_local
 from fedjax_graph.models import normalization
 from fedjax_graph.tasks.subgraphs import structure_of
 

@@ -29,11 +29,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, communication, kept, trees
+from fedjax_graph.core import aggregation, client_state, communication, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.channel import check_direct
 from fedjax_graph.core.checks import limited
+from fedjax_graph.core.client_state import KeepsLocal, Score, aggregated, is_local
 from fedjax_graph.core.federated import (
     FederatedConfig,
     cohort_update,
@@ -41,10 +42,9 @@ from fedjax_graph.core.federated import (
     scored,
     write_back,
 )
-from fedjax_graph.core.kept import KeepsLocal, Score, aggregated, is_local
-from fedjax_graph.core.masked import Masked, is_mask
 from fedjax_graph.core.task import TaskConfig
 from fedjax_graph.models import normalization
+from fedjax_graph.tasks.masked_weights import MaskedWeights, is_mask
 from fedjax_graph.tasks.subgraphs import random_blocks
 
 
@@ -78,10 +78,10 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
         see `channel.check_direct`.
     """
     check_direct(config, "fed_pub")
-    own: TaskConfig = Masked(
+    own: TaskConfig = MaskedWeights(
         config.task, config.mask_weight, config.pull_weight
     )  # Eq. 1
-    kept.build_anew(config.task, "fed_pub")
+    client_state.build_anew(config.task, "fed_pub")
     logits_task(config.task, "fed_pub")  # raises where there are none
     _, logits = logits_task(own, "fed_pub")
     task = (KeepsLocal(own, config.score) if config.score == "local" else own).build()

@@ -29,13 +29,20 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
-from fedjax_graph.core import aggregation, clients, communication, federated, kept, mesh
+from fedjax_graph.core import (
+    aggregation,
+    client_state,
+    clients,
+    communication,
+    federated,
+    mesh,
+)
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.checks import limited
+from fedjax_graph.core.client_memory import ClientMemoryState
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.remembering import RememberingState
-from fedjax_graph.core.server import server_step
+from fedjax_graph.core.server_optimizer import server_step
 from fedjax_graph.data.graphs import mending
 from fedjax_graph.data.graphs.mending import Neighbours
 from fedjax_graph.models import neighbour_generator as nets
@@ -53,7 +60,7 @@ class FedSagePlusConfig(FedAvgConfig):
 def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
     """Factory of FedSage+ on the task `subgraphs`; `InputError` for another."""
     check_models_alone(config, "fed_sage_plus", "generators and encodings")
-    task = kept.build_anew(config.task, "fed_sage_plus")
+    task = client_state.build_anew(config.task, "fed_sage_plus")
     server = server_step(config.server_optimizer)
     train_loss, update_by = task.train_loss, task.update_by
     if not isinstance(config.task, SubgraphTask) or not (train_loss and update_by):
@@ -110,7 +117,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
             "hidden": draw(draws, data.is_scored, config.hidden_share),
             "found": mending.nothing_found(data, net.num_places),
         }
-        return RememberingState(models, jnp.int32(0), server.init(models), memories)
+        return ClientMemoryState(models, jnp.int32(0), server.init(models), memories)
 
     def round_(state, data, key):
         train_key, other_key = task.round_keys(key)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import aggregation, encryption, kept
+from fedjax_graph.core import aggregation, client_state, encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import (
@@ -43,7 +43,7 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the task has no such gradient.
     """
-    task = kept.build_anew(config.task, "fed_sgd")
+    task = client_state.build_anew(config.task, "fed_sgd")
     optimizer = config.server_optimizer.build()
     if task.train_loss is None:
         raise InputError(

@@ -31,7 +31,7 @@ from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import embedding_task
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.meta_learning import masked_mean
+from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.normalization import unit_rows
 

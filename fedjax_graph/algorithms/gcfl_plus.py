@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import aggregation, clustering, kept
+from fedjax_graph.core import aggregation, client_state, clustering
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.channel import check_direct
 from fedjax_graph.core.checks import limited
@@ -74,7 +74,7 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
       InputError: if the config asks for a channel, see `channel.check_direct`.
     """
     check_direct(config, "gcfl_plus")
-    task = kept.build_task(config.task)
+    task = client_state.build_task(config.task)
 
     def update(model, client_data, key, data, num_rounds):
         args = client_data, key, data, last_norm(), num_rounds
@@ -83,7 +83,7 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
 
     train = cohort_update(
         update,
-        is_personal=kept.in_opt_state,
+        is_personal=client_state.in_opt_state,
         participation=config.participation,
         clients_per_chunk=config.clients_per_chunk,
     )
@@ -116,7 +116,7 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
             lambda models, cohort: aggregation.mix_rows(
                 models, is_same * cohort.weights
             ),
-            kept.in_opt_state,
+            client_state.in_opt_state,
         )
         mixed = mix(sent["model"], cohort)
         models = write_back(state.models, mixed, cohort, size)  # Eq. 1

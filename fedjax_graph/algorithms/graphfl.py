@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import aggregation, kept
+from fedjax_graph.core import aggregation, client_state
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import (
@@ -57,7 +57,7 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the task has none.
     """
-    task = kept.build_anew(config.task, "graphfl")
+    task = client_state.build_anew(config.task, "graphfl")
     client_query_loss = task.query_loss
     if client_query_loss is None:
         raise InputError(f"graphfl: the task {config.task.kind} has no query sets")

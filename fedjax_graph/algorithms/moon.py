@@ -23,12 +23,12 @@ import jax
 import optax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
-from fedjax_graph.core import kept
+from fedjax_graph.core import client_state
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import embedding_task
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.meta_learning import masked_mean
-from fedjax_graph.core.remembering import remembering
+from fedjax_graph.core.client_memory import with_client_memory
+from fedjax_graph.core.masks import masked_mean
 
 NORM_FLOOR = 1e-8  # of a cosine
 
@@ -74,12 +74,12 @@ def moon(config: MoonConfig) -> FederatedAlgorithm:
 
         added = term if config.contrast_weight else None
         result = task.update(w, client_data, key, data, None, num_rounds, term=added)
-        return result.model, kept.plain(result.model), result.loss
+        return result.model, client_state.plain(result.model), result.loss
 
-    return remembering(
+    return with_client_memory(
         config,
         config.average,
-        first_memory=kept.plain,
+        first_memory=client_state.plain,
         update=update,
         server_optimizer=config.server_optimizer,
     )

@@ -22,8 +22,8 @@ from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.core import aggregation, communication
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.channel import check_models_alone
+from fedjax_graph.core.client_memory import with_client_memory
 from fedjax_graph.core.clients import cohort_size
-from fedjax_graph.core.remembering import remembering
 
 
 class ControlState(NamedTuple):
@@ -71,7 +71,7 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
         result = task.update(model, client_data, key, data, adjust, num_rounds)
         return result.model, result.opt_state[0].mean_gradient, result.loss
 
-    algorithm = remembering(
+    algorithm = with_client_memory(
         config,
         config.average,
         first_memory=lambda model: jax.tree.map(jnp.zeros_like, model["params"]),

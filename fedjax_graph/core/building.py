@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from fedjax_graph.core.algorithm import Data
+from fedjax_graph.core.client_state import build_task
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.kept import build_task
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.task import Embedded, Task, TaskConfig
 

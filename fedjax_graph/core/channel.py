@@ -13,9 +13,9 @@ import jax
 from fedjax_graph.core import (
     aggregation,
     encryption,
-    masking,
     misbehaviour,
     privacy,
+    secure_aggregation,
 )
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.checks import Checked
@@ -114,7 +114,7 @@ def _secure(config: ChannelConfig, aggregate: Aggregator, key: jax.Array) -> Agg
             "but the plain mean of models, and this method's aggregator reads each"
         )
     if config.secure_aggregation == "masks":
-        return masking.masked_mean(key, config.misbehaviour.may_drop)
+        return secure_aggregation.secure_mean(key, config.misbehaviour.may_drop)
     encryption.check("ckks")
     return encryption.encrypted_mean
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from fedjax_graph.core import (
     aggregation,
     channel,
+    client_state,
     clients,
     communication,
     faults,
-    kept,
     local,
     mesh,
     misbehaviour,
@@ -33,7 +33,7 @@ from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import HONEST, Misbehaviour
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.server import server_step
+from fedjax_graph.core.server_optimizer import server_step
 from fedjax_graph.core.task import Task, TaskConfig
 from fedjax_graph.core.trees import IsPersonal, everything, nothing
 
@@ -346,8 +346,8 @@ def federated(
         round, a NamedTuple that has `models`, `num_rounds` and what else the server
         keeps; if given, the aggregator returns (models, {field: what becomes of it}).
     """
-    task = kept.build_task(config.task)
-    personal = kept.or_in_opt_state(is_personal(task))
+    task = client_state.build_task(config.task)
+    personal = client_state.or_in_opt_state(is_personal(task))
     server = server_step(server_optimizer, personal)
 
     def init(key, data):

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import arrays
 from fedjax_graph.core.local import LocalResult, Model, Params, local_steps
 
 Adapt = Callable[[Params], Params]
@@ -75,13 +73,3 @@ def meta_gradient(
         return query_loss(adapted)
 
     return jax.value_and_grad(objective)
-
-
-def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of values [L] where the mask [L] is 1; 0 if it is 0 everywhere.
-
-    Raises:
-      InputError: if the two have not the same shape.
-    """
-    arrays.check_same_shape(values=values, mask=mask)
-    return jnp.sum(mask * values) / jnp.maximum(jnp.sum(mask), 1)

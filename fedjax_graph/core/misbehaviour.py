@@ -17,6 +17,7 @@ from fedjax_graph.core import trees
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.clients import Cohort, client_keys
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.masks import lowest
 from fedjax_graph.core.task import Task
 
 Attack = Literal["sign_flip", "scaling", "noise", "label_flip"]
@@ -102,13 +103,12 @@ def attackers(
 ) -> jax.Array:
     """Marks who lies: floor(fraction K) of the K clients of weight > 0, [K] bool."""
     keys = client_keys(jax.random.key(_ATTACKERS_SEED), client_ids)
-    draws = jnp.where(weights > 0, jax.vmap(jax.random.uniform)(keys), jnp.inf)
-    rank = jnp.argsort(jnp.argsort(draws))
+    draws = jax.vmap(jax.random.uniform)(keys)
     sizes = [
         math.floor(config.byzantine_fraction * n + 1e-9)
         for n in range(len(client_ids) + 1)
     ]
-    return rank < jnp.array(sizes)[jnp.sum(weights > 0)]
+    return lowest(draws, weights > 0, jnp.array(sizes)[jnp.sum(weights > 0)])
 
 
 def attacked(

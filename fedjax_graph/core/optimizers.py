@@ -46,7 +46,7 @@ class OptimizerConfig:
     # added in a denominator; None: optax's
     epsilon: float | None = limited(None, lower=0)
     last_learning_rate: float = limited(0.0, lower=0)  # where a schedule ends
-    # of a client: its state goes on from round to round, see `core.kept`
+    # of a client: its state goes on from round to round, see `core.client_state`
     stateful: bool = False
 
     def __post_init__(self) -> None:

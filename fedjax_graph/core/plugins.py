@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-from fedjax_graph.core.ending import Terminated
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.termination import Terminated
 
 GROUP = "fedjax_graph.plugins"
 FAILURES = (Exception, SystemExit)  # of a plugin, which has no say in when to exit

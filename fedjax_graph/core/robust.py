@@ -27,6 +27,7 @@ from fedjax_graph.core.aggregation import (
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.masks import lowest
 
 TOLERANCE = 0.2
 WEISZFELD_STEPS = 30
@@ -99,8 +100,7 @@ def multi_krum(
     """
     is_real, scores = krum_scores(stacked, cohort, tolerance)
     num_kept = jnp.sum(is_real) - _num_tolerated(jnp.sum(is_real), tolerance)
-    rank = jnp.argsort(jnp.argsort(scores))
-    is_kept = is_real & (rank < num_kept)
+    is_kept = lowest(scores, is_real, num_kept)
     mean = client_mean(trees.kept_rows(stacked, is_kept), is_kept)
     return jax.tree.map(lambda x: x[None], mean)
 

@@ -20,12 +20,12 @@ import numpy as np
 from fedjax_graph.core import (
     clients,
     communication,
-    ending,
     faults,
     mesh,
     privacy,
     processes,
     reporter,
+    termination,
 )
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.checks import Checked, limited, limits
@@ -323,7 +323,7 @@ class _Loop:
             folder = pathlib.Path(config.profile, self._name) if is_traced else None
             profile = stack.enter_context(contextlib.closing(Profile(folder)))
             if self._checkpoints:
-                stack.enter_context(ending.deferred())
+                stack.enter_context(termination.deferred())
             return self._rounds(seed_state, seconds, round_, writer, progress, profile)
 
     def privacy_after(self, num_rounds: int) -> dict[str, Any] | None:
@@ -370,7 +370,7 @@ class _Loop:
             round_ += num_rounds
             if self._checkpoints:
                 self._save(round_, seed_state, seconds, ~stopped, again)
-                ending.check(f"round {round_} of {self._name}")
+                termination.check(f"round {round_} of {self._name}")
         if not self._checkpoints:
             state = _on_host(seed_state.state)
             divergence.check_state(round_, state, ~stopped, again)

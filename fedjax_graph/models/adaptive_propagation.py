@@ -30,7 +30,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core.meta_learning import masked_mean
+from fedjax_graph.core.masks import lowest, masked_mean
 from fedjax_graph.models.message_passing import Structure
 
 ALIKE = 0.999  # R_ij of two nodes that U joins
@@ -188,9 +188,8 @@ def homophily(
       num_classes: C.
       key: of the draw of the first half.
     """
-    draws = jax.random.uniform(key, labels.shape) + (is_trained == 0)
-    place = jnp.argsort(jnp.argsort(draws))
-    is_first = (place < jnp.sum(is_trained) // 2)[:, None]
+    draws = jax.random.uniform(key, labels.shape)
+    is_first = lowest(draws, is_trained > 0, jnp.sum(is_trained) // 2)[:, None]
     known = jax.nn.one_hot(labels, num_classes)
     first = jnp.where(is_first, known, 1 / num_classes)
     spread = first

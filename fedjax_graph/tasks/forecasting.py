@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from fedjax_graph.core import aggregation, arrays, batching, clients, mesh, sharding
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.masks import mean_where
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.data.traffic.windows import TARGET_STEPS, TrafficData, Windows
@@ -145,10 +146,7 @@ def client_errors(
         )
     at = jax.tree.map(lambda x: x[:, steps_ahead - 1], sums)
     has_any = at.masked_count > 0
-    num_clients = jnp.maximum(jnp.sum(has_any), 1)
-    return jax.tree.map(
-        lambda x: jnp.sum(jnp.where(has_any, x, 0)) / num_clients, masked_errors(at)
-    )
+    return jax.tree.map(lambda x: mean_where(x, has_any), masked_errors(at))
 
 
 def error_metrics(

@@ -19,6 +19,7 @@ from fedjax_graph.core import arrays, batching, clients
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.local import LocalResult, Model, local_steps
+from fedjax_graph.core.masks import lowest, mean_where
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Embedded, Task, flipped, in_head
 from fedjax_graph.data.images.label_shards import ImageData
@@ -327,19 +328,10 @@ def client_metrics(
     }
 
 
-def lowest(values: jax.Array, is_real: jax.Array, number: jax.Array) -> jax.Array:
-    """Which of values [K] are the `number` lowest of the real ones: [K] bool."""
-    order = jnp.argsort(jnp.where(is_real, values, jnp.inf))
-    rank = jnp.argsort(order)
-    return rank < number
-
-
 def moments(values: jax.Array, group: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean and (population) standard deviation of values [K] over a group [K] bool."""
-    number = jnp.maximum(jnp.sum(group), 1)
-    mean = jnp.sum(jnp.where(group, values, 0)) / number
-    variance = jnp.sum(jnp.where(group, (values - mean) ** 2, 0)) / number
-    return mean, jnp.sqrt(variance)
+    mean = mean_where(values, group)
+    return mean, jnp.sqrt(mean_where((values - mean) ** 2, group))
 
 
 def predict_images(

@@ -20,7 +20,8 @@ from fedjax_graph.core.aggregation import client_mean
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.local import LocalResult, Model
-from fedjax_graph.core.meta_learning import inner_update, masked_mean
+from fedjax_graph.core.masks import masked_mean
+from fedjax_graph.core.meta_learning import inner_update
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Embedded, Task, Term, flipped, in_head

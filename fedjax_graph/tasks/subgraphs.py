@@ -21,7 +21,7 @@ from fedjax_graph.core import clients
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.local import LocalResult, Model, local_steps
-from fedjax_graph.core.meta_learning import masked_mean
+from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Embedded, Task, flipped
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData

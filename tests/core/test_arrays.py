@@ -15,7 +15,7 @@ from fedjax_graph.core import (
     communication,
     encryption,
     graphs,
-    meta_learning,
+    masks,
     trees,
 )
 from fedjax_graph.core.clients import Cohort
@@ -93,9 +93,7 @@ WRONG = {
     "no batch": lambda: batching.batches(jnp.zeros(3, int), 0),
     "no epoch": lambda: batching.shuffled_batches(KEY, 3, 4, 0),
     "a row beyond": lambda: trees.take(MODELS, np.array([7])),
-    "a mask that broadcasts": lambda: meta_learning.masked_mean(
-        jnp.ones(3), jnp.ones((3, 1))
-    ),
+    "a mask that broadcasts": lambda: masks.masked_mean(jnp.ones(3), jnp.ones((3, 1))),
     "integers in 8 bits": lambda: communication.pack(np.ones((2, 2), int), 8),
     "sent by others": lambda: encryption.mean("none")(
         MODELS, cohort(), {"w": np.ones((5, 2), bool)}

@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.test_util import check_grads
 
-from fedjax_graph.core.meta_learning import inner_update, masked_mean, meta_gradient
+from fedjax_graph.core.meta_learning import inner_update, meta_gradient
 from fedjax_graph.models.gcn import GCN
 
 KEY = jax.random.key(0)
@@ -159,9 +159,3 @@ def test_inner_steps_draw_from_keys_of_their_own():
     noise = [jax.random.normal(key) for key in jax.random.split(KEY, 5)]
     assert len({float(x) for x in noise}) == 5
     npt.assert_allclose(adapted["params"], 2 - 0.1 * np.sum(noise))
-
-
-def test_masked_mean():
-    values, mask = jnp.array([3.0, 5.0, 100.0]), jnp.array([1.0, 1.0, 0.0])
-    assert masked_mean(values, mask) == 4
-    assert masked_mean(values, 0 * mask) == 0

@@ -79,9 +79,10 @@ def test_ctrl_c_while_a_binary_is_imported_is_one_line():
 
 def test_a_sigterm_waits_for_what_is_being_saved(capsys):
     process = run(
-        "import os, signal; from fedjax_graph.core import ending; "
-        "block = ending.deferred(); block.__enter__(); "
-        "os.kill(os.getpid(), signal.SIGTERM); print('on'); ending.check('round 3')"
+        "import os, signal; from fedjax_graph.core import termination; "
+        "block = termination.deferred(); block.__enter__(); "
+        "os.kill(os.getpid(), signal.SIGTERM); print('on'); "
+        "termination.check('round 3')"
     )
     assert (process.returncode, process.stdout) == (143, "on\n")
     line = "error: ended by SIGTERM after round 3, which is saved\n"

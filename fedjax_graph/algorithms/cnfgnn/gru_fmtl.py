@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import aggregation, communication, graphs, kept, trees
+from fedjax_graph.core import aggregation, client_state, communication, graphs, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.federated import FederatedState, federated_round, scored
@@ -66,7 +66,7 @@ class Centred(NamedTuple):
 def gru_fmtl(config: GRUFMTLConfig) -> FederatedAlgorithm:
     """GRU + FMTL on traffic; any task with a graph of its clients will do."""
     communicate, pull_of = REGULARISERS[config.regulariser]
-    task = kept.build_anew(config.task, "gru_fmtl")
+    task = client_state.build_anew(config.task, "gru_fmtl")
 
     def update(model, client, key, data, num_rounds, shared):
         own, neighbours = client

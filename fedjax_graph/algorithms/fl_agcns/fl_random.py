@@ -27,6 +27,7 @@ from fedjax_graph.core import encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.masks import mean_where
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import random_codes
 from fedjax_graph.tasks import subgraphs
@@ -200,15 +201,8 @@ def make_trial(
             score,
             by_client[:, 0],
             Weights(model, None),
-            finite_mean(losses),
+            mean_where(losses, jnp.isfinite(losses)),  # divergence ends no search
             encryption.total(costs, cost),
         )
 
     return run
-
-
-def finite_mean(losses: jax.Array) -> jax.Array:
-    """Averages the finite ones of [...] -> [], 0 of none: divergence ends no search."""
-    is_finite = jnp.isfinite(losses)
-    total = jnp.sum(jnp.where(is_finite, losses, 0))
-    return total / jnp.maximum(jnp.sum(is_finite), 1)

@@ -31,6 +31,7 @@ from fedjax_graph.algorithms.fl_agcns.search import WORST, Weights, searched
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.local import Params
+from fedjax_graph.core.masks import mean_where
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import ANY_STAGES, NUM_LAYERS, Stages, is_gene
 
@@ -137,9 +138,8 @@ def move_baseline(
     baseline: jax.Array, rewards: jax.Array, is_score: jax.Array, decay: jax.Array
 ) -> jax.Array:
     """Moves the average [] by the rewards [C] of those codes that have a score."""
-    count = jnp.sum(is_score)
-    mean = jnp.sum(jnp.where(is_score, rewards, 0)) / jnp.maximum(count, 1)
-    return jnp.where(count > 0, decay * baseline + (1 - decay) * mean, baseline)
+    moved = decay * baseline + (1 - decay) * mean_where(rewards, is_score)
+    return jnp.where(jnp.any(is_score), moved, baseline)
 
 
 def advantages(

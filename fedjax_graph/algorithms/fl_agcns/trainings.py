@@ -18,7 +18,6 @@ import numpy as np
 import optax
 
 from fedjax_graph.algorithms.fl_agcns import evolution
-from fedjax_graph.algorithms.fl_agcns.fl_random import finite_mean
 from fedjax_graph.algorithms.fl_agcns.search import (
     WORST,
     SearchConfig,
@@ -31,6 +30,7 @@ from fedjax_graph.core import clients, encryption
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.masks import mean_where
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.packed import PackedNet
 from fedjax_graph.tasks import subgraphs
@@ -175,7 +175,7 @@ class Jobs(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The leading code: of those with most trainings, the one of the best mean score."""
+    """The leading code: of those with most trainings the one of the best mean."""
 
     row: jax.Array  # [] int32
     training: jax.Array  # [] int32, its latest; 0: the first
@@ -330,8 +330,8 @@ def make_training(
             step, (state, training), jnp.arange(plan.num_steps)
         )
         figures = measured(plan, state, jobs, data)
-        total = encryption.total(costs)
-        return state, {"train_loss": finite_mean(losses)} | figures | total
+        loss = mean_where(losses, jnp.isfinite(losses))  # divergence ends no search
+        return state, {"train_loss": loss} | figures | encryption.total(costs)
 
     return run
 
@@ -372,12 +372,11 @@ def measured(
     """Computes the figures of a round."""
     scores = state.cache.scores[jobs.rows, jobs.trainings]
     is_scored = jobs.is_needed & (scores > WORST)
-    mean = jnp.sum(jnp.where(is_scored, scores, 0)) / jnp.maximum(jnp.sum(is_scored), 1)
     own = state.cache.client_scores[state.best.row]
     num_jobs = jnp.sum(jobs.is_needed, dtype=jnp.float32)
     return {
         "best_score": state.best.score,
-        "mean_score": mean,
+        "mean_score": mean_where(scores, is_scored),
         "score_spread": jnp.std(own, where=jnp.any(data.is_scored > 0, axis=1)),
         "code_epochs": num_jobs * (jobs.num_chunks * plan.chunk),
     }

@@ -44,20 +44,20 @@ from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import aggregation, communication, graphs, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.clients import cohort_size
-from fedjax_graph.core.federated import (
-    FederatedConfig,
-    FederatedState,
-    federated,
-    write_back,
-)
-from fedjax_graph.core.kept import (
+from fedjax_graph.core.client_state import (
     LOCAL,
     KeepsLocal,
     Score,
     aggregated,
     is_local,
     or_in_opt_state,
+)
+from fedjax_graph.core.clients import cohort_size
+from fedjax_graph.core.federated import (
+    FederatedConfig,
+    FederatedState,
+    federated,
+    write_back,
 )
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.proximal import Distance, pull

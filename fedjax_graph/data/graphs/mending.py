@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core.meta_learning import masked_mean
+from fedjax_graph.core.masks import lowest, masked_mean
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData, dense_features
 
 
@@ -33,10 +33,9 @@ def nothing_found(data: SubgraphData, num_places: int) -> Neighbours:
 def draw_hidden(key: jax.Array, candidates: jax.Array, share: float) -> jax.Array:
     """Draws a share, rounded down, of candidates [N]: [N] float32, 1 for the drawn."""
     is_candidate = candidates > 0
-    draws = jnp.where(is_candidate, jax.random.uniform(key, candidates.shape), 2)
-    rank = jnp.argsort(jnp.argsort(draws))
+    draws = jax.random.uniform(key, candidates.shape)
     size = jnp.floor(share * jnp.sum(is_candidate))
-    return (is_candidate & (rank < size)).astype(jnp.float32)
+    return lowest(draws, is_candidate, size).astype(jnp.float32)
 
 
 def without(own: SubgraphData, hidden: jax.Array) -> SubgraphData:

@@ -14,7 +14,7 @@ PRUNED_BELOW = 1e-3  # a smaller entry of a mask counts as 0 when a model is use
 
 
 @dataclasses.dataclass(frozen=True)
-class Masked:
+class MaskedWeights:
     """A task whose params are `weights` and, of those with two axes or more, `masks`.
 
     To the loss come the sum of the masks' magnitudes, and the squared distance of the

@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import kept
+from fedjax_graph.core import client_state
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.federated import FederatedConfig, scored, task_round
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.server import server_step
+from fedjax_graph.core.server_optimizer import server_step
 
 
-class RememberingState(NamedTuple):
+class ClientMemoryState(NamedTuple):
     """What the server and the clients keep."""
 
     # {"params": ..., "batch_stats": ...}, leaves [1, ...]; what clients' optimizers
@@ -26,13 +26,13 @@ class RememberingState(NamedTuple):
     memories: Any  # of each client, leaves [K, ...]
 
 
-def remembering(
+def with_client_memory(
     config: FederatedConfig,
-    aggregator: Callable[[RememberingState, Data, jax.Array], Aggregator],
+    aggregator: Callable[[ClientMemoryState, Data, jax.Array], Aggregator],
     *,
     first_memory: Callable[[Model], Any],
     update: Callable[..., tuple[Model, Any, jax.Array]],
-    shared: Callable[[RememberingState, Data], tuple] = lambda state, data: (),
+    shared: Callable[[ClientMemoryState, Data], tuple] = lambda state, data: (),
     server_optimizer: OptimizerConfig | None = None,
 ) -> FederatedAlgorithm:
     """Factory of a method of one model for all whose clients have a memory.
@@ -48,9 +48,9 @@ def remembering(
       shared: (state, data) -> what `update` gets besides, the same for all clients.
       server_optimizer: see `server.server_step`.
     """
-    task = kept.build_task(config.task)
-    server = server_step(server_optimizer, kept.in_opt_state)
-    is_personal = kept.or_in_opt_state(lambda path: path[0].key == "memory")
+    task = client_state.build_task(config.task)
+    server = server_step(server_optimizer, client_state.in_opt_state)
+    is_personal = client_state.or_in_opt_state(lambda path: path[0].key == "memory")
 
     def update_one(own, *args):
         model, memory, loss = update(task, own["model"], own["memory"], *args)
@@ -59,11 +59,11 @@ def remembering(
     def init(key, data):
         model = task.init(key)
         size = len(data.client_ids)
-        models = kept.broadcast_own(model, size)
+        models = client_state.broadcast_own(model, size)
         memories = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (size, *x.shape)), first_memory(model)
         )
-        return RememberingState(models, jnp.int32(0), server.init(models), memories)
+        return ClientMemoryState(models, jnp.int32(0), server.init(models), memories)
 
     def round_(state, data, key):
         train_key, aggregate_key = task.round_keys(key)

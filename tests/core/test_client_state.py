@@ -16,7 +16,7 @@ from fedjax_graph.algorithms.fed_prox import FedProxConfig, fed_prox
 from fedjax_graph.algorithms.local import local_training
 from fedjax_graph.algorithms.scaffold import scaffold
 from fedjax_graph.algorithms.sfl.sfl import SFLConfig, sfl
-from fedjax_graph.core import kept
+from fedjax_graph.core import client_state
 from fedjax_graph.core.communication import bytes_per_round
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
@@ -117,9 +117,9 @@ def test_moments_go_on_where_a_client_left_them(quick_jit, name):
     rows = to_rows(state.models)
     for key, (state, _) in zip(KEYS, later, strict=True):
         rows = round_of(twin, rows, key)
-        own = state.models.get(kept.LOCAL, state.models)
+        own = state.models.get(client_state.LOCAL, state.models)
         assert_rows(own, rows)
-    _, moments = state.models[kept.OPT_STATE]
+    _, moments = state.models[client_state.OPT_STATE]
     npt.assert_array_equal(moments[0].count, twin.count)
     assert len(set(twin.count)) > 1  # some took part more often than others
 
@@ -214,9 +214,9 @@ def test_what_reads_models_reads_no_optimizers(quick_jit, name):
     algorithm = get_method(name).factory(make_config(name, values | changes))
     train = problems.Subgraphs().train
     state = run(algorithm, train, quick_jit, KEYS[:2])[-1][0]
-    own = {kept.LOCAL} if name == "fed_gta" else set()
-    assert set(state.models) == {"params", "batch_stats", kept.OPT_STATE} | own
-    count = state.models[kept.OPT_STATE][0].count
+    own = {client_state.LOCAL} if name == "fed_gta" else set()
+    assert set(state.models) == {"params", "batch_stats", client_state.OPT_STATE} | own
+    count = state.models[client_state.OPT_STATE][0].count
     npt.assert_array_equal(count, [4] * NUM_CLIENTS)
     scores = jax.jit(algorithm.evaluate)(state, train)
     assert np.isfinite(scores["loss"])

@@ -9,7 +9,14 @@ import pytest
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.algorithms.fed_dc import fed_dc
 from fedjax_graph.algorithms.scaffold import scaffold
-from fedjax_graph.core import aggregation, channel, encryption, faults, masking, mesh
+from fedjax_graph.core import (
+    aggregation,
+    channel,
+    encryption,
+    faults,
+    mesh,
+    secure_aggregation,
+)
 from fedjax_graph.core.channel import ChannelConfig
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.communication import bytes_per_round
@@ -22,7 +29,7 @@ from tests.algorithms.quadratic import QuadraticTask
 KEY = jax.random.key(3)
 NUM_CLIENTS, SIZE = 6, 4000
 PARTIES = jnp.array([1, 2, 5, 8, 9, 11])
-UNIT = 2.0**-masking.FRACTION_BITS
+UNIT = 2.0**-secure_aggregation.FRACTION_BITS
 
 
 def integers(seed=0):
@@ -46,12 +53,12 @@ def cohort_of(weights):
 
 @pytest.fixture(scope="module")
 def messages(quick_jit):
-    return quick_jit(masking.messages)
+    return quick_jit(secure_aggregation.messages)
 
 
 @pytest.fixture(scope="module")
 def unmasked_sum(quick_jit):
-    return quick_jit(masking.unmasked_sum)
+    return quick_jit(secure_aggregation.unmasked_sum)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +100,7 @@ def test_what_remains_hidden_after_a_drop_out(messages):
     sent = np.asarray(messages(zeros, PARTIES, present, KEY))
     gone = jnp.arange(NUM_CLIENTS) == 5
     for index in range(5):
-        known = masking.mask(jnp.int32(index), gone, PARTIES, KEY, (SIZE,))
+        known = secure_aggregation.mask(jnp.int32(index), gone, PARTIES, KEY, (SIZE,))
         left = sent[index] - np.asarray(known)
         bits = np.unpackbits(left.view(np.uint8))
         assert abs(bits.mean() - 0.5) < 5 * 0.5 / np.sqrt(32 * SIZE)
@@ -101,7 +108,9 @@ def test_what_remains_hidden_after_a_drop_out(messages):
 
 @pytest.mark.parametrize("weights", [[2, 1, 5, 3, 4, 1], [3, 0, 1, 0, 0, 5], [0] * 6])
 def test_the_masked_mean_is_the_mean_up_to_rounding(weights, quick_jit):
-    merged = quick_jit(masking.masked_mean(KEY))(models(), cohort_of(weights))
+    merged = quick_jit(secure_aggregation.secure_mean(KEY))(
+        models(), cohort_of(weights)
+    )
     mean = aggregation.weighted_mean(models(), cohort_of(weights))
     for name, expected in mean.items():
         assert merged[name].shape == expected.shape
@@ -109,7 +118,7 @@ def test_the_masked_mean_is_the_mean_up_to_rounding(weights, quick_jit):
 
 
 def test_several_devices_have_the_same_masks(quick_jit):
-    mean = masking.masked_mean(KEY)
+    mean = secure_aggregation.secure_mean(KEY)
     alone = quick_jit(mean)(models(), cohort_of([1] * 6))
     with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:2])):
         shared = jax.tree.map(jnp.asarray, models())
@@ -119,7 +128,7 @@ def test_several_devices_have_the_same_masks(quick_jit):
 
 def test_numbers_that_do_not_fit_are_refused_in_one_line(quick_jit):
     large = models() | {"scale": np.full(NUM_CLIENTS, 1025.0, np.float32)}
-    mean = masking.masked_mean(KEY)
+    mean = secure_aggregation.secure_mean(KEY)
     with pytest.raises(InputError, match="masks holds numbers up to 1024, and a "):
         mean(large, cohort_of([1] * 6))
     assert np.isnan(quick_jit(mean)(large, cohort_of([1] * 6))["bias"]).all()
@@ -135,7 +144,7 @@ def test_a_compiled_round_tells_a_watch_why_and_the_run_says_it(quick_jit):
     watch = faults.Watch(lambda *found: None, explain=reasons.append)
     large = models() | {"scale": np.full(NUM_CLIENTS, 1025.0, np.float32)}
     with faults.watching(watch, jnp.int32(1)):
-        quick_jit(masking.masked_mean(KEY))(large, cohort_of([1] * 6))
+        quick_jit(secure_aggregation.secure_mean(KEY))(large, cohort_of([1] * 6))
     jax.effects_barrier()
     (reason,) = reasons
     divergence = Divergence("fed_avg", "stop")
@@ -152,9 +161,9 @@ def test_what_the_server_sees_of_clients(mode, monkeypatch):
     """Plain: each model. Masks: noise, and the sum. CKKS: bytes, which differ."""
     seen = []
     if mode == "masks":
-        take_sum = masking.unmasked_sum
+        take_sum = secure_aggregation.unmasked_sum
         monkeypatch.setattr(
-            masking,
+            secure_aggregation,
             "unmasked_sum",
             lambda sent, *args: seen.append(np.asarray(sent)) or take_sum(sent, *args),
         )
@@ -180,7 +189,7 @@ def test_what_the_server_sees_of_clients(mode, monkeypatch):
     if mode == "none":
         npt.assert_array_equal(found, own["w"])
     elif mode == "masks":
-        in_the_clear = np.asarray(masking.to_fixed_point(own["w"] / 6))
+        in_the_clear = np.asarray(secure_aggregation.to_fixed_point(own["w"] / 6))
         assert not np.any(found == in_the_clear)
         assert len(np.unique(found)) == found.size  # though all models are the same
         total = in_the_clear.sum(axis=0, dtype=np.uint32)

@@ -32,7 +32,7 @@ LIMIT = 2.0 ** (30 - FRACTION_BITS)  # of a model's numbers: half of what 32 bit
 SEED_BYTES = 32  # of a public key and of a seed that is revealed
 
 
-def masked_mean(key: jax.Array, may_drop: bool = False) -> Aggregator:
+def secure_mean(key: jax.Array, may_drop: bool = False) -> Aggregator:
     """Factory of `aggregation.weighted_mean` by masked sums.
 
     A client multiplies by its own share, as under `encryption.mean`. Those of weight 0,
