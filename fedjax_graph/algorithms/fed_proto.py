@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation
+from fedjax_graph.core import aggregation, channel
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import embedding_task
 from fedjax_graph.core.checks import limited
@@ -101,6 +101,7 @@ def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the task has none.
     """
+    channel.refuse(config, "fed_proto's clients send prototypes", "privacy")
     task, embed = embedding_task(config.task, "fed_proto")
 
     def update(own, client_data, key, data, num_rounds):
@@ -141,4 +142,4 @@ def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
         after = FedProtoState(own["model"], state.num_rounds + 1, own["prototypes"])
         return after, {"train_loss": loss}
 
-    return scored(task, init, round_, config)._replace(privacy=None)  # none is promised
+    return scored(task, init, round_, config)

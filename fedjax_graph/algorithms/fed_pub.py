@@ -29,10 +29,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, client_state, communication, trees
+from fedjax_graph.core import aggregation, channel, client_state, communication, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
-from fedjax_graph.core.channel import check_direct
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.client_state import KeepsLocal, Score, aggregated, is_local
 from fedjax_graph.core.federated import (
@@ -75,9 +74,9 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
 
     Raises:
       InputError: if the task is of something else, or the config asks for a channel,
-        see `channel.check_direct`.
+        see `channel.refuse`.
     """
-    check_direct(config, "fed_pub")
+    channel.refuse(config, "fed_pub does not have it")
     own: TaskConfig = MaskedWeights(
         config.task, config.mask_weight, config.pull_weight
     )  # Eq. 1

@@ -23,7 +23,7 @@ import jax
 import optax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
-from fedjax_graph.core import client_state
+from fedjax_graph.core import channel, client_state
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import embedding_task
 from fedjax_graph.core.checks import limited
@@ -57,6 +57,7 @@ def moon(config: MoonConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the task has none.
     """
+    channel.refuse(config, "none is promised of what moon's clients send", "privacy")
     embedding_task(config.task, "moon")
 
     def update(task, w, previous, client_data, key, data, num_rounds):

@@ -41,7 +41,7 @@ import optax
 from fedjax_graph.algorithms.lg_fed_avg import is_representation
 from fedjax_graph.algorithms.sfl import structure_learning
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
-from fedjax_graph.core import aggregation, communication, graphs, trees
+from fedjax_graph.core import aggregation, channel, communication, graphs, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.client_state import (
@@ -124,6 +124,9 @@ def _sfl(
     **settings: Any,
 ) -> FederatedAlgorithm:
     """What SFL and its kin share: the clients' half, and which models they keep."""
+    if config.start == "own":  # noise promises something of the way from a known start
+        reason = "under start='own' clients begin at models that no other knows"
+        channel.refuse(config, reason, "privacy")
     if config.start == "own" or config.score == "local":
         keeping = KeepsLocal(config.task, config.score)
         config = dataclasses.replace(config, task=keeping)
