@@ -55,7 +55,7 @@ def test_the_example_that_composes_the_pieces(capsys):
     exec(compile(code, str(README), "exec"), {})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     slopes = {name: float(slope) for name, slope, _ in lines}
-    assert abs(slopes["median"] - 2) < 0.05  # the line is y = 2 x + 1
+    assert abs(slopes["bounded"] - 2) < 0.05  # the line is y = 2 x + 1
     assert abs(slopes["weighted_mean"] - 2) > 0.5  # and one client is broken
 
 
