@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.studies import running
-from experiments.studies.fl_agcns_settings import FLAGCNSSettings
+from experiments.studies.fl_agcns_settings import SHORT_RUN_DATASET, FLAGCNSSettings
 from fedjax_graph import data
 from fedjax_graph.data.graphs import client_subgraphs, node_dataset, subgraphs
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
@@ -43,7 +43,7 @@ def load_dataset(study: FLAGCNSSettings) -> NodeDataset:
     Raises:
       InputError: one line, as in `data.load`.
     """
-    return data.load(study.dataset or "synthetic_mixed", study.data_dir, kind="graphs")
+    return data.load(study.dataset or SHORT_RUN_DATASET, study.data_dir, kind="graphs")
 
 
 def num_clients_of(study: FLAGCNSSettings, name: str) -> int:

@@ -14,6 +14,8 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.images import datasets as images
 from fedjax_graph.data.images import label_shards
 from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic.published import PUBLISHED
+from fedjax_graph.data.traffic.synthetic_flows import TWINS
 from fedjax_graph.models import resnet
 from fedjax_graph.tasks import images as image_task
 from fedjax_graph.tasks import traffic_rnn
@@ -222,6 +224,13 @@ def model_bytes(study: SFLSettings) -> int:
     return 4 * copies * study.setting("num_clients") * num_parameters
 
 
+def split_in_words(name: str) -> str:
+    """Train, validation and test of a traffic network, in percent: `70/10/20`."""
+    published = PUBLISHED.get(TWINS.get(name, name))
+    fractions = published.fractions if published else batching.FRACTIONS
+    return "/".join(f"{100 * x:g}" for x in fractions)
+
+
 def in_effect(study: SFLSettings) -> dict[str, Any]:
     """What options stand for that are not given; see `Options.in_effect`."""
     is_traffic = study.kind == "traffic"
@@ -237,7 +246,7 @@ def in_effect(study: SFLSettings) -> dict[str, Any]:
         return found | {
             "model": study.model or task.model,
             "rnn_hidden_size": study.rnn_hidden_size or task.hidden_size,
-            "split_ratio": study.split_ratio or "70/10/20",
+            "split_ratio": study.split_ratio or split_in_words(study.dataset_name),
         }
     return found | {
         "num_clients": study.setting("num_clients"),

@@ -8,7 +8,7 @@
 Leaves of `test` are means over seeds; `test_std` and `test_by_seed` have the same tree.
 Which metrics it holds is said by who runs the method; some stand beside it, as means.
 Errors are in the unit of the data, of traffic `settings["unit"]`; MAPE and accuracies
-in percent. What `mae` and `rmse` mean is the system's: see the README.
+in percent. What `mae` and `rmse` mean is the system's: see its page in docs/.
 `communication_bytes` are those of training up to the best round, the papers'
 convention; `communication_bytes_in_all` those of all rounds.
 """
