@@ -35,6 +35,8 @@ ADAM = OptimizerConfig("adam", 0.01, weight_decay=5e-4)
 
 @dataclasses.dataclass(frozen=True)
 class AdaFGLConfig(FedAvgConfig):
+    """Configures AdaFGL: the rounds of FedAvg, then the networks of each client."""
+
     federated_rounds: int = limited(50, lower=1)  # of FedAvg
     alpha: float = limited(0.5, lower=0, upper=1)  # of Eq. 2
     num_hops: int = limited(3, lower=0)  # k
@@ -44,6 +46,8 @@ class AdaFGLConfig(FedAvgConfig):
 
 
 class AdaFGLState(NamedTuple):
+    """Holds the global model and each client's own networks."""
+
     server: FederatedState  # of FedAvg
     models: Any  # {"params", "opt_state"} of the networks, leaves [K, ...]
     homophily: jax.Array  # [K], w

@@ -35,6 +35,8 @@ from fedjax_graph.core.proximal import pull
 
 @dataclasses.dataclass(frozen=True)
 class FedDCConfig(FedAvgConfig):
+    """Configures FedDC: the weight of the penalty on a client's drift."""
+
     drift_weight: float = limited(0.1, lower=0)  # alpha
 
 

@@ -42,6 +42,8 @@ from fedjax_graph.tasks.subgraphs import SubgraphTask, structure_of
 
 @dataclasses.dataclass(frozen=True)
 class FedGCNConfig(FedAvgConfig):
+    """Configures FedGCN: from how many hops around its nodes a client is told."""
+
     num_hops: int = limited(2, lower=1, upper=2)
 
 
@@ -55,6 +57,8 @@ class Known(NamedTuple):
 
 
 class FedGCNState(NamedTuple):
+    """Holds what FedAvg trains, and what the one exchange told the clients."""
+
     server: Any  # of FedAvg
     known: Known
 

@@ -47,6 +47,8 @@ LOG_FLOOR = 1e-8  # added in a logarithm
 
 @dataclasses.dataclass(frozen=True)
 class FedGTAConfig(FederatedConfig):
+    """Configures FedGTA: label propagation, moments, and who counts as alike."""
+
     propagation_steps: int = limited(5, lower=0)  # k
     kappa: float = limited(0.5, lower=0, upper=1)
     temperature: float = limited(20.0, above=0)  # T

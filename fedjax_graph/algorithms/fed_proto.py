@@ -35,6 +35,8 @@ from fedjax_graph.core.task import Embedded
 
 @dataclasses.dataclass(frozen=True)
 class FedProtoConfig(FederatedConfig):
+    """Configures FedProto: the pull of embeddings to the classes' prototypes."""
+
     prototype_weight: float = limited(1.0, lower=0)  # lambda
     distance: Literal["prototypes", "examples"] = "prototypes"  # d of what, in Eq. 3
 

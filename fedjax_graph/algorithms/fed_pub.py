@@ -49,6 +49,8 @@ from fedjax_graph.tasks.subgraphs import random_blocks
 
 @dataclasses.dataclass(frozen=True)
 class FedPubConfig(FederatedConfig):
+    """Configures FED-PUB: its similarities, penalties, and the random graph G."""
+
     sharpness: float = limited(10.0, lower=0)  # tau
     mask_weight: float = limited(0.0, lower=0)  # lambda_1
     pull_weight: float = limited(0.0, lower=0)  # lambda_2
@@ -59,6 +61,8 @@ class FedPubConfig(FederatedConfig):
 
 
 class FedPubState(NamedTuple):
+    """Holds each client's weights and masks, and the graph that compares them."""
+
     models: Any  # u_i and mu_i, leaves [K, ...]
     num_rounds: jax.Array  # [] int32
     proxy: Any  # G, `SubgraphData` of one client

@@ -57,6 +57,8 @@ from fedjax_graph.tasks.subgraphs import SubgraphTask, as_graph
 
 @dataclasses.dataclass(frozen=True)
 class FedSagePlusConfig(FedAvgConfig):
+    """Configures FedSage+: its two phases, and the generator of neighbours."""
+
     generator_rounds: int = limited(10, lower=0)
     hidden_share: float = limited(0.5, lower=0, upper=1)  # of the validation nodes
     generator: GeneratorConfig = GeneratorConfig()

@@ -42,6 +42,8 @@ from fedjax_graph.core.proximal import squared_norm
 
 @dataclasses.dataclass(frozen=True)
 class GCFLPlusConfig(FederatedConfig):
+    """Configures GCFL+: when a cluster is split, and by which rounds' norms."""
+
     mean_below: float = limited(0.05, lower=0)  # eps_1
     largest_above: float = limited(0.1, lower=0)  # eps_2
     num_norms: int = limited(5, lower=1)  # rounds that are compared
@@ -49,6 +51,8 @@ class GCFLPlusConfig(FederatedConfig):
 
 
 class GCFLPlusState(NamedTuple):
+    """Holds each client's model, who is with whom, and the last norms."""
+
     models: Any  # u of each client's cluster, leaves [K, ...]
     num_rounds: jax.Array  # [] int32
     together: jax.Array  # [K, K] float32, 1 for two clients of one cluster

@@ -35,6 +35,8 @@ NORM_FLOOR = 1e-8  # of a cosine
 
 @dataclasses.dataclass(frozen=True)
 class MoonConfig(FedAvgConfig):
+    """Configures MOON: the contrast between global and previous local model."""
+
     contrast_weight: float = limited(1.0, lower=0)  # mu
     temperature: float = limited(0.5, above=0)  # tau
     contrast_on: Literal["trained", "all"] = "trained"  # examples of a client

@@ -26,6 +26,8 @@ from fedjax_graph.core.clients import cohort_size
 
 
 class ControlState(NamedTuple):
+    """Holds the mean gradient of a client's steps, which its control becomes."""
+
     count: jax.Array  # [] int32, steps so far
     mean_gradient: Any  # of the steps so far, before the correction
 

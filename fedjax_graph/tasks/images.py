@@ -66,6 +66,7 @@ class ImageTask(Checked):
     eval_batch_size: int = limited(256, lower=1)
 
     def build(self) -> Task:
+        """The task's functions."""
         model = ResNet9(self.width, self.num_classes)
         return Task(
             init=lambda key: init_model(model, key),

@@ -106,6 +106,8 @@ class CNFGNNConfig(NamedAggregator, ChannelConfig, SplitConfig):
 
 
 class CNFGNNState(NamedTuple):
+    """Holds both halves of the model, and how far training is."""
+
     client_params: Any  # pytree of [1, ...], or [K, ...] without FedAvg
     server_params: Any
     server_opt_state: optax.OptState
@@ -192,6 +194,7 @@ class Models(NamedTuple):
 
 
 def make_models(config: HalvesConfig) -> Models:
+    """Makes the encoder-decoder of clients and the server's graph network."""
     size = config.hidden_size
     network = graph_network.GraphNetwork(
         size, size, config.gn_mlp_sizes, config.gn_layers, config.edges_per_chunk

@@ -31,6 +31,8 @@ class GRUCentralizedConfig(Checked):
 
 
 class GRUCentralizedState(NamedTuple):
+    """Holds the one model of all sensors and its optimizer's state."""
+
     models: Any  # {"params": ..., "batch_stats": {}}, leaves [1, ...]
     opt_state: optax.OptState
     num_steps: jax.Array  # [] int32, optimization steps so far

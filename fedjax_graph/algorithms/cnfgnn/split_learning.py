@@ -49,10 +49,14 @@ OptStates = tuple[optax.OptState, optax.OptState]  # of clients, of the server
 
 @dataclasses.dataclass(frozen=True)
 class SplitLearningFedAvgConfig(SplitConfig):
+    """Configures split learning whose clients average their models."""
+
     average_every_step: bool = False  # or once a round
 
 
 class SplitLearningState(NamedTuple):
+    """Holds both halves of the model and their optimizers' states."""
+
     client_params: Any  # pytree of [1, ...], or [K, ...] without averages
     server_params: Any
     client_opt_state: optax.OptState  # [K, ...], or [1, ...] of one model for all

@@ -67,6 +67,8 @@ from fedjax_graph.core.trees import IsPersonal, nothing
 
 @dataclasses.dataclass(frozen=True)
 class SFLConfig(FederatedConfig):
+    """Configures SFL: the graph convolution, the pulls, and where clients start."""
+
     propagation_steps: int = limited(3, lower=0)  # m
     alpha: float = limited(1.0, lower=0, upper=1)
     pull_weight: float = limited(0.0, lower=0)  # lambda, of each of the two pulls
@@ -77,6 +79,8 @@ class SFLConfig(FederatedConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SFLStarConfig(SFLConfig):
+    """Configures SFL*: SFL along a graph that is in part learnt."""
+
     client_graph: Literal["given", "none"] = "given"
     """none: A_learnt alone, which has no self edges, as in the released code."""
     learnt_share: float = limited(0.05, lower=0, upper=1)  # beta
@@ -84,6 +88,8 @@ class SFLStarConfig(SFLConfig):
 
 
 class SFLStarState(NamedTuple):
+    """Holds the clients' models, and the graph learnt from them."""
+
     models: Any  # u, leaves [K, ...]
     num_rounds: jax.Array  # [] int32
     learnt_adjacency: jax.Array  # A_learnt [K, K], a row as its client last took part
