@@ -65,6 +65,11 @@ class RobustnessStudy(GraphFLSettings):
         self.sum_up(workdir, rows)
         return rows
 
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`: those of a run of FedAvg, in a folder of its own."""
+        one, workdir = next(iter(self.parts().values())), super().in_effect()["workdir"]
+        return one.in_effect() | {"on_nan": one.on_nan, "workdir": workdir}
+
     def parts(self) -> dict[tuple[str, str], GraphFLStudy]:
         """The study of each pair of an aggregator and a fraction.
 

@@ -19,6 +19,7 @@ from experiments.studies.fl_agcns_settings import (
 )
 from experiments.studies.running import Entry
 from fedjax_graph.algorithms.fl_agcns.fl_agcns import WARM_UP
+from fedjax_graph.data import catalog
 from fedjax_graph.driver import results
 
 
@@ -45,7 +46,7 @@ class FLAGCNSStudy(FLAGCNSSettings):
             **{name: getattr(study, name) for name in SHORT_RUN},
             "dataset": dataset,
             "methods": methods,
-            "num_clients": num_clients_of(study, dataset),
+            "num_clients": num_clients_of(study, catalog.resolve(dataset)),
             "num_generations": study.generations(),
             "num_warm_up": usual if warm_up is None else warm_up,
             "fusion": study.chosen_fusion(),

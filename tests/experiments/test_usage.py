@@ -7,6 +7,7 @@ import re
 import pytest
 
 from experiments import usage
+from experiments.robustness import RobustnessStudy
 from experiments.studies import options
 from experiments.studies.base import Study
 from experiments.studies.cnfgnn import CNFGNNStudy
@@ -109,6 +110,12 @@ def test_lines_fit_any_terminal(columns):
             FLAGCNSStudy(space="2022", fitness_from="shared", num_warm_up=0),
             {"num_warm_up": "0]"},
         ),
+        (FLAGCNSStudy(dataset="physics"), {"num_clients": "18]"}),
+        (
+            RobustnessStudy(attack="noise"),
+            {"methods": "fl]", "on_nan": "ignore]", "workdir": "runs/robustness-"},
+        ),
+        (RobustnessStudy(), {"dataset": "synthetic]", "patience": "none]"}),
         (SubgraphStudy(), {"dataset": "synthetic_graph]", "num_rounds": "20]"}),
         (SubgraphStudy(dataset="cora"), {"dataset": "cora]", "num_rounds": "100]"}),
         (
