@@ -77,7 +77,7 @@ def check_dtype_state(dtype: np.dtype, state: Any) -> None:
     version, order, *parts = list(state[:5]) if is_known else [None, None]
     if version not in (3, 4) or order not in ("<", ">", "|", "=") or any(parts):
         raise InputError("a pickle with a data type of parts; expected plain numbers")
-    size, alignment, *flags = state[5:8]
+    size, alignment, *flags = list(state[5:8])
     unsaid = () if dtype.kind in "SU" else (-1,)
     is_same = size in (dtype.itemsize, *unsaid)
     is_same &= alignment in (dtype.alignment, *unsaid)

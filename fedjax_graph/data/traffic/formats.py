@@ -236,8 +236,8 @@ def read_triples(path: str | os.PathLike) -> Triples:
             third.append(float(row[2]))
         if not third:
             raise InputError("expected rows of three columns")
-        texts = (text_array("its ids", column) for column in (first, second))
-        return Triples(*texts, np.array(third))
+        first, second = text_array("its ids", first), text_array("its ids", second)
+        return Triples(first, second, np.array(third))
 
 
 def text_array(what: str, texts: Sequence[str]) -> np.ndarray:
