@@ -7,6 +7,7 @@ import jax
 from experiments.studies import running
 from experiments.studies.fl_agcns_settings import SHORT_RUN_DATASET, FLAGCNSSettings
 from fedjax_graph import data
+from fedjax_graph.data import catalog
 from fedjax_graph.data.graphs import client_subgraphs, node_dataset, subgraphs
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.data.graphs.node_dataset import NodeDataset
@@ -48,6 +49,7 @@ def load_dataset(study: FLAGCNSSettings) -> NodeDataset:
 
 def num_clients_of(study: FLAGCNSSettings, name: str) -> int:
     """The clients that share a dataset: as given, else the paper's, else 3."""
+    name = catalog.resolve(name, "graphs")
     return study.num_clients or PAPER_CLIENTS.get(name, 3)
 
 

@@ -77,7 +77,9 @@ class SFLStudy(SFLSettings):
         if self.client_graph == "given":
             notes += sfl_problem.note_on_graph(problem)
         running.announce(self, f"{dataset.name}: {size}", notes, workdir)
-        before = results.read_methods(workdir, self.system, problem.checksum)
+        before = results.read_methods(
+            workdir, self.system, problem.checksum, problem.also
+        )
         if self.kind == "traffic":
             save_network(workdir / "network.npz", dataset, problem.splits["train"])
         settings = {
@@ -85,6 +87,7 @@ class SFLStudy(SFLSettings):
             "flags": self.record(),
             "notes": notes,
             "data": problem.checksum,
+            **problem.also,
             **problem.size,
         }
         if self.kind == "traffic":
@@ -188,6 +191,7 @@ class SFLStudy(SFLSettings):
             problem.splits,
             workdir,
             checksum=problem.checksum,
+            also=problem.also,
             num_rounds=self.setting("num_rounds", NUM_ROUNDS),
             examples_per_round=examples * problem.task.local_epochs,
             rate_name=problem.rate_name,

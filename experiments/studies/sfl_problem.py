@@ -4,10 +4,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from experiments.studies.running import Cell, Entry, fingerprint
 from experiments.studies.sfl_settings import SFLSettings
+from experiments.studies.traffic import time_checksum
 from fedjax_graph import data
 from fedjax_graph.core import batching, graphs
 from fedjax_graph.core.errors import InputError
@@ -64,6 +66,7 @@ class Problem(NamedTuple):
     size: dict[str, int]
     num_examples: int  # of all clients in a local epoch
     checksum: int
+    also: dict[str, int]  # see `running.run_method`
     rate_name: str
     test_keys: Sequence[str]  # of the metrics, in `test` of `results.json`
     entry_keys: Sequence[str]  # of those beside it
@@ -128,6 +131,7 @@ def traffic_problem(study: SFLSettings) -> Problem:
         size={"num_sensors": num_sensors, "num_steps": num_steps},
         num_examples=num_sensors * len(splits["train"].starts),
         checksum=fingerprint(dataset.speed, dataset.adjacency, np.array(fractions)),
+        also=time_checksum(dataset),
         rate_name="windows_per_s",
         test_keys=traffic_rnn.TEST_METRICS,
         entry_keys=traffic_rnn.ENTRY_METRICS,
@@ -182,6 +186,7 @@ def image_problem(study: SFLSettings) -> Problem:
             train.labels,
             *[split.indices for split in splits.values()],
         ),
+        also={"graph": fingerprint(*map(np.asarray, jax.tree.leaves(train.graph)))},
         rate_name="images_per_s",
         test_keys=image_task.TEST_METRICS,
         entry_keys=(),

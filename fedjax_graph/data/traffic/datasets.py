@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files
 from fedjax_graph.data.traffic import formats as traffic_formats
-from fedjax_graph.data.traffic import largest, network, own_files, windows
+from fedjax_graph.data.traffic import hdf, largest, network, own_files, windows
 from fedjax_graph.data.traffic.formats import gaussian_kernel_adjacency, id_texts
 from fedjax_graph.data.traffic.network import (
     UNKNOWN_UNIT,
@@ -276,7 +276,7 @@ def _readings(
     path: Path, published: Published, sensor_ids: tuple[str, ...] | None
 ) -> traffic_formats.Readings:
     if path.suffix == ".h5":
-        return traffic_formats.read_hdf(path)
+        return hdf.read(path)
     if path.suffix == ".csv":
         return traffic_formats.read_csv(path)
     shape = (published.num_steps, published.num_sensors, published.num_channels)
