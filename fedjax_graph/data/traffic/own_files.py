@@ -1,4 +1,28 @@
-"""Readers of a user's own sensor network: a .npz archive, or tables in csv."""
+"""Readers of a user's own sensor network: a .npz archive, or tables in csv.
+
+An archive is one of `numpy.savez`, without object arrays:
+
+    speed [T, N]            what is forecast; 0 or NaN where a reading is missing
+    mask [T, N]             optional: bool, False where one is missing
+    timestamps [T]          wall-clock time, evenly spaced (see
+                            `time_steps.step_of`): datetime64, or text in ISO 8601;
+    timestamps_ns [T]       or integers, ns since 1970-01-01;
+    start_ns, freq_ns       or the first time stamp and the step between rows
+    adjacency [N, N]        weights >= 0; [i, j] is an edge from sensor i to j;
+    distance_from [R], distance_to [R], distance_cost [R]
+                            or ids of two sensors and the road distance between them,
+                            for `gaussian_kernel_adjacency`
+    sensor_ids [N]          optional: integers or text; 0 to N - 1 if absent
+    latitude [N], longitude [N]
+                            optional: degrees
+    unit                    optional: text, the unit of `speed`, such as "mph" or
+                            "veh/5min"; "units of the data" if absent
+
+Tables are `NAME.csv`, a header of sensor ids and a first column of time stamps, with
+`NAME_adjacency.csv`, a row and a column for each sensor, or `NAME_distances.csv`, rows
+from,to,distance, beside it, and where there are coordinates `NAME_locations.csv`, rows
+id,latitude,longitude.
+"""
 
 import itertools
 import os
@@ -36,7 +60,7 @@ def beside(path: Path, what: str) -> Path:
 
 
 def read_npz(path: str | os.PathLike, needs_graph: bool = True) -> dict[str, Any]:
-    """Reads a .npz file with the keys that `datasets.load` lists.
+    """Reads an archive of the keys above.
 
     Without a graph, where none is needed, the adjacency is that of self edges alone.
 
