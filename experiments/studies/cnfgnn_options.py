@@ -200,7 +200,7 @@ class CNFGNNOptions(TrafficStudy):
         methods = strategies + [name for name in named if name not in strategies]
         for method in methods:
             self._check_fits(method)
-        self.check_trust(map(paper.registered, methods))
+        self.check_trust(methods, paper.registered)
         return methods
 
     def _default_methods(self) -> tuple[str, ...]:

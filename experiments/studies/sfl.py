@@ -6,16 +6,15 @@ from typing import Any
 
 from experiments import report
 from experiments.studies import pictures, running, sfl_output, sfl_problem
-from experiments.studies.base import TAKES_THE_MEAN, titles_of
+from experiments.studies.base import titles_of
+from experiments.studies.methods import check_concerns, having, server_optimizer_of
 from experiments.studies.running import Entry, Run
 from experiments.studies.sfl_problem import Problem
 from experiments.studies.sfl_settings import SFLSettings
 from experiments.studies.traffic import measures
-from fedjax_graph import algorithms
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import results
 from fedjax_graph.driver.network import save_network
 
@@ -135,9 +134,7 @@ class SFLStudy(SFLSettings):
         if self.kind == "images":  # a traffic network may lack the graph
             concerning["client_graph"] = "client_graph"
         for name, field in concerning.items():
-            if not any(field in fields_of(method) for method in methods):
-                reason = f"concerns none of the methods {', '.join(methods)}"
-                self.refuse((name,), reason)
+            check_concerns(self, (name,), methods, having(field, methods))
         self.check_trust(methods)
         for method in methods:
             self.method_values(method)  # raises before a folder is made
@@ -166,12 +163,8 @@ class SFLStudy(SFLSettings):
         values["structure"] = structure
         if self.pull_weight is not None:
             values["pull_weight"] = self.pull_weight
-        if self.server_optimizer and "server_optimizer" in fields_of(method):
-            default = fields_of(method)["server_optimizer"].default
-            has_own = isinstance(default, OptimizerConfig)
-            values["server_optimizer"] = self.server_steps(
-                default if has_own else TAKES_THE_MEAN
-            )
+        if steps := server_optimizer_of(self, method):
+            values["server_optimizer"] = steps
         return values
 
     def _run_method(self, method: str, problem: Problem, workdir: pathlib.Path) -> Run:
@@ -196,9 +189,3 @@ class SFLStudy(SFLSettings):
             return run
         # The models of all methods would fill the memory.
         return run._replace(result=run.result._replace(best_state=None))
-
-
-def fields_of(method: str) -> dict[str, dataclasses.Field]:
-    """The fields of a method's config by name."""
-    config_type = algorithms.get_method(method).config_type
-    return {field.name: field for field in dataclasses.fields(config_type)}

@@ -7,15 +7,13 @@ from typing import Any
 
 from experiments import report
 from experiments.studies import pictures, running
-from experiments.studies.base import TAKES_THE_MEAN, titles_of
+from experiments.studies.base import titles_of
 from experiments.studies.fl_agcns_methods import FIXED as NETWORKS
+from experiments.studies.methods import check_concerns, having, server_optimizer_of
 from experiments.studies.running import Entry, Run
 from experiments.studies.subgraphs_problem import Problem, make_problem
 from experiments.studies.subgraphs_settings import NUM_CLIENTS, SubgraphSettings
-from fedjax_graph import algorithms
 from fedjax_graph.core import clients
-from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs import structure
 from fedjax_graph.driver import plots, results
 from fedjax_graph.tasks.subgraphs import SubgraphTask
@@ -35,7 +33,6 @@ ENCODES_STRUCTURE = ("fed_star",)  # methods whose model reads it
 SEES_OUTSIDE = ("fed_gcn",)  # methods whose clients know of neighbours outside
 READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
-NETWORK_STEPS = OptimizerConfig("adam", 0.02, weight_decay=5e-6)  # of FL-AGCNS's code
 KEYS = ("accuracy", "cross_entropy")
 NUM_ROUNDS = 100
 
@@ -128,13 +125,10 @@ class SubgraphStudy(SubgraphSettings):
           InputError: if one is not known, or the server's optimizer concerns none.
         """
         methods = self.choose_methods(METHODS, DEFAULT)
-        concerned = [m for m in methods if server_default(m) is not None]
-        if self.server_optimizer and not concerned:
-            raise InputError(
-                f"--server_optimizer concerns none of the methods {', '.join(methods)}"
-            )
-        for method in concerned:
-            self.server_steps(server_default(method) or TAKES_THE_MEAN)
+        stepping = having("server_optimizer", methods, registered_name)
+        check_concerns(self, ("server_optimizer",), methods, stepping)
+        for method in stepping:  # raises before a folder is made
+            server_optimizer_of(self, registered_name(method))
         return methods
 
     def method_values(self, method: str, problem: Problem) -> dict[str, Any]:
@@ -158,9 +152,8 @@ class SubgraphStudy(SubgraphSettings):
             "participation": self.participation,
             "first_order": True,  # Adam's root has no derivative at 0
         }
-        default = NETWORK_STEPS if is_network else server_default(method)
-        if default is not None and (self.server_optimizer or is_network):
-            values["server_optimizer"] = self.server_steps(default)
+        if steps := server_optimizer_of(self, registered_name(method)):
+            values["server_optimizer"] = steps
         return values
 
     def _run_method(self, method: str, problem: Problem, workdir: pathlib.Path) -> Run:
@@ -199,16 +192,6 @@ class SubgraphStudy(SubgraphSettings):
 def registered_name(method: str) -> str:
     """The name under which `algorithms` has a method of the study."""
     return "fed_sgd" if method in NETWORKS else method
-
-
-def server_default(method: str) -> OptimizerConfig | None:
-    """What a method's server steps with by default; None where it has no such step."""
-    config_type = algorithms.get_method(registered_name(method)).config_type
-    fields = {f.name: f for f in dataclasses.fields(config_type)}
-    if "server_optimizer" not in fields:
-        return None
-    default = fields["server_optimizer"].default
-    return default if isinstance(default, OptimizerConfig) else TAKES_THE_MEAN
 
 
 # --- Output --------------------------------------------------------------------------

@@ -205,6 +205,8 @@ def test_the_servers_optimizer_is_that_of_methods_that_have_one(tmp_path):
     fed_yogi = chosen(CNFGNNStudy(server_optimizer="yogi,momentum=0.5"), "fed_yogi")
     assert (fed_yogi.learning_rate, fed_yogi.momentum) == (0.01, 0.5)
     assert fed_yogi.second_momentum == 0.99
+    rated = chosen(CNFGNNStudy(server_learning_rate=0.3), "fed_adam")
+    assert (rated.name, rated.learning_rate) == ("adam", 0.3)
     assert chosen(slower, "cnfgnn") == OptimizerConfig("adam", 0.1)
 
 
@@ -258,11 +260,11 @@ def test_what_else_federates_a_task_runs_on_the_grus(method, splits, tmp_path):
         ({"client_optimizer": "adan"}, "'adan': unknown (is adam meant?); known: sgd"),
         (
             {"server_optimizer": "sgd", "methods": ("gru_local",)},
-            "--server_optimizer: none of gru_local has an optimizer on the server",
+            "--server_optimizer concerns none of the methods gru_local",
         ),
         (
             {"client_optimizer": "sgd", "methods": ("persistence",)},
-            "--client_optimizer: none of persistence has an optimizer on the clients",
+            "--client_optimizer concerns none of the methods persistence",
         ),
         ({"num_cpu_devices": 77}, "--num_cpu_devices=77: JAX is already in use"),
         ({"masked_loss": 1}, "--masked_loss=1: expected a bool"),
