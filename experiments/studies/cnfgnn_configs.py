@@ -169,11 +169,14 @@ def check_optimizers(study: CNFGNNOptions, methods: Sequence[str]) -> None:
     """
     trained = list(filter(_is_trained, methods))
     stepping = having("server_optimizer", methods, paper.registered)
-    for side, concerned in (("client", trained), ("server", stepping)):
-        steps = optimizer(study, side, TAKES_THE_MEAN)
-        check_concerns(study, (f"{side}_optimizer",), methods, concerned)
-        if side == "client" and steps.schedule != "constant":
-            _check_rounds_apart(study, methods)
+    check_concerns(study, ("server_optimizer",), methods, stepping)
+    rated = [x for x in methods if server_optimizer_of(study, paper.registered(x))]
+    check_concerns(study, ("server_learning_rate",), methods, rated)
+    of_clients = ("client_optimizer", "client_learning_rate")
+    check_concerns(study, of_clients, methods, trained)
+    optimizer(study, "server", TAKES_THE_MEAN)
+    if optimizer(study, "client", TAKES_THE_MEAN).schedule != "constant":
+        _check_rounds_apart(study, methods)
 
 
 def _is_trained(method: str) -> bool:

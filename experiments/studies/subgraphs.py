@@ -35,6 +35,10 @@ READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
 KEYS = ("accuracy", "cross_entropy")
 NUM_ROUNDS = 100
+OF_LOCAL_STEPS = (  # a network of `NETWORKS` has its own, and the server steps
+    *("hidden_size", "local_epochs", "learning_rate", "weight_decay"),
+    "client_optimizer",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,9 +126,14 @@ class SubgraphStudy(SubgraphSettings):
         """The methods to run.
 
         Raises:
-          InputError: if one is not known, or the server's optimizer concerns none.
+          InputError: if one is not known, an option concerns none of them, or the
+            server's optimizer cannot be read.
         """
         methods = self.choose_methods(METHODS, DEFAULT)
+        own = [method for method in methods if method not in NETWORKS]
+        check_concerns(self, OF_LOCAL_STEPS, methods, own)
+        choosing = [method for method in own if method not in OWN_MODELS]
+        check_concerns(self, ("model",), methods, choosing)
         stepping = having("server_optimizer", methods, registered_name)
         check_concerns(self, ("server_optimizer",), methods, stepping)
         for method in stepping:  # raises before a folder is made

@@ -51,6 +51,7 @@ def as_flags(settings):
     return [
         f"--{name}={','.join(map(str, x)) if isinstance(x, list) else x}"
         for name, x in settings.items()
+        if x is not None
     ]
 
 
@@ -68,7 +69,7 @@ def returned(machine):
     plugged = {"plugin": [str(folder / "plugin.py")], "methods": [*METHODS, "mine"]}
     twins = {
         "run": common | plugged | {"num_seeds": 2},
-        "sweep": common | {"methods": ["cnfgnn"]} | SWEEP,
+        "sweep": common | {"methods": ["cnfgnn"], "gru_hidden_size": None} | SWEEP,
     }
 
     def settings(name, kind):
@@ -234,6 +235,11 @@ def test_what_else_federates_a_task_runs_on_the_grus(method, splits, tmp_path):
     assert "masked" in jax.eval_shape(algorithm.evaluate, after, splits["test"])
 
 
+def test_what_is_compiled_method_by_method_has_options_of_others():
+    study = CNFGNNStudy(methods=("cnfgnn",), gru_layers=2, compile_for="h200x1")
+    assert study.chosen_methods() == ["cnfgnn"]
+
+
 # --- Bad input ------------------------------------------------------------------------
 
 
@@ -266,6 +272,18 @@ def test_what_else_federates_a_task_runs_on_the_grus(method, splits, tmp_path):
             {"client_optimizer": "sgd", "methods": ("persistence",)},
             "--client_optimizer concerns none of the methods persistence",
         ),
+        *(
+            ({"methods": ("gru_fedavg",), name: value}, f"--{name} concerns none of ")
+            for name, value in (
+                ("hidden_size", 4),
+                ("exchange_bits", "8"),
+                ("server_dtype", "bfloat16"),
+                ("average_every_step", True),
+                ("fmtl_weight", 0.1),
+                ("server_learning_rate", 0.1),
+            )
+        ),
+        ({"methods": ("cnfgnn",), "gru_layers": 2}, "--gru_layers concerns none of"),
         ({"num_cpu_devices": 77}, "--num_cpu_devices=77: JAX is already in use"),
         ({"masked_loss": 1}, "--masked_loss=1: expected a bool"),
         ({"workdir": __file__}, "is a file; name a folder"),

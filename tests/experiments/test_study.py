@@ -369,6 +369,13 @@ def test_what_an_optimizer_says_twice_or_not_at_all_is_refused(study, words):
         study.client_steps(OptimizerConfig())
 
 
+@pytest.mark.parametrize("study_type", [*SYSTEMS, SubgraphStudy])
+def test_a_split_is_of_a_run_that_is_scored(study_type):
+    with pytest.raises(InputError, match="--split needs --eval_only"):
+        study_type(split="train")
+    assert study_type(split="train", eval_only=True).split == "train"
+
+
 def test_a_new_run_that_was_to_be_resumed_says_so(capsys, tmp_path):
     study = CNFGNNStudy(workdir=str(tmp_path), resume=True)
     study.make_workdir("tiny")

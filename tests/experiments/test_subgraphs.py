@@ -10,14 +10,15 @@ from experiments.studies.subgraphs import METHODS, SubgraphStudy
 from experiments.studies.subgraphs_problem import make_problem
 from fedjax_graph.core.errors import InputError
 
-SMALL = {"num_rounds": 2, "hidden_size": 4, "num_clients": 3}
+SMALL = {"num_rounds": 2, "num_clients": 3}
 
 
 @pytest.fixture(scope="module")
 def entries(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("run") / "workdir")
     methods = ("fed_avg", "gcn")
-    entries = SubgraphStudy(methods=methods, workdir=folder, **SMALL).run()
+    study = SubgraphStudy(methods=methods, hidden_size=4, workdir=folder, **SMALL)
+    entries = study.run()
     return folder, entries
 
 
@@ -63,6 +64,14 @@ def test_every_partition_deals_all_nodes(partition):
         (
             "--server_optimizer concerns none",
             {"methods": ("local",), "server_optimizer": "adam"},
+        ),
+        (
+            "--local_epochs concerns none of the methods gcn, gat",
+            {"methods": ("gcn", "gat"), "local_epochs": 2},
+        ),
+        (
+            "--model concerns none of the methods fed_star, gcn",
+            {"methods": ("fed_star", "gcn"), "model": "sgc"},
         ),
     ],
 )
