@@ -34,6 +34,8 @@ BAD = {  # flags: words of the line
     ("--patience=5",): ["--patience", "--num_epochs"],
     ("--methods=fl_rl", "--num_trials=7"): ["--num_trials=7", "multiple of 5"],
     ("--fitness_from=scratch",): ["--num_warm_up: ", "--fitness_from=shared"],
+    ("--rungs=3,2,1",): ["--rungs: ", "--fitness_from=scratch"],
+    ("--first_epochs=3",): ["--first_epochs: ", "--fitness_from=scratch"],
     ("--space=2021",): ["--space", "paper", "2022"],
     ("--weight_decay=-1",): ["--weight_decay", "0"],
     ("--codes_per_step=5",): ["--codes_per_step=5", "--population_size=4"],
