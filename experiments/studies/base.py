@@ -225,12 +225,16 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         if getattr(self, "sweep", None):
             raise InputError("--compile_for compiles one run, not --sweep")
         records = []
-        for method in self.methods or (self.system,):
+        for method in self.compiled_methods():
             name, report = self._compiled(method)
             print("\n".join([f"{name}: {report.lines()[0]}", *report.lines()[1:]]))
             records.append({"method": name, **dataclasses.asdict(report)})
             print(json.dumps(records[-1]), flush=True)
         return records
+
+    def compiled_methods(self) -> tuple[str, ...]:
+        """What `compile_for` compiles: the methods named, else the system's own."""
+        return self.methods or (self.system,)
 
     def _compiled(self, method: str) -> tuple[str, compile_for.Report]:
         """Prepares a run of one method, and compiles what it would train first.
