@@ -4,10 +4,10 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from experiments import report
 from experiments.studies import pictures, running, sfl_output, sfl_problem
 from experiments.studies.base import titles_of
 from experiments.studies.methods import check_concerns, having, server_optimizer_of
+from experiments.studies.recording import Record
 from experiments.studies.running import Entry, Run
 from experiments.studies.sfl_problem import Problem
 from experiments.studies.sfl_settings import SFLSettings
@@ -58,8 +58,7 @@ class SFLStudy(SFLSettings):
         """Runs or scores the methods; writes tables, figures and pictures.
 
         Returns:
-          The entries of `results.json` by method; of a run that is only scored, those
-          of its methods.
+          The entries of `results.json` of these methods.
 
         Raises:
           InputError: one line, where an option or a file does not fit.
@@ -75,41 +74,31 @@ class SFLStudy(SFLSettings):
         notes = dataset.notes
         if self.client_graph == "given":
             notes += sfl_problem.note_on_graph(problem)
-        running.announce(self, f"{dataset.name}: {size}", notes, workdir)
-        before = results.read_methods(workdir, self.system, problem.checksum)
-        if self.kind == "traffic":
+        is_traffic = self.kind == "traffic"
+        settings = {"notes": notes, **problem.size}
+        settings |= measures(dataset) if is_traffic else {}
+        text = f"{dataset.name}: {size}"
+        args = self, workdir, dataset.name, text, settings, problem.checksum
+        record = Record[Run](*args)
+        if is_traffic:
             save_network(workdir / "network.npz", dataset, problem.splits["train"])
-        settings = {
-            "command": self.command(),
-            "flags": self.record(),
-            "notes": notes,
-            "data": problem.checksum,
-            **problem.size,
-        }
-        if self.kind == "traffic":
-            settings |= measures(dataset)
+        titles = titles_of(METHODS)
 
         def run_one(method: str) -> tuple[Run, Entry]:
             run = self._run_method(method, problem, workdir)
             keys = problem.test_keys, run.config, problem.entry_keys
             return run, results.method_entry(run.result, *keys)
 
-        def write(entries: dict[str, Entry]) -> None:
-            results.write_results(workdir, dataset.name, settings, entries)
+        def table(entries: dict[str, Entry]) -> results.Table:
+            return sfl_output.table(problem, entries, titles)
 
-        runs, entries = running.run_all(self, methods, run_one, before, write)
-        titles = titles_of(METHODS)
-        print(sfl_output.table(problem, entries, titles))
-        if self.eval_only:
-            return entries
-        on_record = {**before, **entries}
-        data = f"{dataset.name}, {len(problem.splits['train'].client_ids)} clients"
-        readings = pictures.masked(True, "errors") if self.kind == "traffic" else ""
-        look = pictures.look(self, data, on_record, titles, readings)
-        sfl_output.draw(workdir, problem, runs, titles, look)
-        report.write(workdir, self.system, sfl_output.table(problem, on_record, titles))
-        print(f"report.html, results.json and pictures are in {workdir}")
-        return on_record
+        def draw(runs: dict[str, Run], on_record: dict[str, Entry]) -> None:
+            data = f"{dataset.name}, {len(problem.splits['train'].client_ids)} clients"
+            readings = pictures.masked(True, "errors") if is_traffic else ""
+            look = pictures.look(self, data, on_record, titles, readings)
+            sfl_output.draw(workdir, problem, runs, titles, look)
+
+        return record.run(methods, run_one, table, draw)
 
     # --- Methods ----------------------------------------------------------------------
 

@@ -5,11 +5,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import report
 from experiments.studies import pictures, running
 from experiments.studies.base import titles_of
 from experiments.studies.fl_agcns_methods import FIXED as NETWORKS
 from experiments.studies.methods import check_concerns, having, server_optimizer_of
+from experiments.studies.recording import Record
 from experiments.studies.running import Entry, Run
 from experiments.studies.subgraphs_problem import Problem, make_problem
 from experiments.studies.subgraphs_settings import NUM_CLIENTS, SubgraphSettings
@@ -66,8 +66,7 @@ class SubgraphStudy(SubgraphSettings):
         """Runs or scores the methods; writes tables, figures and pictures.
 
         Returns:
-          The entries of `results.json` by method; of a run that is only scored, those
-          of its methods.
+          The entries of `results.json` of these methods.
 
         Raises:
           InputError: one line, where an option or a file does not fit.
@@ -80,45 +79,34 @@ class SubgraphStudy(SubgraphSettings):
         for method in methods:
             running.build(registered_name(method), self.method_values(method, problem))
         workdir = self.make_workdir(dataset.name)
-        running.announce(
-            self,
-            f"{dataset.name}: {len(dataset.labels)} nodes, {len(dataset.edges)} edges, "
+        num_nodes, num_edges = len(dataset.labels), len(dataset.edges)
+        text = (
+            f"{dataset.name}: {num_nodes} nodes, {num_edges} edges, "
             f"of which {facts['edges_cut_share']:.1%} lie between the "
             f"{facts['num_clients']} clients ({self.partition}) of "
-            f"{facts['smallest_part']} to {facts['largest_part']} nodes",
-            dataset.notes,
-            workdir,
+            f"{facts['smallest_part']} to {facts['largest_part']} nodes"
         )
-        before = results.read_methods(workdir, self.system, problem.checksum)
         settings = {
-            "command": self.command(),
-            "flags": self.record(),
             "notes": dataset.notes,
-            "data": problem.checksum,
-            "num_nodes": len(dataset.labels),
-            "num_edges": len(dataset.edges),
+            "num_nodes": num_nodes,
+            "num_edges": num_edges,
             "subgraphs": facts,
         }
+        args = self, workdir, dataset.name, text, settings, problem.checksum
+        record, titles = Record[Run](*args), titles_of(METHODS, NETWORKS)
 
         def run_one(method: str) -> tuple[Run, Entry]:
             run = self._run_method(method, problem, workdir)
             return run, results.method_entry(run.result, KEYS, run.config)
 
-        def write(entries: dict[str, Entry]) -> None:
-            results.write_results(workdir, dataset.name, settings, entries)
+        def table(entries: dict[str, Entry]) -> results.Table:
+            return running.table("method", COLUMNS, entries, titles)
 
-        runs, entries = running.run_all(self, methods, run_one, before, write)
-        titles = titles_of(METHODS, NETWORKS)
-        print(running.table("method", COLUMNS, entries, titles))
-        if self.eval_only:
-            return entries
-        on_record = {**before, **entries}
-        data = f"{dataset.name}, {facts['num_clients']} clients by {self.partition}"
-        _draw(workdir, runs, titles, pictures.look(self, data, on_record, titles))
-        table = running.table("method", COLUMNS, on_record, titles)
-        report.write(workdir, self.system, table)
-        print(f"report.html, results.json and pictures are in {workdir}")
-        return on_record
+        def draw(runs: dict[str, Run], on_record: dict[str, Entry]) -> None:
+            data = f"{dataset.name}, {facts['num_clients']} clients by {self.partition}"
+            _draw(workdir, runs, titles, pictures.look(self, data, on_record, titles))
+
+        return record.run(methods, run_one, table, draw)
 
     # --- Methods ----------------------------------------------------------------------
 

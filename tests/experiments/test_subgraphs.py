@@ -1,5 +1,6 @@
 """The study of subgraphs: what it runs, refuses and leaves."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -41,6 +42,27 @@ def test_a_run_is_resumed_and_scored(entries, capsys):
     scored = SubgraphStudy(methods=("gcn",), workdir=folder, eval_only=True, **SMALL)
     assert scored.run()["gcn"]["test"] == found["gcn"]["test"]
     assert "GCN" in capsys.readouterr().out
+
+
+def test_methods_of_an_earlier_command_keep_its_flags(tmp_path, capsys):
+    settings = {"num_clients": 3, "workdir": str(tmp_path)}
+    first = SubgraphStudy(methods=("gcn",), num_rounds=1, **settings)
+    first.run()
+    assert "note: gcn" not in capsys.readouterr().out
+    then = SubgraphStudy(methods=("sgc",), num_rounds=2, resume=True, **settings)
+    assert list(then.run()) == ["sgc"]
+    note = "note: gcn: on record from a command with --num_rounds=1\n"
+    assert note in capsys.readouterr().out
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["methods"]["gcn"]["flags"] == first.record()
+    assert found["methods"]["gcn"]["command"] == first.command()
+    assert "flags" not in found["methods"]["sgc"]
+    assert found["settings"]["flags"] == then.record()
+    page = (tmp_path / "report.html").read_text()
+    assert first.command() in page and then.command() in page
+    dataclasses.replace(first, resume=True).run()
+    found = json.loads((tmp_path / "results.json").read_text())["methods"]
+    assert [name for name in found if "flags" in found[name]] == ["sgc"]
 
 
 @pytest.mark.parametrize("partition", ["louvain", "metis", "random", "label_dirichlet"])
