@@ -23,6 +23,16 @@ from fedjax_graph.core.aggregation import AGGREGATORS
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import plots, results, writers
 
+METHODS = ("fl",)
+NOT_CHOSEN = {  # flag of `experiments.graphfl`: what decides instead
+    "methods": "FedAvg is what runs",
+    "aggregator": "--aggregators names those to compare",
+    "byzantine_fraction": "--fractions has the shares",
+    "on_nan": "a model that diverges is scored as it is",
+    "sweep": "aggregators and --fractions are what is swept",
+    "sweep_values": "aggregators and --fractions are what is swept",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RobustnessStudy(GraphFLSettings):
@@ -37,7 +47,7 @@ class RobustnessStudy(GraphFLSettings):
     )
 
     def run_loaded(self) -> list[dict[str, Any]]:
-        """Runs all pairs; writes a picture and a table.
+        """Runs all pairs, and writes a picture and a table; or only scores them.
 
         Returns:
           The rows of `robustness.json`.
@@ -60,8 +70,9 @@ class RobustnessStudy(GraphFLSettings):
                     "std": (entry["test_std"] or {}).get("accuracy"),
                 }
             )
-            text = json.dumps(writers.to_jsonable(rows), indent=2)
-            writers.write_atomically(workdir / "robustness.json", text + "\n")
+            if not self.eval_only:
+                text = json.dumps(writers.to_jsonable(rows), indent=2)
+                writers.write_atomically(workdir / "robustness.json", text + "\n")
         self.sum_up(workdir, rows)
         return rows
 
@@ -70,16 +81,29 @@ class RobustnessStudy(GraphFLSettings):
         one, workdir = next(iter(self.parts().values())), super().in_effect()["workdir"]
         return one.in_effect() | {"on_nan": one.on_nan, "workdir": workdir}
 
+    def compiled_methods(self) -> tuple[str, ...]:
+        """See `Study.compiled_methods`."""
+        return METHODS
+
     def parts(self) -> dict[tuple[str, str], GraphFLStudy]:
         """The study of each pair of an aggregator and a fraction.
 
         Raises:
           InputError: if an option does not fit.
         """
+        for name, reason in NOT_CHOSEN.items():
+            if self.is_given(name) and getattr(self, name) != METHODS:
+                raise InputError(f"--{name}: {reason}")
+        for aggregator in self.aggregators:
+            if aggregator not in AGGREGATORS:
+                known = ", ".join(AGGREGATORS)
+                raise InputError(
+                    f"--aggregators: unknown aggregator {aggregator!r}; known: {known}"
+                )
         names = {field.name for field in dataclasses.fields(GraphFLStudy)}
         own = {name: getattr(self, name) for name in names}
         given = self.given & names - {"attack", "attack_scale", "methods"}
-        own |= {"given": given, "methods": ("fl",), "on_nan": "ignore"}
+        own |= {"given": given, "methods": METHODS, "on_nan": "ignore"}
         parts = {}
         for aggregator in self.aggregators:
             for text in self.fractions:
@@ -87,12 +111,13 @@ class RobustnessStudy(GraphFLSettings):
                 if not _share(text):
                     pair |= {"attack": "sign_flip", "attack_scale": None}
                 parts[aggregator, text] = GraphFLStudy(**own | pair)
-        for study in parts.values():
-            study.chosen_methods()  # raises before a folder is made
+        for study in parts.values():  # raises before a folder is made
+            study.resolved().check()
+            study.chosen_methods()
         return parts
 
     def sum_up(self, workdir: pathlib.Path, rows: list[dict[str, Any]]) -> None:
-        """Writes the picture and prints the table."""
+        """Writes the picture, unless runs are only scored, and prints the table."""
         lines, table = {}, []
         for aggregator in self.aggregators:
             own = [row for row in rows if row["aggregator"] == aggregator]
@@ -101,20 +126,24 @@ class RobustnessStudy(GraphFLSettings):
             shares = [row["byzantine_fraction"] for row in own]
             lines[aggregator] = plots.Line(shares, values, stds)
             table.append([aggregator, *(f"{value:.1f}" for value in values)])
-        titles = "share of the clients that attack", "test accuracy (%)"
-        look = pictures.look(
-            self, self.dataset or "synthetic", self.aggregators, {}, self.attack
-        )
-        plots.curves(workdir / "robustness.png", lines, *titles, look)
         print(results.format_table(["accuracy %", *self.fractions], table))
+        if self.eval_only:
+            return
+        titles = "share of the clients that attack", "test accuracy (%)"
+        study, name = self.resolved(), self.dataset or "synthetic"
+        look = pictures.look(study, name, self.aggregators, {}, self.attack)
+        plots.curves(workdir / "robustness.png", lines, *titles, look)
         print(f"robustness.json, robustness.png and the runs are in {workdir}")
 
 
 def _share(text: str) -> float:
     try:
-        return float(text)
+        share = float(text)
     except ValueError as error:
         raise InputError(f"--fractions: {text!r} is no number") from error
+    if not 0 <= share <= 1:
+        raise InputError(f"--fractions: {text}: expected a number from 0 to 1")
+    return share
 
 
 def main() -> None:

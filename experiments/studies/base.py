@@ -28,7 +28,6 @@ from fedjax_graph.driver import compile_for
 
 MOST_ROUNDS = 2**31 - 1  # they are counted in 32 bits
 PATIENCE = 20  # rounds without a better validation figure, where none is given
-TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # of a server that only takes means
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

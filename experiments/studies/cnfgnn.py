@@ -12,8 +12,9 @@ from experiments import report
 from experiments.studies import cnfgnn_configs as configs
 from experiments.studies import cnfgnn_defaults as paper
 from experiments.studies import cnfgnn_output as output
-from experiments.studies import pictures, running
+from experiments.studies import pictures, running, sweeps
 from experiments.studies.cnfgnn_options import CNFGNNOptions
+from experiments.studies.recording import Record
 from experiments.studies.running import Entry, Run
 from experiments.studies.traffic import measures, time_checksum
 from fedjax_graph.core import clients, mesh
@@ -63,15 +64,12 @@ class CNFGNNStudy(CNFGNNOptions):
         if self.train_fraction is not None:
             is_seen = inductive.first_by_longitude(dataset, self.train_fraction)
         workdir = self.make_workdir(dataset.name)
-        running.check_kind(workdir, is_sweep=self.sweep is not None)
+        sweeps.check_kind(workdir, is_sweep=self.sweep is not None)
         if self.sweep:
             rows = sweep(self, dataset, is_seen, methods, workdir)
-            running.announce_sweep(workdir)
+            sweeps.announce(workdir)
             return rows
-        entries = run_methods(self, dataset, is_seen, methods, workdir)
-        if not self.eval_only:
-            print(f"report.html, results.json and pictures are in {workdir}")
-        return entries
+        return run_methods(self, dataset, is_seen, methods, workdir)
 
 
 def run_methods(
@@ -102,22 +100,14 @@ def run_methods(
         running.build(paper.registered(method), values)
     num_steps, num_sensors = dataset.speed.shape
     size = f"{dataset.name}: {num_sensors} sensors, {num_steps} steps of {dataset.step}"
-    running.announce(study, size, notes, workdir)
+    counts = {"num_sensors": num_sensors, "num_steps": num_steps}
+    settings = {"notes": notes, **counts, **measures(dataset)}
     also = time_checksum(dataset)
-    before = results.read_methods(workdir, study.system, also=also)
+    record = Record[Run](study, workdir, dataset.name, size, settings, also=also)
     save_network(workdir / "network.npz", dataset, splits["train"])
     arrays = [dataset.speed, dataset.adjacency, is_seen]
     checksum = running.fingerprint(*(x for x in arrays if x is not None))
     std = float(splits["train"].std)
-    settings = {
-        "command": study.command(),
-        "flags": study.record(),
-        "notes": notes,
-        "num_sensors": num_sensors,
-        "num_steps": num_steps,
-        **also,
-        **measures(dataset),
-    }
 
     def run_one(method: str) -> tuple[Run, Entry]:
         run = run_method(study, method, splits, workdir, checksum, also)
@@ -129,23 +119,19 @@ def run_methods(
             entry |= output.costs(study, method, run.config, entry, workdir, std)
         return run, entry
 
-    def write(entries: dict[str, Entry]) -> None:
-        results.write_results(workdir, dataset.name, settings, entries)
+    def table(entries: dict[str, Entry]) -> results.Table:
+        return output.table(study, dataset, entries)
 
-    runs, entries = running.run_all(study, methods, run_one, before, write)
-    print(output.table(study, dataset, entries))
-    if study.eval_only:
-        return entries
-    exchanges = output.exchanges_of(workdir, entries, std)
-    on_record = {**before, **entries}
-    output.draw(study, workdir, dataset, whole["test"], runs, on_record, exchanges)
-    if is_seen is not None:
-        coordinates = (dataset.longitude, dataset.latitude)
-        look = plots.Look(title=dataset.name)
-        maps.sensor_map(workdir / "sensors.png", *coordinates, is_seen, look)
-    table = output.table(study, dataset, on_record)
-    report.write(workdir, study.system, table)
-    return entries
+    def draw(runs: dict[str, Run], on_record: dict[str, Entry]) -> None:
+        entries = {method: on_record[method] for method in runs}
+        exchanges = output.exchanges_of(workdir, entries, std)
+        output.draw(study, workdir, dataset, whole["test"], runs, on_record, exchanges)
+        if is_seen is not None:
+            coordinates = (dataset.longitude, dataset.latitude)
+            look = plots.Look(title=dataset.name)
+            maps.sensor_map(workdir / "sensors.png", *coordinates, is_seen, look)
+
+    return record.run(methods, run_one, table, draw)
 
 
 def split(
@@ -241,9 +227,17 @@ def sweep(
     num_steps = len(dataset.speed)
     num_train, _, _ = windows.split_sizes(num_steps, dataset.fractions)
     decay = configs.sampling_decay(study, num_train)
+    part = dataclasses.replace(
+        study,
+        methods=tuple(methods),
+        sampling_decay=decay,
+        sweep=None,
+        sweep_values=None,
+        given=study.given - {"sweep", "sweep_values"},
+    )
     folders = {
         f"{client}-{server}": dataclasses.replace(
-            study, client_rounds=client, server_rounds=server, sampling_decay=decay
+            part, client_rounds=client, server_rounds=server
         )
         for client, server in itertools.product(study.swept_values, repeat=2)
     }
@@ -252,7 +246,7 @@ def sweep(
         entries = run_methods(study, dataset, is_seen, methods, folder)
         return [sweep_row(study, *item) for item in entries.items()]
 
-    rows = running.sweep(folders, run_one, workdir)
+    rows = sweeps.run(folders, run_one, workdir)
     title = f"{dataset.name}, {pictures.seeds_in_words(study)}, errors unmasked"
     output.draw_sweep(workdir, rows, methods, study.swept_values, dataset.unit, title)
     report.write_sweep(workdir, study.system, dataset.name, study.command(), rows)

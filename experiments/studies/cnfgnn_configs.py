@@ -7,8 +7,13 @@ from typing import Any
 
 from experiments.studies import cnfgnn_defaults as paper
 from experiments.studies import running
-from experiments.studies.base import TAKES_THE_MEAN
 from experiments.studies.cnfgnn_options import CNFGNNOptions
+from experiments.studies.methods import (
+    TAKES_THE_MEAN,
+    check_concerns,
+    having,
+    server_optimizer_of,
+)
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig
 from fedjax_graph.core import batching, graphs
@@ -32,26 +37,16 @@ def config_values(
     chunk = running.clients_per_chunk(study, workdir, method)
     own = {"clients_per_chunk": chunk, "participation": study.participation}
     values = study.trust_values() | own
-    fields = fields_of(method)
-    if "task" not in fields:
+    if not having("task", [method], paper.registered):
         return _known(values | _half_values(study, method, num_train))
     values["task"] = gru_task(study, method, num_train, chunk)
-    if study.server_optimizer and "server_optimizer" in fields:
-        own = fields["server_optimizer"].default
-        default = own if isinstance(own, OptimizerConfig) else TAKES_THE_MEAN
-        values["server_optimizer"] = study.server_steps(
-            _at_rate(default, study.server_learning_rate)
-        )
+    values["server_optimizer"] = server_optimizer_of(
+        study, paper.registered(method), rate=study.server_learning_rate
+    )
     if method == "gru_fmtl":
         values["regulariser"] = study.fmtl_regulariser
         values["weight"] = _fmtl_setting(study, "weight")
     return _known(values)
-
-
-def fields_of(method: str) -> dict[str, dataclasses.Field]:
-    """The fields of a method's config, by name."""
-    config_type = algorithms.get_method(paper.registered(method)).config_type
-    return {field.name: field for field in dataclasses.fields(config_type)}
 
 
 def gru_task(
@@ -172,28 +167,27 @@ def check_optimizers(study: CNFGNNOptions, methods: Sequence[str]) -> None:
     Raises:
       InputError: naming the flag.
     """
-    registered = [algorithms.get_method(paper.registered(name)) for name in methods]
-    concerned = {
-        "client": any(method.is_trained for method in registered),
-        "server": any("server_optimizer" in fields_of(name) for name in methods),
-    }
-    for side, found in concerned.items():
-        steps = optimizer(study, side, TAKES_THE_MEAN)
-        if getattr(study, f"{side}_optimizer") and not found:
-            raise InputError(
-                f"--{side}_optimizer: none of {', '.join(methods)} has an optimizer on "
-                f"the {side}{'s' if side == 'client' else ''}"
-            )
-        if side == "client" and steps.schedule != "constant":
-            _check_rounds_apart(study, methods)
+    trained = list(filter(_is_trained, methods))
+    stepping = having("server_optimizer", methods, paper.registered)
+    check_concerns(study, ("server_optimizer",), methods, stepping)
+    rated = [x for x in methods if server_optimizer_of(study, paper.registered(x))]
+    check_concerns(study, ("server_learning_rate",), methods, rated)
+    of_clients = ("client_optimizer", "client_learning_rate")
+    check_concerns(study, of_clients, methods, trained)
+    optimizer(study, "server", TAKES_THE_MEAN)
+    if optimizer(study, "client", TAKES_THE_MEAN).schedule != "constant":
+        _check_rounds_apart(study, methods)
+
+
+def _is_trained(method: str) -> bool:
+    return algorithms.get_method(paper.registered(method)).is_trained
 
 
 def _check_rounds_apart(study: CNFGNNOptions, methods: Sequence[str]) -> None:
     """Checks that clients start their steps anew each round, as a schedule needs."""
-    for method in methods:
-        is_trained = algorithms.get_method(paper.registered(method)).is_trained
-        goes_on = method == "gru_centralized" or "task" not in fields_of(method)
-        if is_trained and goes_on:
+    starting_anew = having("task", methods, paper.registered)
+    for method in filter(_is_trained, methods):
+        if method == "gru_centralized" or method not in starting_anew:
             raise InputError(
                 f"--client_optimizer={study.client_optimizer}: {method} steps on from "
                 "round to round, so its schedule is constant"

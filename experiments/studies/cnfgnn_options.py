@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from experiments.studies import cnfgnn_defaults as paper
 from experiments.studies.base import titles_of
+from experiments.studies.methods import check_concerns, having
 from experiments.studies.options import option
 from experiments.studies.traffic import TrafficStudy
 from fedjax_graph import algorithms
@@ -12,6 +13,14 @@ from fedjax_graph.algorithms.cnfgnn.gru_fmtl import REGULARISERS
 from fedjax_graph.core import communication
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import pretrained
+
+METHOD_OPTIONS = {  # field: options that concern the methods whose configs have it
+    "gn_layers": ("hidden_size", "gn_layers", "gn_mlp_sizes", "server_dtype"),
+    "exchange_bits": ("exchange_bits",),
+    "average_every_step": ("average_every_step",),
+    "task": ("gru_hidden_size", "gru_layers"),
+    "regulariser": ("fmtl_regulariser", "fmtl_weight", "fmtl_sync_every"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -191,7 +200,8 @@ class CNFGNNOptions(TrafficStudy):
         """The methods that `strategy` and `methods` name, each once.
 
         Raises:
-          InputError: if one is unknown, or cannot do what other options ask.
+          InputError: if one is unknown, or cannot do what other options ask, or an
+            option concerns none of them.
         """
         strategies = [paper.STRATEGIES[name][0] for name in self.strategy or ()]
         default = () if strategies else self._default_methods()
@@ -200,7 +210,10 @@ class CNFGNNOptions(TrafficStudy):
         methods = strategies + [name for name in named if name not in strategies]
         for method in methods:
             self._check_fits(method)
-        self.check_trust(map(paper.registered, methods))
+        for field, names in METHOD_OPTIONS.items():
+            concerned = having(field, methods, paper.registered)
+            check_concerns(self, names, methods, concerned)
+        self.check_trust(methods, paper.registered)
         return methods
 
     def _default_methods(self) -> tuple[str, ...]:

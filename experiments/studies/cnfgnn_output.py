@@ -241,7 +241,9 @@ def draw_exchanges(
     """Draws `communication.png`, where anything was exchanged."""
     lines = {
         known()[method]: plots.Line(
-            exchange.sizes / GIB, exchange.rmse.mean(1), exchange.rmse.std(1)
+            exchange.sizes / GIB,
+            exchange.rmse.mean(1),
+            [plots.deviation(rmse) for rmse in exchange.rmse.tolist()],
         )
         for method, exchange in exchanges.items()
     }

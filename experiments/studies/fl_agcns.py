@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Any
 
-from experiments import report
-from experiments.studies import fl_agcns_output, fl_agcns_runs, running
+from experiments.studies import fl_agcns_output, fl_agcns_runs
 from experiments.studies.fl_agcns_methods import titles
 from experiments.studies.fl_agcns_problem import (
     Problem,
@@ -17,10 +16,10 @@ from experiments.studies.fl_agcns_settings import (
     SHORT_RUN_DATASET,
     FLAGCNSSettings,
 )
+from experiments.studies.recording import Record
 from experiments.studies.running import Entry
 from fedjax_graph.algorithms.fl_agcns.fl_agcns import WARM_UP
 from fedjax_graph.data import catalog
-from fedjax_graph.driver import results
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,39 +76,28 @@ def _run_methods(
     if not study.eval_only:
         fl_agcns_runs.note_of_no_evolution(study, methods)
     workdir = study.make_workdir(dataset.name)
-    running.announce(
-        study,
-        f"{dataset.name}: {len(dataset.labels)} nodes, {len(dataset.edges)} edges, of "
-        f"which {facts['edges_cut_share']:.1%} lie between the {facts['num_clients']} "
+    num_nodes, num_edges = len(dataset.labels), len(dataset.edges)
+    text = (
+        f"{dataset.name}: {num_nodes} nodes, {num_edges} edges, of which "
+        f"{facts['edges_cut_share']:.1%} lie between the {facts['num_clients']} "
         f"clients; padding is {facts['padded_nodes_share']:.1%} of nodes and "
-        f"{facts['padded_edges_share']:.1%} of edges",
-        dataset.notes,
-        workdir,
+        f"{facts['padded_edges_share']:.1%} of edges"
     )
-    before = results.read_methods(workdir, study.system, problem.checksum)
     settings = {
-        "command": study.command(),
-        "flags": study.record(),
         "notes": dataset.notes,
-        "data": problem.checksum,
-        "num_nodes": len(dataset.labels),
-        "num_edges": len(dataset.edges),
+        "num_nodes": num_nodes,
+        "num_edges": num_edges,
         "subgraphs": facts,
     }
+    args = study, workdir, dataset.name, text, settings, problem.checksum
+    record = Record[None](*args)
 
     def run_one(method: str) -> tuple[None, Entry]:
         outcome = fl_agcns_runs.run_method(study, method, problem, workdir)
         args = study, method, outcome, problem, workdir
         return None, fl_agcns_output.entry_of(*args)
 
-    def write(entries: dict[str, Entry]) -> None:
-        results.write_results(workdir, dataset.name, settings, entries)
+    def draw(entries: dict[str, Entry]) -> None:
         fl_agcns_output.draw(study, entries, workdir, dataset.name)
 
-    _, scored = running.run_all(study, methods, run_one, before, write)
-    print(fl_agcns_output.table(scored))
-    if not study.eval_only:
-        on_record = fl_agcns_output.table({**before, **scored})
-        report.write(workdir, study.system, on_record)
-        print(f"report.html, results.json and pictures are in {workdir}")
-    return scored
+    return record.run(methods, run_one, fl_agcns_output.table, draw_each=draw)

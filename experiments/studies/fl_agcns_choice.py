@@ -98,7 +98,7 @@ def choose(
         )
     finalists, code = None, state.code.tolist()
     if num_finalists > 1:
-        finalists = judge(state, values, data, num_finalists, study.seed)
+        finalists = judge(study, state, values, data)
         code = finalists.best
     forget_other_network(workdir / method, tuple(code))
     made = Choice(int(state.num_rounds), num_finalists, code, finalists)
@@ -129,19 +129,19 @@ def read(folder: pathlib.Path) -> Choice | None:
 
 
 def judge(
-    state: Any, values: dict[str, Any], data: SubgraphData, most: int, seed: int
+    study: FLAGCNSSettings, state: Any, values: dict[str, Any], data: SubgraphData
 ) -> Finalists:
     """Trains the different networks of the last population that shared weights prefer.
 
     Args:
+      study: how many finalists there are at most, and how and by which seed they train.
       state: of an evolutionary search after its last round.
       values: of its config.
       data: the clients'.
-      most: how many.
-      seed: of the trainings.
     """
     search = config_of("fl_agcns", values)
-    config = config_of("fl_random", {**values, "scored_by": "running"})
+    trained = {"scored_by": "running", "num_epochs": study.num_epochs}
+    config = config_of("fl_random", values | trained)
     codes = np.concatenate([state.code[None], state.populations.controller])
     codes = codes[~np.asarray(evolution.is_repeated(codes, config.space))]
     start = time.perf_counter()
@@ -158,8 +158,8 @@ def judge(
         return mesh.replicated(scores)
 
     scores = np.asarray(by_shared_weights(state.weights.model, data, codes))
-    codes = codes[np.argsort(-scores, stable=True)][:most]
-    keys = jax.random.split(jax.random.key(seed), len(codes))
+    codes = codes[np.argsort(-scores, stable=True)][: study.num_finalists]
+    keys = jax.random.split(jax.random.key(study.seed), len(codes))
     scores = np.asarray(from_scratch(data, codes, keys))
     return Finalists(codes.tolist(), scores.tolist(), time.perf_counter() - start)
 

@@ -115,13 +115,16 @@ def draw(
     name: str,
 ) -> None:
     """Draws the pictures of a run."""
-    title_of = titles()
+    title_of, made = titles(), entries.values()
     records = running.records_of(workdir, title_of)
     trained = [r for r in records if r["method"] in title_of.values()]
-    monitor = MONITORS[study.fitness]
-    trainings = f"{study.num_retrain} trainings of each network"
+    kinds = (entry["config"]["task"]["fitness"] for entry in made)
+    monitors = [MONITORS[kind] for kind in dict.fromkeys(kinds)]
+    counts = {len(entry["best_round_by_seed"]) for entry in made}
+    number = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    trainings = f"{number} trainings of each network"
     look = pictures.look(study, name, entries, title_of, trainings)
-    plots.training_curves(workdir / "training_curves.png", trained, [monitor], look)
+    plots.training_curves(workdir / "training_curves.png", trained, monitors, look)
     searches = {search_name(method): title_of[method] for method in SEARCHES}
     searched = [r for r in records if r["method"] in searches]
     if searched:
@@ -141,10 +144,11 @@ def draw(
     )
     for method, entry in entries.items():
         if entry["code"]:
+            task = entry["config"]["task"]
             labels, edges = architecture.diagram(
-                entry["code"], study.chosen_fusion(), study.space
+                entry["code"], task["fusion"], task["space"]
             )
             path = workdir / f"architecture_{method}.png"
-            title = title_of[method]
-            said = f"{title}: {name}, {pictures.seeds_in_words(study)}"
+            title, flags = title_of[method], entry.get("flags", study.record())
+            said = f"{title}: {name}, seed {flags['seed']}"
             diagrams.architecture(path, labels, edges, said, look.colour(title))

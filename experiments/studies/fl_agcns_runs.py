@@ -10,7 +10,7 @@ from experiments.studies.fl_agcns_choice import search_name
 from experiments.studies.fl_agcns_methods import EVOLUTIONARY, NETWORKS
 from experiments.studies.fl_agcns_problem import Problem
 from experiments.studies.fl_agcns_settings import FLAGCNSSettings
-from fedjax_graph.algorithms.fl_agcns.fl_agcns import WARM_UP
+from fedjax_graph.algorithms.fl_agcns.fl_agcns import OF_SCRATCH, OF_SHARED, WARM_UP
 from fedjax_graph.algorithms.fl_agcns.fl_rl import FLRLConfig
 from fedjax_graph.algorithms.fl_agcns.trainings import make_schedule
 from fedjax_graph.models import architecture
@@ -91,20 +91,24 @@ def search_values(
         ),
         "fitness_from": study.fitness_from,
         "population_size": study.population_size,
+    }
+    if method == "fl_rl":
+        values["codes_per_round"] = min(FLRLConfig.codes_per_round, study.num_trials)
+    own = {
         "num_generations": study.generations(),
         "first_epochs": study.first_epochs,
         "rungs": study.rungs,
+        "num_epochs": study.num_epochs,
         "num_steps": study.supernet_steps,
         "codes_per_step": study.codes_per_step,
         "num_warm_up": study.num_warm_up,
-        "num_epochs": study.num_epochs,
+        "warm_up_codes": study.warm_up_codes,
+        "scored_by": study.scored_by,
     }
-    if study.fitness_from == "shared" and method not in ("fl_random", "fl_rl"):
-        values["warm_up_codes"] = study.warm_up_codes
-        values["scored_by"] = study.scored_by
-    if method == "fl_rl":
-        values["codes_per_round"] = min(FLRLConfig.codes_per_round, study.num_trials)
-    return values
+    names = OF_SHARED if study.fitness_from == "shared" else OF_SCRATCH
+    if method not in EVOLUTIONARY:  # gradients have weights to share, trials none
+        names = ("num_steps", "scored_by") if method == "fl_gradient" else OF_SCRATCH
+    return values | {name: own[name] for name in names}
 
 
 def search_rounds(study: FLAGCNSSettings, method: str, config: Any) -> int:

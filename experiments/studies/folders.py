@@ -36,6 +36,16 @@ class FolderOptions(Options):
         "test", "What --eval_only scores.", choices=["train", "validation", "test"]
     )
 
+    def __post_init__(self) -> None:
+        """Checks every option.
+
+        Raises:
+          InputError: naming the flag.
+        """
+        super().__post_init__()
+        if self.is_given("split") and not self.eval_only:
+            raise InputError("--split needs --eval_only")
+
     def in_effect(self) -> dict[str, Any]:
         """See `Options.in_effect`."""
         new = f"runs/{self.system}-DATASET-TIME"

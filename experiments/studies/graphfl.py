@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import report
-from experiments.studies import graphfl_methods, graphfl_sweeps, pictures, running
+from experiments.studies import (
+    graphfl_methods,
+    graphfl_sweeps,
+    pictures,
+    running,
+    sweeps,
+)
 from experiments.studies.graphfl_settings import GraphFLSettings
 from experiments.studies.node_problem import (
     Problem,
@@ -17,6 +23,7 @@ from experiments.studies.node_problem import (
     load_dataset,
     make_problem,
 )
+from experiments.studies.recording import Record
 from experiments.studies.running import Entry, Run
 from experiments.studies.self_training import self_train, teach
 from fedjax_graph.core import clients
@@ -69,11 +76,8 @@ class GraphFLStudy(GraphFLSettings):
             return _sweep(study, study.sweep, parts, methods, dataset)
         problem = make_problem(study, dataset)
         workdir = study.make_workdir(dataset.name)
-        running.check_kind(workdir, is_sweep=False)
-        entries = _run_problem(problem, methods, workdir, {}).entries
-        if not study.eval_only:
-            print(f"report.html, results.json and a picture are in {workdir}")
-        return entries
+        sweeps.check_kind(workdir, is_sweep=False)
+        return _run_problem(problem, methods, workdir, {}).entries
 
 
 def _sweep(
@@ -85,7 +89,7 @@ def _sweep(
 ) -> list[dict[str, Any]]:
     """Runs the parts of a sweep; `sweep.json`, `sweep.png` and a folder of each."""
     workdir = study.make_workdir(dataset.name)
-    running.check_kind(workdir, is_sweep=True)
+    sweeps.check_kind(workdir, is_sweep=True)
     teachers: Teachers = {}
 
     def run_part(part: GraphFLSettings, folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -93,13 +97,13 @@ def _sweep(
         outcome = _run_problem(problem, methods, folder, teachers)
         return graphfl_sweeps.rows(field, part, outcome.entries, outcome.facts)
 
-    rows = running.sweep(parts, run_part, workdir)
+    rows = sweeps.run(parts, run_part, workdir)
     series = graphfl_sweeps.series(study, field, rows)
     titles = graphfl_sweeps.AXIS_TITLES[field], "test accuracy (%)"
     look = pictures.look(study, dataset.name, (), {})
     plots.curves(workdir / "sweep.png", series, *titles, look)
     report.write_sweep(workdir, study.system, dataset.name, study.command(), rows)
-    running.announce_sweep(workdir)
+    sweeps.announce(workdir)
     return rows
 
 
@@ -145,18 +149,15 @@ def _run_problem(
         splits["validation"] = splits["test"]
     size = f"{len(dataset.labels)} nodes, {len(dataset.edges)} edges"
     text = f"{dataset.name}: {size}, {study.num_clients} clients, {study.model_name}"
-    running.announce(study, text, notes, workdir)
-    before = results.read_methods(workdir, study.system, checksum)
     settings = {
-        "command": study.command(),
-        "flags": study.record(),
         "setting": study.setting(),
         "notes": notes,
-        "data": checksum,
         "num_nodes": len(dataset.labels),
         "num_edges": len(dataset.edges),
         **facts,
     }
+    record = Record[Run](study, workdir, dataset.name, text, settings, checksum)
+    titles = graphfl_methods.titles()
 
     def run_one(method: str) -> tuple[Run, Entry]:
         keep_last = not study.is_code
@@ -165,21 +166,17 @@ def _run_problem(
         )
         return run, results.method_entry(run.result, TEST_METRICS, run.config)
 
-    def write(entries: dict[str, Entry]) -> None:
-        results.write_results(workdir, dataset.name, settings, entries)
+    def table(entries: dict[str, Entry]) -> results.Table:
+        return running.table("method", COLUMNS, entries, titles)
 
-    runs, entries = running.run_all(study, methods, run_one, before, write)
-    print(running.table("method", COLUMNS, entries, graphfl_methods.titles()))
-    if not study.eval_only:
-        records = running.records_of(workdir, graphfl_methods.titles())
-        path = workdir / "training_curves.png"
+    def draw(runs: dict[str, Run], on_record: dict[str, Entry]) -> None:
         data = f"{dataset.name}, {study.num_clients} clients, {study.model_name}"
-        titles = graphfl_methods.titles()
-        look = pictures.look(study, data, {**before, **entries}, titles)
-        plots.training_curves(path, records, running.monitors(runs), look)
-        table = running.table("method", COLUMNS, {**before, **entries}, titles)
-        report.write(workdir, study.system, table)
-    return Outcome(entries, facts)
+        look = pictures.look(study, data, on_record, titles)
+        records, monitors = running.records_of(workdir, titles), running.monitors(runs)
+        path = workdir / "training_curves.png"
+        plots.training_curves(path, records, monitors, look)
+
+    return Outcome(record.run(methods, run_one, table, draw), facts)
 
 
 COLUMNS = {
@@ -191,7 +188,7 @@ COLUMNS = {
 
 def _taught(problem: Problem, workdir: pathlib.Path, teachers: Teachers) -> np.ndarray:
     """The teachers' predictions, of which those of the last study are kept."""
-    key = dataclasses.replace(problem.study, pseudo_labels=None)
+    key = dataclasses.replace(problem.study, pseudo_labels=None, workdir=None)
     if key not in teachers:
 
         def train(splits: dict[str, nodes.NodeData]) -> Run:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from experiments.studies.base import TAKES_THE_MEAN, titles_of
+from experiments.studies.base import titles_of
 from experiments.studies.graphfl_settings import GraphFLSettings
-from fedjax_graph import algorithms
+from experiments.studies.methods import check_concerns, having, server_optimizer_of
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.nodes import NodeTask
@@ -37,14 +37,12 @@ def chosen_methods(study: GraphFLSettings) -> list[str]:
         cannot be read, or the server's concerns none of the methods.
     """
     methods = study.choose_methods(METHODS, THREE)
-    study.check_trust(map(registered_name, methods))
+    study.check_trust(methods, registered_name)
     for method in methods:
         client_optimizer(study, method)
-    servers = [server_optimizer(study, method) for method in methods]
-    if study.server_optimizer and not any(servers):
-        raise InputError(
-            f"--server_optimizer concerns none of the methods {', '.join(methods)}"
-        )
+        server_optimizer(study, method)
+    stepping = having("server_optimizer", methods, registered_name)
+    check_concerns(study, ("server_optimizer",), methods, stepping)
     return methods
 
 
@@ -72,15 +70,8 @@ def server_optimizer(study: GraphFLSettings, method: str) -> OptimizerConfig | N
     Raises:
       InputError: if the option cannot be read.
     """
-    config_type = algorithms.get_method(registered_name(method)).config_type
-    if not hasattr(config_type, "server_optimizer"):
-        return None
-    if method == "graphfl":
-        return study.server_steps(study.figures().outer_optimizer)
-    default = config_type.server_optimizer
-    if study.server_optimizer is None:
-        return default
-    return study.server_steps(default or TAKES_THE_MEAN)
+    own = study.figures().outer_optimizer if method == "graphfl" else None
+    return server_optimizer_of(study, registered_name(method), own)
 
 
 def config_values(

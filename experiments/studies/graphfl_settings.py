@@ -192,6 +192,10 @@ class GraphFLSettings(TrustStudy):
             raise InputError(
                 "--partition needs --overlap: else all hold the whole graph"
             )
+        if self.patience is not None and not self.is_code:
+            raise InputError(
+                "--patience needs --protocol=code: the paper's runs all rounds"
+            )
         if self.sweep_values is not None and not self.sweep:
             raise InputError("--sweep_values needs --sweep")
         if self.sweep and self.eval_only:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,6 @@ from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.rounds import RunResult
 
 Entry = dict[str, Any]  # of a method in `results.json`
-StudyType = TypeVar("StudyType", bound=Study)
 Outcome = TypeVar("Outcome")
 
 
@@ -226,11 +224,6 @@ def announce(
     print(f"on {mesh.device_kind()}; {verb} {workdir}", flush=True)
 
 
-def announce_sweep(workdir: pathlib.Path) -> None:
-    """Prints what a sweep left, and where."""
-    print(f"report.html, sweep.json and a folder of each run are in {workdir}")
-
-
 def records_of(workdir: pathlib.Path, titles: Mapping[str, str]) -> list[Entry]:
     """The run's `metrics.jsonl`, methods under their titles."""
     records = writers.read_records(workdir / "metrics.jsonl")
@@ -281,43 +274,3 @@ def _cell(entry: Entry, cell: Cell) -> str:
 def best_round(entry: Entry) -> str:
     """The round whose state was tested, for a column of `table`."""
     return str(entry["best_round"])
-
-
-# --- Sweeps --------------------------------------------------------------------------
-
-
-def sweep(
-    folders: Mapping[str, StudyType],
-    run_one: Callable[[StudyType, pathlib.Path], list[dict[str, Any]]],
-    workdir: pathlib.Path,
-) -> list[dict[str, Any]]:
-    """Runs studies one after another, and writes `sweep.json` after each.
-
-    Args:
-      folders: name of a folder in `workdir` -> the study that is run there.
-      run_one: (study, its folder) -> rows for `sweep.json`.
-      workdir: of the sweep.
-
-    Returns:
-      All rows.
-    """
-    rows = []
-    for name, study in folders.items():
-        folder = workdir / name
-        folder.mkdir(exist_ok=True)
-        rows += run_one(study, folder)
-        text = json.dumps(writers.to_jsonable(rows), indent=2)
-        writers.write_atomically(workdir / "sweep.json", text + "\n")
-    return rows
-
-
-def check_kind(workdir: pathlib.Path, *, is_sweep: bool) -> None:
-    """Checks that a folder does not hold the other kind of output.
-
-    Raises:
-      InputError: if a sweep is to go where a single run lies, or the other way round.
-    """
-    if is_sweep and (workdir / "results.json").exists():
-        raise InputError(f"--workdir={workdir} holds a single run, not a sweep")
-    if not is_sweep and (workdir / "sweep.json").exists():
-        raise InputError(f"--workdir={workdir} holds a sweep; name one of its folders")

@@ -4,18 +4,17 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from experiments import report
 from experiments.studies import pictures, running, sfl_output, sfl_problem
-from experiments.studies.base import TAKES_THE_MEAN, titles_of
+from experiments.studies.base import titles_of
+from experiments.studies.methods import check_concerns, having, server_optimizer_of
+from experiments.studies.recording import Record
 from experiments.studies.running import Entry, Run
 from experiments.studies.sfl_problem import Problem
 from experiments.studies.sfl_settings import SFLSettings
 from experiments.studies.traffic import measures
-from fedjax_graph import algorithms
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import results
 from fedjax_graph.driver.network import save_network
 
@@ -59,8 +58,7 @@ class SFLStudy(SFLSettings):
         """Runs or scores the methods; writes tables, figures and pictures.
 
         Returns:
-          The entries of `results.json` by method; of a run that is only scored, those
-          of its methods.
+          The entries of `results.json` of these methods.
 
         Raises:
           InputError: one line, where an option or a file does not fit.
@@ -76,44 +74,31 @@ class SFLStudy(SFLSettings):
         notes = dataset.notes
         if self.client_graph == "given":
             notes += sfl_problem.note_on_graph(problem)
-        running.announce(self, f"{dataset.name}: {size}", notes, workdir)
-        before = results.read_methods(
-            workdir, self.system, problem.checksum, problem.also
-        )
-        if self.kind == "traffic":
+        is_traffic = self.kind == "traffic"
+        settings = {"notes": notes, **problem.size}
+        settings |= measures(dataset) if is_traffic else {}
+        text = f"{dataset.name}: {size}"
+        args = self, workdir, dataset.name, text, settings
+        record = Record[Run](*args, problem.checksum, problem.also)
+        if is_traffic:
             save_network(workdir / "network.npz", dataset, problem.splits["train"])
-        settings = {
-            "command": self.command(),
-            "flags": self.record(),
-            "notes": notes,
-            "data": problem.checksum,
-            **problem.also,
-            **problem.size,
-        }
-        if self.kind == "traffic":
-            settings |= measures(dataset)
+        titles = titles_of(METHODS)
 
         def run_one(method: str) -> tuple[Run, Entry]:
             run = self._run_method(method, problem, workdir)
             keys = problem.test_keys, run.config, problem.entry_keys
             return run, results.method_entry(run.result, *keys)
 
-        def write(entries: dict[str, Entry]) -> None:
-            results.write_results(workdir, dataset.name, settings, entries)
+        def table(entries: dict[str, Entry]) -> results.Table:
+            return sfl_output.table(problem, entries, titles)
 
-        runs, entries = running.run_all(self, methods, run_one, before, write)
-        titles = titles_of(METHODS)
-        print(sfl_output.table(problem, entries, titles))
-        if self.eval_only:
-            return entries
-        on_record = {**before, **entries}
-        data = f"{dataset.name}, {len(problem.splits['train'].client_ids)} clients"
-        readings = pictures.masked(True, "errors") if self.kind == "traffic" else ""
-        look = pictures.look(self, data, on_record, titles, readings)
-        sfl_output.draw(workdir, problem, runs, titles, look)
-        report.write(workdir, self.system, sfl_output.table(problem, on_record, titles))
-        print(f"report.html, results.json and pictures are in {workdir}")
-        return on_record
+        def draw(runs: dict[str, Run], on_record: dict[str, Entry]) -> None:
+            data = f"{dataset.name}, {len(problem.splits['train'].client_ids)} clients"
+            readings = pictures.masked(True, "errors") if is_traffic else ""
+            look = pictures.look(self, data, on_record, titles, readings)
+            sfl_output.draw(workdir, problem, runs, titles, look)
+
+        return record.run(methods, run_one, table, draw)
 
     # --- Methods ----------------------------------------------------------------------
 
@@ -138,9 +123,7 @@ class SFLStudy(SFLSettings):
         if self.kind == "images":  # a traffic network may lack the graph
             concerning["client_graph"] = "client_graph"
         for name, field in concerning.items():
-            if not any(field in fields_of(method) for method in methods):
-                reason = f"concerns none of the methods {', '.join(methods)}"
-                self.refuse((name,), reason)
+            check_concerns(self, (name,), methods, having(field, methods))
         self.check_trust(methods)
         for method in methods:
             self.method_values(method)  # raises before a folder is made
@@ -169,12 +152,8 @@ class SFLStudy(SFLSettings):
         values["structure"] = structure
         if self.pull_weight is not None:
             values["pull_weight"] = self.pull_weight
-        if self.server_optimizer and "server_optimizer" in fields_of(method):
-            default = fields_of(method)["server_optimizer"].default
-            has_own = isinstance(default, OptimizerConfig)
-            values["server_optimizer"] = self.server_steps(
-                default if has_own else TAKES_THE_MEAN
-            )
+        if steps := server_optimizer_of(self, method):
+            values["server_optimizer"] = steps
         return values
 
     def _run_method(self, method: str, problem: Problem, workdir: pathlib.Path) -> Run:
@@ -200,9 +179,3 @@ class SFLStudy(SFLSettings):
             return run
         # The models of all methods would fill the memory.
         return run._replace(result=run.result._replace(best_state=None))
-
-
-def fields_of(method: str) -> dict[str, dataclasses.Field]:
-    """The fields of a method's config by name."""
-    config_type = algorithms.get_method(method).config_type
-    return {field.name: field for field in dataclasses.fields(config_type)}

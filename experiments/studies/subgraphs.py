@@ -5,10 +5,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import report
 from experiments.studies import pictures, running
-from experiments.studies.base import TAKES_THE_MEAN, titles_of
+from experiments.studies.base import titles_of
 from experiments.studies.fl_agcns_methods import FIXED as NETWORKS
+from experiments.studies.methods import check_concerns, having, server_optimizer_of
+from experiments.studies.recording import Record
 from experiments.studies.running import Entry, Run
 from experiments.studies.subgraphs_problem import Problem, make_problem
 from experiments.studies.subgraphs_settings import (
@@ -16,10 +17,7 @@ from experiments.studies.subgraphs_settings import (
     SHORT_RUN_DATASET,
     SubgraphSettings,
 )
-from fedjax_graph import algorithms
 from fedjax_graph.core import clients
-from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs import structure
 from fedjax_graph.driver import plots, results
 from fedjax_graph.tasks.subgraphs import SubgraphTask
@@ -39,9 +37,12 @@ ENCODES_STRUCTURE = ("fed_star",)  # methods whose model reads it
 SEES_OUTSIDE = ("fed_gcn",)  # methods whose clients know of neighbours outside
 READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
-NETWORK_STEPS = OptimizerConfig("adam", 0.02, weight_decay=5e-6)  # of FL-AGCNS's code
 KEYS = ("accuracy", "cross_entropy")
 NUM_ROUNDS = 100
+OF_LOCAL_STEPS = (  # a network of `NETWORKS` has its own, and the server steps
+    *("hidden_size", "local_epochs", "learning_rate", "weight_decay"),
+    "client_optimizer",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,8 +71,7 @@ class SubgraphStudy(SubgraphSettings):
         """Runs or scores the methods; writes tables, figures and pictures.
 
         Returns:
-          The entries of `results.json` by method; of a run that is only scored, those
-          of its methods.
+          The entries of `results.json` of these methods.
 
         Raises:
           InputError: one line, where an option or a file does not fit.
@@ -84,45 +84,34 @@ class SubgraphStudy(SubgraphSettings):
         for method in methods:
             running.build(registered_name(method), self.method_values(method, problem))
         workdir = self.make_workdir(dataset.name)
-        running.announce(
-            self,
-            f"{dataset.name}: {len(dataset.labels)} nodes, {len(dataset.edges)} edges, "
+        num_nodes, num_edges = len(dataset.labels), len(dataset.edges)
+        text = (
+            f"{dataset.name}: {num_nodes} nodes, {num_edges} edges, "
             f"of which {facts['edges_cut_share']:.1%} lie between the "
             f"{facts['num_clients']} clients ({self.partition}) of "
-            f"{facts['smallest_part']} to {facts['largest_part']} nodes",
-            dataset.notes,
-            workdir,
+            f"{facts['smallest_part']} to {facts['largest_part']} nodes"
         )
-        before = results.read_methods(workdir, self.system, problem.checksum)
         settings = {
-            "command": self.command(),
-            "flags": self.record(),
             "notes": dataset.notes,
-            "data": problem.checksum,
-            "num_nodes": len(dataset.labels),
-            "num_edges": len(dataset.edges),
+            "num_nodes": num_nodes,
+            "num_edges": num_edges,
             "subgraphs": facts,
         }
+        args = self, workdir, dataset.name, text, settings, problem.checksum
+        record, titles = Record[Run](*args), titles_of(METHODS, NETWORKS)
 
         def run_one(method: str) -> tuple[Run, Entry]:
             run = self._run_method(method, problem, workdir)
             return run, results.method_entry(run.result, KEYS, run.config)
 
-        def write(entries: dict[str, Entry]) -> None:
-            results.write_results(workdir, dataset.name, settings, entries)
+        def table(entries: dict[str, Entry]) -> results.Table:
+            return running.table("method", COLUMNS, entries, titles)
 
-        runs, entries = running.run_all(self, methods, run_one, before, write)
-        titles = titles_of(METHODS, NETWORKS)
-        print(running.table("method", COLUMNS, entries, titles))
-        if self.eval_only:
-            return entries
-        on_record = {**before, **entries}
-        data = f"{dataset.name}, {facts['num_clients']} clients by {self.partition}"
-        _draw(workdir, runs, titles, pictures.look(self, data, on_record, titles))
-        table = running.table("method", COLUMNS, on_record, titles)
-        report.write(workdir, self.system, table)
-        print(f"report.html, results.json and pictures are in {workdir}")
-        return on_record
+        def draw(runs: dict[str, Run], on_record: dict[str, Entry]) -> None:
+            data = f"{dataset.name}, {facts['num_clients']} clients by {self.partition}"
+            _draw(workdir, runs, titles, pictures.look(self, data, on_record, titles))
+
+        return record.run(methods, run_one, table, draw)
 
     # --- Methods ----------------------------------------------------------------------
 
@@ -134,16 +123,18 @@ class SubgraphStudy(SubgraphSettings):
         """The methods to run.
 
         Raises:
-          InputError: if one is not known, or the server's optimizer concerns none.
+          InputError: if one is not known, an option concerns none of them, or the
+            server's optimizer cannot be read.
         """
         methods = self.choose_methods(METHODS, DEFAULT)
-        concerned = [m for m in methods if server_default(m) is not None]
-        if self.server_optimizer and not concerned:
-            raise InputError(
-                f"--server_optimizer concerns none of the methods {', '.join(methods)}"
-            )
-        for method in concerned:
-            self.server_steps(server_default(method) or TAKES_THE_MEAN)
+        own = [method for method in methods if method not in NETWORKS]
+        check_concerns(self, OF_LOCAL_STEPS, methods, own)
+        choosing = [method for method in own if method not in OWN_MODELS]
+        check_concerns(self, ("model",), methods, choosing)
+        stepping = having("server_optimizer", methods, registered_name)
+        check_concerns(self, ("server_optimizer",), methods, stepping)
+        for method in stepping:  # raises before a folder is made
+            server_optimizer_of(self, registered_name(method))
         return methods
 
     def method_values(self, method: str, problem: Problem) -> dict[str, Any]:
@@ -167,9 +158,8 @@ class SubgraphStudy(SubgraphSettings):
             "participation": self.participation,
             "first_order": True,  # Adam's root has no derivative at 0
         }
-        default = NETWORK_STEPS if is_network else server_default(method)
-        if default is not None and (self.server_optimizer or is_network):
-            values["server_optimizer"] = self.server_steps(default)
+        if steps := server_optimizer_of(self, registered_name(method)):
+            values["server_optimizer"] = steps
         return values
 
     def _run_method(self, method: str, problem: Problem, workdir: pathlib.Path) -> Run:
@@ -208,16 +198,6 @@ class SubgraphStudy(SubgraphSettings):
 def registered_name(method: str) -> str:
     """The name under which `algorithms` has a method of the study."""
     return "fed_sgd" if method in NETWORKS else method
-
-
-def server_default(method: str) -> OptimizerConfig | None:
-    """What a method's server steps with by default; None where it has no such step."""
-    config_type = algorithms.get_method(registered_name(method)).config_type
-    fields = {f.name: f for f in dataclasses.fields(config_type)}
-    if "server_optimizer" not in fields:
-        return None
-    default = fields["server_optimizer"].default
-    return default if isinstance(default, OptimizerConfig) else TAKES_THE_MEAN
 
 
 # --- Output --------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 """Options of clients that are not to be trusted, and of a server that is not."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, get_args
 
 from experiments.studies.base import Study
+from experiments.studies.methods import check_concerns, having
 from experiments.studies.options import option
 from fedjax_graph import algorithms
 from fedjax_graph.core import encryption, privacy
@@ -17,6 +18,7 @@ from fedjax_graph.core.robust import TOLERANCE
 
 MISBEHAVIOUR = tuple(field.name for field in dataclasses.fields(Misbehaviour))
 PRIVACY = tuple(f"dp_{field.name}" for field in dataclasses.fields(Privacy))
+OF_HIDDEN_STATES = ("dp_hidden_clip_norm", "dp_gradient_clip_norm")
 NEEDS = {  # option: what it changes nothing without
     **dict.fromkeys(PRIVACY, "dp_noise_multiplier"),
     "straggler_work": "straggler_rate",
@@ -107,15 +109,18 @@ class TrustStudy(Study):
             return None
         return Privacy(**{name[len("dp_") :]: getattr(self, name) for name in PRIVACY})
 
-    def check_trust(self, methods: Iterable[str]) -> None:
+    def check_trust(
+        self, methods: Sequence[str], registered: Callable[[str], str] = str
+    ) -> None:
         """Checks that the options concern the methods, and that they know them.
 
         Args:
-          methods: as registered.
+          methods: names.
+          registered: name -> that under which `algorithms` has the method.
 
         Raises:
           InputError: if an option needs another one, the aggregator is not known or
-            concerns none of the methods, clients and server of one that is trained
+            concerns none of the methods, or clients and server of one that is trained
             exchange no models, or a package is missing.
         """
         for name, needed in NEEDS.items():
@@ -124,16 +129,11 @@ class TrustStudy(Study):
         if self.aggregator not in AGGREGATORS:
             known = ", ".join(AGGREGATORS)
             raise InputError(f"--aggregator={self.aggregator}: unknown; known: {known}")
-        found = {name: algorithms.get_method(name) for name in methods}
-        fields = {
-            name: {field.name for field in dataclasses.fields(method.config_type)}
-            for name, method in found.items()
-        }
         for name in ("aggregator", "tolerance"):
-            if self.is_given(name) and not any(name in x for x in fields.values()):
-                raise InputError(
-                    f"--{name} concerns none of the methods {', '.join(fields)}"
-                )
+            check_concerns(self, (name,), methods, having(name, methods, registered))
+        sending = having("exchange_bits", methods, registered)  # hidden states
+        check_concerns(self, OF_HIDDEN_STATES, methods, sending)
+        found = {name: algorithms.get_method(registered(name)) for name in methods}
         for option_name in (*MISBEHAVIOUR, "secure_aggregation", *PRIVACY):
             for name, method in found.items():
                 is_without = not issubclass(method.config_type, ChannelConfig)

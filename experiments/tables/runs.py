@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.studies import options
+from experiments.studies.earlier import NOT_COMPARED
 from experiments.tables.papers import Metric, Paper, Row, Table, Value
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver.results import system_of
+from fedjax_graph.driver.results import OF_COMMAND, system_of
 
 STUDIES = {
     "cnfgnn": "experiments.studies.cnfgnn:CNFGNNStudy",
@@ -20,14 +21,6 @@ STUDIES = {
     "fl_agcns": "experiments.studies.fl_agcns:FLAGCNSStudy",
     "subgraphs": "experiments.studies.subgraphs:SubgraphStudy",
 }
-# Flags that say where and on what a method runs, which method, and how often.
-NOT_COMPARED = (
-    *("data_dir", "workdir", "methods", "strategy", "sweep", "sweep_values"),
-    *("resume", "eval_only", "split", "seed", "num_seeds", "num_retrain", "repeats"),
-    "target_rmse",
-    *("clients_per_chunk", "edges_per_chunk", "num_cpu_devices", "checkpoint_inner"),
-    "check_memory",
-)
 
 
 # --- Runs ----------------------------------------------------------------------------
@@ -41,6 +34,12 @@ class Run(NamedTuple):
     dataset: str
     settings: dict[str, Any]
     methods: dict[str, dict[str, Any]]
+
+    def of(self, method: str) -> "Run":
+        """The run with the settings of the command that put a method on record."""
+        entry = self.methods[method]
+        own = {key: entry[key] for key in OF_COMMAND if key in entry}
+        return self._replace(settings=self.settings | own)
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -75,6 +74,10 @@ def read_run(path: pathlib.Path, folder: pathlib.Path) -> Run:
             isinstance(run.settings["flags"], dict)
             and isinstance(run.setting, dict)
             and all(isinstance(entry["test"], dict) for entry in run.methods.values())
+            and all(
+                isinstance(entry.get("flags", {}), dict)
+                for entry in run.methods.values()
+            )
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         is_run = False
@@ -143,6 +146,7 @@ def match(
         *paper.datasets[row.dataset].parts,
     ):
         return None
+    run = run.of(row.method)
     expected = expected_flags(row, defaults)
     chosen = defaults | run.settings["flags"] | run.setting
     config = entry.get("config", {})

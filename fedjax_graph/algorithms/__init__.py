@@ -39,6 +39,11 @@ class Method:
         """Whether it works on any task, which its config then names."""
         return issubclass(self.config_type, FederatedConfig)
 
+    @property
+    def fields(self) -> dict[str, dataclasses.Field]:
+        """The fields of its config by name."""
+        return {field.name: field for field in dataclasses.fields(self.config_type)}
+
 
 def _lazy(
     place: str, title: str, is_trained: bool = True, config: str = ""

@@ -186,7 +186,7 @@ def history(
     if spread_key:
         spread = [r.get(spread_key) or 0.0 for r in known]
     else:
-        spread = [_deviation(r.get(f"{key}_by_seed")) for r in known]
+        spread = [deviation(r.get(f"{key}_by_seed")) for r in known]
     return Line(
         [r["round"] for r in known],
         [r[key] for r in known],
@@ -194,7 +194,7 @@ def history(
     )
 
 
-def _deviation(by_seed: Sequence[float | None] | None) -> float:
+def deviation(by_seed: Sequence[float | None] | None) -> float:
     """Standard deviation over seeds, of which some may not be finite."""
     known = [x for x in by_seed or () if x is not None and np.isfinite(x)]
     return float(np.std(known, ddof=1)) if len(known) > 1 else 0.0

@@ -10,7 +10,9 @@ Which metrics it holds is said by who runs the method; some stand beside it, as 
 Errors are in the unit of the data, of traffic `settings["unit"]`; MAPE and accuracies
 in percent. What `mae` and `rmse` mean is the system's: see its page in docs/.
 `communication_bytes` are those of training up to the best round, the papers'
-convention; `communication_bytes_in_all` those of all rounds.
+convention; `communication_bytes_in_all` those of all rounds. An entry that an earlier
+command put on record has the `command` and the `flags` of that one beside; those of the
+others stand in `settings`.
 """
 
 import json
@@ -30,6 +32,7 @@ from fedjax_graph.driver import provenance
 from fedjax_graph.driver.rounds import RunResult
 from fedjax_graph.driver.writers import to_jsonable, write_atomically
 
+OF_COMMAND = ("command", "flags", "setting")  # settings that an entry has itself
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "jraph", "numpy", "orbax-checkpoint")
 
 
@@ -121,6 +124,8 @@ def read_methods(
 ) -> dict[str, dict[str, Any]]:
     """Reads the entries of an earlier run in the same folder, by method.
 
+    Each has the command that put it on record beside, and its flags.
+
     Args:
       workdir: of the run.
       system: the name of the binary.
@@ -157,7 +162,11 @@ def read_methods(
             f"{path}: the results are of other data; resume with the same dataset "
             "flags or name another workdir"
         )
-    return methods
+    made = {key: settings[key] for key in OF_COMMAND if key in settings}
+    return {
+        name: entry | {key: x for key, x in made.items() if key not in entry}
+        for name, entry in methods.items()
+    }
 
 
 def system_of(settings: dict[str, Any]) -> str | None:

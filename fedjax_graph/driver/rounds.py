@@ -199,6 +199,7 @@ def run(
         data = splits["train"]
         seed_state, seconds = _start(algorithm, config, data, checkpoints, eval_only)
         loop = _Loop(name, algorithm, splits, config, workdir, checkpoints)
+        loop.count(seed_state)
         if not eval_only:
             seed_state, seconds = loop.run(seed_state, seconds)
     states, data = seed_state.best_state, splits["test"]
@@ -288,14 +289,11 @@ class _Loop:
         self.bytes_per_round = communication.Bytes()
         self._num_releases: int | None = None  # of a round that is private
 
-    def run(self, seed_state: SeedState, seconds: float) -> tuple[SeedState, float]:
-        config, round_ = self._config, int(np.max(seed_state.round))
+    def count(self, seed_state: SeedState) -> None:
+        """Counts the bytes and, of a method that is private, releases of a round."""
+        config = self._config
         if not config.num_rounds:
-            return seed_state, seconds
-        if self._workdir and round_:
-            monitor = self._algorithm.monitor
-            check_monitored(self._workdir, self._name, monitor)
-            note_missing_rounds(self._workdir, self._name, round_)
+            return
 
         def of_first(states, data):
             state = of_seed(states, 0, everything)
@@ -308,6 +306,15 @@ class _Loop:
         self.bytes_per_round = communication.bytes_per_round(*args)
         if self._algorithm.privacy is not None:
             self._num_releases = privacy.releases_per_round(*args)
+
+    def run(self, seed_state: SeedState, seconds: float) -> tuple[SeedState, float]:
+        config, round_ = self._config, int(np.max(seed_state.round))
+        if not config.num_rounds:
+            return seed_state, seconds
+        if self._workdir and round_:
+            monitor = self._algorithm.monitor
+            check_monitored(self._workdir, self._name, monitor)
+            note_missing_rounds(self._workdir, self._name, round_)
         if round_ >= config.num_rounds or is_stopped(seed_state, config.patience).all():
             return seed_state, seconds
         shown = ("train_loss", f"validation_{self._algorithm.monitor}")

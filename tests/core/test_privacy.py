@@ -232,6 +232,7 @@ def test_a_run_that_was_cut_states_the_same_epsilon(tmp_path):
     whole = run("whole", 3).privacy
     run("cut", 1)
     assert run("cut", 3, resume=True).privacy == whole
+    assert run("cut", 3, eval_only=True).privacy == whole
     assert epsilons("cut") == epsilons("whole")
     expected = [exact_epsilon(np.sqrt(n) / 4, 1e-5) for n in (1, 2, 3)]
     npt.assert_allclose(epsilons("whole"), expected, rtol=0.01)

@@ -189,7 +189,10 @@ def test_scoring_only_reads(tmp_path):
     assert list(tmp_path.iterdir()) == []
     trained = run(script, tmp_path)
     files = sorted(tmp_path.rglob("*"))
-    assert_same_bits(score(script, tmp_path).test, trained.test)
+    scored = score(script, tmp_path)
+    assert_same_bits(scored.test, trained.test)
+    assert scored[3:6] == trained[3:6]  # rounds, bytes and seconds
+    assert scored.communication.up > 0
     other = score(script | {"test": script["validation"]}, tmp_path)
     assert other.test["loss"] == [1.0]
     assert sorted(tmp_path.rglob("*")) == files

@@ -12,13 +12,17 @@ from tests.experiments import binary
 METHODS = ("persistence", "gru_fedavg", "cnfgnn")
 NUM_ROUNDS = 3
 UNIT = "veh/5min"
-SMALL = (
-    "--hidden_size=4",
-    "--gn_mlp_sizes=4,4",
-    "--gn_layers=1",
-    "--gru_hidden_size=4",
-    f"--num_rounds={NUM_ROUNDS}",
-)
+HALVES = ("--hidden_size=4", "--gn_mlp_sizes=4,4", "--gn_layers=1")
+GRUS = ("--gru_hidden_size=4",)
+ONLY_GRUS = ("gru_fedavg", "gru_local", "gru_centralized", "gru_fmtl")
+NAIVE = ("persistence", "historical_average")
+
+
+def small(methods):
+    """The sizes that concern some methods."""
+    trained = set(methods) - set(NAIVE)
+    of_halves = HALVES if trained - set(ONLY_GRUS) else ()
+    return [*of_halves, *(GRUS if trained & set(ONLY_GRUS) else ())]
 
 
 def write_network(path, seed=0, num_steps=100, num_sensors=4):
@@ -46,7 +50,8 @@ class Machine(binary.Machine):
             f"--dataset={self.folder / 'tiny.npz'}",
             f"--workdir={self.folder / workdir}",
             f"--methods={','.join(methods)}",
-            *SMALL,
+            f"--num_rounds={NUM_ROUNDS}",
+            *small(methods),
             *flags,
         ]
 

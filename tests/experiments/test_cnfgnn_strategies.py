@@ -35,9 +35,10 @@ def machine(tmp_path_factory):
 def answers(machine):
     """Answers to many command lines, by name."""
 
-    def line(name, *flags):
-        line = machine.command_line(name, "--num_rounds=1", *flags)
-        return [flag for flag in line if flag != f"--methods={','.join(METHODS)}"]
+    def line(name, *flags, sizes_of=METHODS):
+        line = machine.command_line(name, "--num_rounds=1", *flags, methods=sizes_of)
+        line.remove(f"--methods={','.join(sizes_of)}")
+        return line
 
     baselines = (
         f"--methods={','.join(GRUS)}",
@@ -51,9 +52,10 @@ def answers(machine):
             "--methods=persistence,gru_gn",
             "--average_every_step",
             "--server_batch_size=20",
+            sizes_of=["gru_gn"],
         ),
-        "baselines": line("baselines", *baselines),
-        "resumed": line("baselines", *baselines, "--resume"),
+        "baselines": line("baselines", *baselines, sizes_of=GRUS),
+        "resumed": line("baselines", *baselines, "--resume", sizes_of=GRUS),
         "options": line(
             "options",
             "--strategy=at_fedavg,sl",
@@ -64,7 +66,9 @@ def answers(machine):
             "--edges_per_chunk=3",
             "--target_rmse=1000",
         ),
-        "target": line("target", "--methods=gru_fmtl", "--target_rmse=0.001"),
+        "target": line(
+            *("target", "--methods=gru_fmtl", "--target_rmse=0.001"), sizes_of=GRUS
+        ),
         "bits": line("bad", "--exchange_bits=7"),
         "dtype": line("bad", "--server_dtype=float16"),
         "chunk": line("bad", "--edges_per_chunk=-3"),

@@ -4,14 +4,17 @@ import dataclasses
 import json
 
 import jax
+import numpy as np
 import pytest
 
+from experiments.studies import cnfgnn, running
 from experiments.studies import cnfgnn_configs as configs
-from experiments.studies import running
 from experiments.studies.cnfgnn import CNFGNNStudy
+from experiments.studies.cnfgnn_output import Exchange, draw_exchanges
 from fedjax_graph import algorithms
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.driver import plots
 from tests.experiments import binary
 from tests.experiments.test_cnfgnn import METHODS, Machine
 
@@ -51,6 +54,7 @@ def as_flags(settings):
     return [
         f"--{name}={','.join(map(str, x)) if isinstance(x, list) else x}"
         for name, x in settings.items()
+        if x is not None
     ]
 
 
@@ -68,7 +72,7 @@ def returned(machine):
     plugged = {"plugin": [str(folder / "plugin.py")], "methods": [*METHODS, "mine"]}
     twins = {
         "run": common | plugged | {"num_seeds": 2},
-        "sweep": common | {"methods": ["cnfgnn"]} | SWEEP,
+        "sweep": common | {"methods": ["cnfgnn"], "gru_hidden_size": None} | SWEEP,
     }
 
     def settings(name, kind):
@@ -205,6 +209,8 @@ def test_the_servers_optimizer_is_that_of_methods_that_have_one(tmp_path):
     fed_yogi = chosen(CNFGNNStudy(server_optimizer="yogi,momentum=0.5"), "fed_yogi")
     assert (fed_yogi.learning_rate, fed_yogi.momentum) == (0.01, 0.5)
     assert fed_yogi.second_momentum == 0.99
+    rated = chosen(CNFGNNStudy(server_learning_rate=0.3), "fed_adam")
+    assert (rated.name, rated.learning_rate) == ("adam", 0.3)
     assert chosen(slower, "cnfgnn") == OptimizerConfig("adam", 0.1)
 
 
@@ -230,6 +236,55 @@ def test_what_else_federates_a_task_runs_on_the_grus(method, splits, tmp_path):
     after, _ = jax.eval_shape(algorithm.round, state, train, jax.random.key(1))
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert "masked" in jax.eval_shape(algorithm.evaluate, after, splits["test"])
+
+
+def test_a_part_of_a_sweep_is_a_run_of_its_own(monkeypatch, tmp_path):
+    """Which its command makes anew: without the sweep, and in its own folder."""
+    monkeypatch.delenv("FEDJAX_GRAPH_DATA", raising=False)
+    entry = {"test": {"rmse": 1.0}, "test_std": None, "best_round": 1}
+    entry["communication_bytes"] = {"up": 1, "down": 1}
+    seen = []
+
+    def run_methods(study, *_):
+        seen.append(study)
+        return {"cnfgnn": entry}
+
+    monkeypatch.setattr(cnfgnn, "run_methods", run_methods)
+    CNFGNNStudy(
+        sweep="rounds",
+        sweep_values=(1, 2),
+        given=frozenset({"sweep"}),
+        num_sensors=4,
+        num_days=2,
+        workdir=str(tmp_path / "run"),
+    ).run()
+    assert [x.workdir for x in seen] == [
+        str(tmp_path / "run" / name) for name in ("1-1", "1-2", "2-1", "2-2")
+    ]
+    assert seen[2].command() == (
+        f"python -m experiments.cnfgnn --workdir={tmp_path}/run/2-1 --methods=cnfgnn "
+        "--num_sensors=4 --num_days=2 --sampling_decay=30.0 --client_rounds=2 "
+        "--server_rounds=1"
+    )
+    assert seen[2].chosen_methods() == ["cnfgnn"]
+
+
+def test_the_band_of_what_is_exchanged_is_that_of_a_sample(monkeypatch, tmp_path):
+    """Over seeds, as in all other pictures."""
+    drawn = []
+    monkeypatch.setattr(plots, "curves", lambda *args, **_: drawn.append(args[1]))
+    exchange = Exchange(np.array([1, 2]), np.array([[4.0, 6.0], [3.0, 3.0]]))
+    alone = exchange._replace(rmse=exchange.rmse[:, :1])
+    given = {"cnfgnn": exchange, "gru_fedavg": alone}
+    draw_exchanges(tmp_path, given, "mph", plots.Look())
+    both, one = drawn[0].values()
+    assert list(both.spread) == [np.std([4, 6], ddof=1), 0]
+    assert list(one.spread) == [0, 0]
+
+
+def test_what_is_compiled_method_by_method_has_options_of_others():
+    study = CNFGNNStudy(methods=("cnfgnn",), gru_layers=2, compile_for="h200x1")
+    assert study.chosen_methods() == ["cnfgnn"]
 
 
 # --- Bad input ------------------------------------------------------------------------
@@ -258,12 +313,24 @@ def test_what_else_federates_a_task_runs_on_the_grus(method, splits, tmp_path):
         ({"client_optimizer": "adan"}, "'adan': unknown (is adam meant?); known: sgd"),
         (
             {"server_optimizer": "sgd", "methods": ("gru_local",)},
-            "--server_optimizer: none of gru_local has an optimizer on the server",
+            "--server_optimizer concerns none of the methods gru_local",
         ),
         (
             {"client_optimizer": "sgd", "methods": ("persistence",)},
-            "--client_optimizer: none of persistence has an optimizer on the clients",
+            "--client_optimizer concerns none of the methods persistence",
         ),
+        *(
+            ({"methods": ("gru_fedavg",), name: value}, f"--{name} concerns none of ")
+            for name, value in (
+                ("hidden_size", 4),
+                ("exchange_bits", "8"),
+                ("server_dtype", "bfloat16"),
+                ("average_every_step", True),
+                ("fmtl_weight", 0.1),
+                ("server_learning_rate", 0.1),
+            )
+        ),
+        ({"methods": ("cnfgnn",), "gru_layers": 2}, "--gru_layers concerns none of"),
         ({"num_cpu_devices": 77}, "--num_cpu_devices=77: JAX is already in use"),
         ({"masked_loss": 1}, "--masked_loss=1: expected a bool"),
         ({"workdir": __file__}, "is a file; name a folder"),

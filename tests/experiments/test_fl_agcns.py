@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from experiments.studies import fl_agcns_output
+from experiments.studies.fl_agcns import FLAGCNSStudy
 from tests.experiments import binary
 from tests.experiments.fl_agcns_machine import (
     NUM_CLASSES,
@@ -34,6 +36,8 @@ BAD = {  # flags: words of the line
     ("--patience=5",): ["--patience", "--num_epochs"],
     ("--methods=fl_rl", "--num_trials=7"): ["--num_trials=7", "multiple of 5"],
     ("--fitness_from=scratch",): ["--num_warm_up: ", "--fitness_from=shared"],
+    ("--rungs=3,2,1",): ["--rungs: ", "--fitness_from=scratch"],
+    ("--first_epochs=3",): ["--first_epochs: ", "--fitness_from=scratch"],
     ("--space=2021",): ["--space", "paper", "2022"],
     ("--weight_decay=-1",): ["--weight_decay", "0"],
     ("--codes_per_step=5",): ["--codes_per_step=5", "--population_size=4"],
@@ -167,6 +171,41 @@ def test_without_a_dataset_it_is_synthetic_and_short(training, more_outputs):
     assert found["dataset"] == "synthetic_mixed"
     assert (flags["num_generations"], flags["num_retrain"]) == (2, 3)
     assert found["settings"]["subgraphs"]["num_clients"] == 3
+
+
+def test_an_earlier_network_is_drawn_as_it_was(tmp_path, monkeypatch):
+    """Whatever space, fusion and number of trainings the present run has."""
+    drawn, looks = {}, []
+
+    def architecture(path, labels, edges, said, colour):
+        drawn[path.stem] = len(edges), said
+
+    monkeypatch.setattr(fl_agcns_output.diagrams, "architecture", architecture)
+    monkeypatch.setattr(
+        fl_agcns_output.plots, "training_curves", lambda *args: looks.append(args[2:])
+    )
+
+    def entry(fusion, seeds, fitness):
+        task = {"fusion": fusion, "space": "paper", "fitness": fitness}
+        return {
+            "code": [3, 4, 16, 5],
+            "config": {"task": task},
+            "best_round_by_seed": [1] * seeds,
+            "params_millions": 1.0,
+            "test": {"accuracy": 70.0},
+        }
+
+    earlier = entry("all", 10, "loss") | {"flags": {"seed": 7}}
+    entries = {"fl_agcns": earlier, "code": entry("leaves", 3, "accuracy")}
+    study = FLAGCNSStudy(fusion="leaves", num_retrain=3)
+    fl_agcns_output.draw(study, entries, tmp_path, "mine")
+    assert drawn == {
+        "architecture_fl_agcns": (4, "FL-AGCNS: mine, seed 7"),
+        "architecture_code": (3, "given code: mine, seed 0"),
+    }
+    ((monitors, look),) = looks
+    assert monitors == ["loss", "error"]
+    assert look.title == "mine, seed 0, 3 to 10 trainings of each network"
 
 
 @pytest.mark.parametrize(("flags", "words"), BAD.items())

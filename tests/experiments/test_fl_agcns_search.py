@@ -90,7 +90,8 @@ def more_searches(searching, searches):
         "--first_epochs=2",
         methods=METHODS[:1],
     )
-    lines["scratch"] = [x for x in scratch if not x.startswith("--num_warm_up")]
+    of_shared = ("--num_warm_up", "--codes_per_step", "--supernet_steps")
+    lines["scratch"] = [x for x in scratch if not x.startswith(of_shared)]
     if importlib.util.find_spec("tenseal"):
         lines["ckks"] = searching.command_line("ckks", CKKS, methods=METHODS[:2])
     return searching.outputs(lines)

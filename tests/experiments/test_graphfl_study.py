@@ -254,6 +254,7 @@ def test_optimizers_of_clients_and_server():
         ({"pseudo_labels": 5}, ["need --task=self_training"]),
         ({"methods": ("il",), "server_optimizer": "adam"}, ["concerns none", "il"]),
         ({"sweep_values": ("1",)}, ["--sweep_values needs --sweep"]),
+        ({"patience": 20}, ["--patience needs --protocol=code"]),
         (
             {"sweep": "participation", "sweep_values": ("0.5", "2")},
             ["--sweep_values", "--participation=2.0"],

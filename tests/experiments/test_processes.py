@@ -14,15 +14,12 @@ import pytest
 
 from fedjax_graph.core import processes, reporter
 from fedjax_graph.core.errors import InputError
-from tests.experiments import binary
+from tests.experiments import binary, test_cnfgnn
 
 FLAGS = (
     "--dataset=synthetic",
     "--num_sensors=5",
     "--num_days=2",
-    "--hidden_size=4",
-    "--gn_mlp_sizes=4,4",
-    "--gn_layers=1",
     "--server_batch_size=56",  # whose parts cut the test windows into 8 batches
 )
 TITLES = {"gru_fedavg": "GRU + FedAvg", "cnfgnn": "CNFGNN"}
@@ -38,6 +35,7 @@ class Machine(binary.Machine):
     def line(self, workdir, num_devices, num_rounds=NUM_ROUNDS, method="cnfgnn"):
         return [
             *FLAGS,
+            *test_cnfgnn.small([method]),
             f"--methods={method}",
             f"--workdir={self.folder / workdir}",
             f"--num_cpu_devices={num_devices}",

@@ -1,5 +1,6 @@
 """The curves of `experiments.robustness`: which runs they are of, and what they say."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from experiments.robustness import RobustnessStudy
 from experiments.studies.graphfl import GraphFLStudy
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver import plots
 
 
 def test_each_pair_is_a_study(tmp_path, monkeypatch, capsys):
@@ -41,12 +43,50 @@ def test_each_pair_is_a_study(tmp_path, monkeypatch, capsys):
     assert "median      80.0  60.0" in capsys.readouterr().out
 
 
+def test_runs_that_are_scored_are_left_as_they_are(tmp_path, monkeypatch, capsys):
+    entry = {"test": {"accuracy": 71.0}, "test_std": None}
+    monkeypatch.setattr(GraphFLStudy, "run_loaded", lambda study: {"fl": entry})
+    (tmp_path / "metrics.jsonl").touch()
+    study = RobustnessStudy(
+        aggregators=("krum",),
+        fractions=("0",),
+        workdir=str(tmp_path),
+        eval_only=True,
+        split="validation",
+    )
+    assert [row["accuracy"] for row in study.run_loaded()] == [71]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert "krum        71.0" in capsys.readouterr().out
+
+
+def test_fed_avg_is_compiled_for_chips_that_are_not_here():
+    study = RobustnessStudy(compile_for="h200x1")
+    assert study.compiled_methods() == ("fl",)
+    assert dataclasses.replace(study, methods=("fl",)).parts() == study.parts()
+
+
+def test_the_picture_names_all_draws(tmp_path, monkeypatch):
+    entry, looks = {"test": {"accuracy": 71.0}, "test_std": None}, []
+    monkeypatch.setattr(GraphFLStudy, "run_loaded", lambda study: {"fl": entry})
+    monkeypatch.setattr(plots, "curves", lambda *args: looks.append(args[-1]))
+    RobustnessStudy(workdir=str(tmp_path / "run")).run_loaded()
+    assert looks[0].title == "synthetic, seeds 0 to 2, sign_flip"
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"fractions": ("a",)}, "--fractions: 'a' is no number"),
-        ({"fractions": ("2",)}, "--byzantine_fraction=2.0: expected 1.0 or less"),
-        ({"aggregators": ("mean",)}, "--aggregator=mean: unknown; known: median"),
+        ({"fractions": ("0", "1.5")}, "--fractions: 1.5: expected a number from 0"),
+        ({"fractions": ("nan",)}, "--fractions: nan: expected a number from 0 to 1"),
+        ({"aggregators": ("mean",)}, "--aggregators: unknown aggregator 'mean'; known"),
+        ({"methods": ("fl", "il")}, "--methods: FedAvg is what runs"),
+        ({"aggregator": "krum"}, "--aggregator: --aggregators names those"),
+        ({"byzantine_fraction": 0.2}, "--byzantine_fraction: --fractions has"),
+        ({"on_nan": "skip_client"}, "--on_nan: a model that diverges is scored"),
+        ({"sweep": "overlap"}, "--sweep: aggregators and --fractions are what is"),
+        ({"model": "gat"}, "--model=gat: unknown"),
+        ({"patience": 3}, "--patience needs --protocol=code"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_a_folder_is_made(

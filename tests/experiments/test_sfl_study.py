@@ -9,6 +9,7 @@ import pytest
 
 from experiments.studies import running, sfl_problem, traffic
 from experiments.studies.sfl import SFLStudy
+from fedjax_graph.algorithms.fed_opt import FedAdamConfig
 from fedjax_graph.core import graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -197,7 +198,9 @@ def test_the_servers_optimizer_starts_from_that_of_its_method():
     found = study.method_values("fed_avg")["server_optimizer"]
     assert found == OptimizerConfig("adam", 0.1)
     assert "server_optimizer" not in study.method_values("sfl")
-    assert "server_optimizer" not in SFLStudy().method_values("fed_adam")
+    found = SFLStudy().method_values("fed_adam")["server_optimizer"]
+    assert found == FedAdamConfig.server_optimizer
+    assert "server_optimizer" not in SFLStudy().method_values("fed_avg")
 
 
 def test_the_protocol_of_the_code_drops_partial_batches_and_breaks_ties_upwards():

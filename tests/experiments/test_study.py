@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_graph as fg
 from experiments import benchmark, cli, datasets
-from experiments.studies import options, running
+from experiments.studies import options, running, sweeps
 from experiments.studies.base import titles_of
 from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.fl_agcns import FLAGCNSStudy
@@ -387,6 +387,32 @@ def test_a_config_says_what_older_checkpoints_lack():
 def test_what_an_optimizer_says_twice_or_not_at_all_is_refused(study, words):
     with pytest.raises(InputError, match=words or "give the .* give it once"):
         study.client_steps(OptimizerConfig())
+
+
+def test_a_part_of_a_sweep_is_of_its_folder_which_nobody_else_has(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delenv("FEDJAX_GRAPH_DATA", raising=False)
+    part, seen = CNFGNNStudy(methods=("cnfgnn",), workdir=str(tmp_path)), []
+
+    def run_one(study, folder):
+        seen.append(study.command())
+        resumed = dataclasses.replace(study, resume=True)
+        with resumed.holding_folders(), pytest.raises(InputError, match="is in use by"):
+            resumed.make_workdir("tiny")
+        return [{"folder": folder.name}]
+
+    rows = sweeps.run({"1-1": part, "1-2": part}, run_one, tmp_path)
+    assert rows == json.loads((tmp_path / "sweep.json").read_text())
+    command = "python -m experiments.cnfgnn --workdir={} --methods=cnfgnn"
+    assert seen == [command.format(tmp_path / row["folder"]) for row in rows]
+
+
+@pytest.mark.parametrize("study_type", [*SYSTEMS, SubgraphStudy])
+def test_a_split_is_of_a_run_that_is_scored(study_type):
+    with pytest.raises(InputError, match="--split needs --eval_only"):
+        study_type(split="train")
+    assert study_type(split="train", eval_only=True).split == "train"
 
 
 def test_a_new_run_that_was_to_be_resumed_says_so(capsys, tmp_path):

@@ -1,5 +1,6 @@
 """The study of subgraphs: what it runs, refuses and leaves."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -10,14 +11,15 @@ from experiments.studies.subgraphs import METHODS, SubgraphStudy
 from experiments.studies.subgraphs_problem import make_problem
 from fedjax_graph.core.errors import InputError
 
-SMALL = {"num_rounds": 2, "hidden_size": 4, "num_clients": 3}
+SMALL = {"num_rounds": 2, "num_clients": 3}
 
 
 @pytest.fixture(scope="module")
 def entries(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("run") / "workdir")
     methods = ("fed_avg", "gcn")
-    entries = SubgraphStudy(methods=methods, workdir=folder, **SMALL).run()
+    study = SubgraphStudy(methods=methods, hidden_size=4, workdir=folder, **SMALL)
+    entries = study.run()
     return folder, entries
 
 
@@ -42,6 +44,27 @@ def test_a_run_is_resumed_and_scored(entries, capsys):
     assert "GCN" in capsys.readouterr().out
 
 
+def test_methods_of_an_earlier_command_keep_its_flags(tmp_path, capsys):
+    settings = {"num_clients": 3, "workdir": str(tmp_path)}
+    first = SubgraphStudy(methods=("gcn",), num_rounds=1, **settings)
+    first.run()
+    assert "note: gcn" not in capsys.readouterr().out
+    then = SubgraphStudy(methods=("sgc",), num_rounds=2, resume=True, **settings)
+    assert list(then.run()) == ["sgc"]
+    note = "note: gcn: on record from a command with --num_rounds=1\n"
+    assert note in capsys.readouterr().out
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["methods"]["gcn"]["flags"] == first.record()
+    assert found["methods"]["gcn"]["command"] == first.command()
+    assert "flags" not in found["methods"]["sgc"]
+    assert found["settings"]["flags"] == then.record()
+    page = (tmp_path / "report.html").read_text()
+    assert first.command() in page and then.command() in page
+    dataclasses.replace(first, resume=True).run()
+    found = json.loads((tmp_path / "results.json").read_text())["methods"]
+    assert [name for name in found if "flags" in found[name]] == ["sgc"]
+
+
 @pytest.mark.parametrize("partition", ["louvain", "metis", "random", "label_dirichlet"])
 def test_every_partition_deals_all_nodes(partition):
     problem = make_problem(SubgraphStudy(partition=partition, num_clients=4))
@@ -63,6 +86,14 @@ def test_every_partition_deals_all_nodes(partition):
         (
             "--server_optimizer concerns none",
             {"methods": ("local",), "server_optimizer": "adam"},
+        ),
+        (
+            "--local_epochs concerns none of the methods gcn, gat",
+            {"methods": ("gcn", "gat"), "local_epochs": 2},
+        ),
+        (
+            "--model concerns none of the methods fed_star, gcn",
+            {"methods": ("fed_star", "gcn"), "model": "sgc"},
         ),
     ],
 )

@@ -69,6 +69,16 @@ def taken(name, table, row, *runs, defaults=None):
     return table_runs.find(row, table, PAPERS[name], runs, defaults or {})
 
 
+def test_a_method_of_an_earlier_command_is_taken_with_its_flags():
+    table = table_of("cnfgnn", 7)
+    row = next(row for row in table.rows if row.method == "cnfgnn")
+    flags = commands.row_flags(row)
+    run = make_run("cnfgnn", table, row, flags)
+    assert taken("cnfgnn", table, row, run).deviations == ()
+    run.methods[row.method]["flags"] = flags | {"num_rounds": 2}
+    assert taken("cnfgnn", table, row, run).deviations == ("num_rounds=2",)
+
+
 # --- The data ------------------------------------------------------------------------
 
 

@@ -71,6 +71,18 @@ def test_what_does_not_fit_is_one_line(study_type, settings, words):
             "--secure_aggregation is not for gru_gn",
         ),
         (GraphFLStudy(methods=("il",), tolerance=0.1), "--tolerance concerns none"),
+        (
+            CNFGNNStudy(
+                methods=("gru_fedavg", "persistence"),
+                dp_noise_multiplier=1.0,
+                dp_hidden_clip_norm=2.0,
+            ),
+            "--dp_hidden_clip_norm concerns none of the methods gru_fedavg, persiste",
+        ),
+        (
+            GraphFLStudy(dp_noise_multiplier=1.0, dp_gradient_clip_norm=2.0),
+            "--dp_gradient_clip_norm concerns none of the methods il, fl, graphfl",
+        ),
     ],
 )
 def test_methods_that_an_option_does_not_concern_are_refused(study, words):

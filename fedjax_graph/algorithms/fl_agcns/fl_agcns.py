@@ -51,6 +51,10 @@ from fedjax_graph.models.architecture import Space, fair_codes, random_codes
 
 FitnessFrom = Literal["scratch", "shared"]
 FAIR_KEY = 2**31  # folded in; far from the numbers of steps
+OF_SHARED = (  # fields that only a search by shared weights has a use for
+    *("num_steps", "codes_per_step", "num_warm_up", "warm_up_codes", "scored_by"),
+)
+OF_SCRATCH = ("num_generations", "first_epochs", "num_epochs", "rungs")  # likewise
 WARM_UP: dict[Space, int] = {"paper": 0, "2022": 50}
 
 
@@ -69,19 +73,18 @@ class FLAGCNSConfig(EvolutionConfig):
     warm_up_codes: Literal["population", "fair"] = "population"
 
     def __post_init__(self) -> None:
-        """Checks types and limits, and what shared weights alone have.
+        """Checks types and limits, and that no field is of the other fitness alone.
 
         Raises:
           InputError: naming the field.
         """
         super().__post_init__()
-        if self.fitness_from == "scratch":
-            for name, default in (
-                ("warm_up_codes", "population"),
-                ("scored_by", "running"),
-            ):
-                if (value := getattr(self, name)) != default:
-                    raise InputError(f"{name}={value}: of fitness_from=shared")
+        is_shared = self.fitness_from == "shared"
+        other, names = ("scratch", OF_SCRATCH) if is_shared else ("shared", OF_SHARED)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in names and value != field.default:
+                raise InputError(f"{field.name}={value}: of fitness_from={other}")
 
     @property
     def warm_up(self) -> int:

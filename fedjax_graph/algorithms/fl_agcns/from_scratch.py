@@ -53,7 +53,9 @@ def evolutionary(
 
     def init(key, data):
         num_rows = plan.num_evolving * size
-        code = random_codes(key, 1, config.num_layers, space=config.space)[0]
+        (code,) = random_codes(
+            key, 1, config.num_layers, space=config.space, stages=config.stages
+        )
         cache = Cache(
             jnp.zeros((num_rows, config.num_layers + 2), jnp.int32),
             jnp.full((num_rows, 1 + TRAININGS[-1]), NEVER),

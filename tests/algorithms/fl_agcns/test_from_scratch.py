@@ -222,6 +222,37 @@ def test_a_search_is_no_dearer_than_the_papers():
         module.fl_agcns(config)
 
 
+@pytest.mark.parametrize(
+    ("fitness_from", "name", "value"),
+    [
+        ("scratch", "num_steps", 7),
+        ("scratch", "codes_per_step", 7),
+        ("scratch", "num_warm_up", 0),
+        ("scratch", "warm_up_codes", "fair"),
+        ("scratch", "scored_by", "batch"),
+        ("shared", "num_generations", 7),
+        ("shared", "first_epochs", 7),
+        ("shared", "num_epochs", 7),
+        ("shared", "rungs", (3, 2, 1)),
+    ],
+)
+def test_a_field_that_does_nothing_is_refused(fitness_from, name, value):
+    other = {"scratch": "shared", "shared": "scratch"}[fitness_from]
+    values = {"fitness_from": fitness_from, name: value}
+    with pytest.raises(InputError) as refusal:
+        FLAGCNSConfig(NUM_FEATURES, NUM_CLASSES, **values)
+    assert str(refusal.value) == f"{name}={value}: of fitness_from={other}"
+    values["fitness_from"] = other
+    assert getattr(FLAGCNSConfig(NUM_FEATURES, NUM_CLASSES, **values), name) == value
+
+
+def test_the_first_code_has_the_stages_that_all_have(train):
+    algorithm = module.fl_agcns(dataclasses.replace(CONFIG, stages=(3, 5)))
+    for seed in range(3):
+        code = algorithm.init(jax.random.key(seed), train).code
+        assert (code[0], code[-1]) == (3, 5)
+
+
 def test_rungs_that_grow():
     with pytest.raises(InputError, match=r"rungs=\(2, 3, 1\): expected three counts"):
         dataclasses.replace(CONFIG, rungs=(2, 3, 1))

@@ -1,0 +1,75 @@
+"""What studies ask of methods: whether options concern them, and their servers' steps.
+
+A study may have a method under a name of its own; `registered` is then the function
+that gives the name under which `algorithms` has it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from experiments.studies.base import Study
+from fedjax_graph import algorithms
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+
+TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # of a server that only takes means
+
+
+def having(
+    field: str, methods: Iterable[str], registered: Callable[[str], str] = str
+) -> list[str]:
+    """Those of some methods whose configs have a field."""
+    return [x for x in methods if field in algorithms.get_method(registered(x)).fields]
+
+
+def check_concerns(
+    study: Study,
+    names: Iterable[str],
+    methods: Iterable[str],
+    concerned: Iterable[str],
+) -> None:
+    """Checks that options that are given concern one of the methods.
+
+    Args:
+      study: whose options they are.
+      names: of the options.
+      methods: those that run.
+      concerned: those of them that the options concern.
+
+    Raises:
+      InputError: naming the first option that would do nothing.
+    """
+    if any(concerned) or study.compile_for is not None:  # compiles one after another
+        return
+    for name in filter(study.is_given, names):
+        raise InputError(f"--{name} concerns none of the methods {', '.join(methods)}")
+
+
+def server_optimizer_of(
+    study: Study,
+    method: str,
+    own: OptimizerConfig | None = None,
+    rate: float | None = None,
+) -> OptimizerConfig | None:
+    """What the server of a method steps with; None where it only takes means.
+
+    Args:
+      study: whose `server_optimizer` changes the default.
+      method: as registered.
+      own: the study's default, in place of that of the method's config.
+      rate: in place of the default's.
+
+    Raises:
+      InputError: if the option cannot be read.
+    """
+    field = algorithms.get_method(method).fields.get("server_optimizer")
+    if field is None:
+        return None
+    default = own or field.default
+    if not isinstance(default, OptimizerConfig):
+        if study.server_optimizer is None:
+            return None
+        default = TAKES_THE_MEAN
+    if rate is not None:
+        default = dataclasses.replace(default, learning_rate=rate)
+    return study.server_steps(default)
