@@ -3,6 +3,7 @@
 import logging as python_logging
 import os
 import re
+import signal
 import sys
 import threading
 import traceback
@@ -18,6 +19,7 @@ from fedjax_graph.core import processes, termination
 from fedjax_graph.core.errors import InputError, is_disk_full, one_line
 
 RESUME = "with --resume it goes on from the last checkpoint"
+CLOSED = 128 + signal.SIGPIPE  # 141, as of a process that the signal has killed
 
 
 def run_study(study_type: type, about: str | None) -> None:
@@ -46,7 +48,8 @@ def run(main: Callable[[], Any]) -> None:
 
     So does running out of memory or of space on the disk, and a file that the system
     does not let one read or write. SIGTERM ends in one line and
-    status 143, after the round that runs is saved; Ctrl-C at once, with status 130.
+    status 143, after the round that runs is saved; Ctrl-C at once, with status 130;
+    output that nobody reads any more, as of `| head`, with status 141.
     """
 
     def parse(argv: list[str]) -> list[str]:
@@ -66,6 +69,10 @@ def run(main: Callable[[], Any]) -> None:
                 )
             with termination.on_sigterm():
                 main()
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _fail(f"nobody reads the output any more{_how_to_resume()}", CLOSED)
         except InputError as error:
             _fail(error)
         except termination.Terminated as error:

@@ -80,6 +80,23 @@ def test_a_signal_ends_in_one_line(sign, status, words):
     assert (process.returncode, process.stderr) == (status, f"error: {words}\n")
 
 
+@pytest.mark.parametrize("flush", [False, True])
+def test_output_that_nobody_reads_ends_in_one_line(flush):
+    """Whether it is written at once or when the process ends."""
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.run(
+        [sys.executable, "-c", MAIN.format(body=f"print('x', flush={flush})")],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    line = "error: nobody reads the output any more\n"
+    assert (process.returncode, process.stderr) == (141, line)
+
+
 def test_ctrl_c_while_a_binary_is_imported_is_one_line():
     program = "import sys; sys.argv = ['-m']; import experiments; "
     process = subprocess.run(
