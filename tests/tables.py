@@ -5,9 +5,10 @@ import contextlib
 from fedjax_graph.algorithms import REGISTRY
 from fedjax_graph.core.aggregation import AGGREGATORS
 from fedjax_graph.data.catalog import DATASETS
-from fedjax_graph.tasks import TASKS, nodes, traffic_rnn
+from fedjax_graph.tasks import TASKS, nodes, subgraphs, traffic_rnn
 
-TABLES = (AGGREGATORS, DATASETS, REGISTRY, TASKS, nodes.MODELS, traffic_rnn.MODELS)
+MODELS = (nodes.MODELS, subgraphs.MODELS, traffic_rnn.MODELS)
+TABLES = (AGGREGATORS, DATASETS, REGISTRY, TASKS, *MODELS)
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ import fedjax_graph as fg
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.plugins import GROUP
 from fedjax_graph.models.gcn import GCN, SGC
-from fedjax_graph.tasks import nodes, traffic_rnn
-from tests import tables
+from fedjax_graph.tasks import nodes, subgraphs, traffic_rnn
+from tests import client_graphs, tables
 from tests.nodes import NUM_CLASSES, NUM_FEATURES, make_splits
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -283,10 +283,12 @@ def node_task(model):
     [
         lambda: node_task("gnc").build(),
         lambda: traffic_rnn.TrafficRNNTask(model="gnc").build(),
+        lambda: subgraphs.SubgraphTask(3, 2, model="gnc").build(),
     ],
 )
 def test_an_unknown_model_is_refused(build):
-    with pytest.raises(InputError, match="unknown (node|traffic) model 'gnc'; known"):
+    words = "unknown (node|traffic|subgraph) model 'gnc'; known"
+    with pytest.raises(InputError, match=words):
         build()
 
 
@@ -332,6 +334,36 @@ def test_a_model_that_cannot_be_called_is_refused():
     for module, kind in ((nodes, "node"), (traffic_rnn, "traffic")):
         with pytest.raises(InputError, match=f"{kind} model 'one': 1 cannot be called"):
             module.register_model("one", 1)
+
+
+def test_a_subgraph_model_of_ones_own_is_trained_by_any_method():
+    class Perceptron(nn.Module):
+        num_classes: int
+
+        @nn.compact
+        def __call__(self, graph, mask=None, is_training=False):
+            del mask, is_training
+            return nn.Dense(self.num_classes, name="head")(graph.nodes)
+
+    data = client_graphs.make_splits()["train"]
+    with tables.kept():
+        subgraphs.register_model("mlp", lambda task: Perceptron(task.num_classes))
+        task = {
+            "kind": "subgraphs",
+            "num_features": client_graphs.NUM_FEATURES,
+            "num_classes": client_graphs.NUM_CLASSES,
+            "model": "mlp",
+            "optimizer": {"learning_rate": 0.1},
+        }
+        for name in ("fed_avg", "fed_gta", "moon"):
+            config = fg.make_config(name, {"task": task})
+            method = fg.get_method(name).factory(config)
+            state = method.init(jax.random.key(0), data)
+            losses = []
+            for seed in range(4):
+                state, metrics = method.round(state, data, jax.random.key(seed))
+                losses.append(float(metrics["train_loss"]))
+            assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
 
 
 def test_a_traffic_model_of_ones_own_forecasts(train):

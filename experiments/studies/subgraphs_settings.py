@@ -10,6 +10,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs.partitions import PARTITIONS, PartitionConfig
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS
+from fedjax_graph.tasks.subgraphs import MODELS
 
 NUM_CLIENTS = 10
 SHORT_RUN_DATASET = "synthetic_graph"
@@ -67,7 +68,11 @@ class SubgraphSettings(Study):
         "20/40/40",
         "Training, validation and test nodes of each class of each client, in percent.",
     )
-    model: str = option("gcn", "What clients train.", choices=[*FIXED_GNNS])
+    model: str = option(
+        "gcn",
+        f"What clients train: {', '.join(FIXED_GNNS)}, or the name of a model of "
+        "--plugin.",
+    )
     hidden_size: int = option(64, "Of the model.", lower=1)
     dropout: float = option(0.5, "Of the model's hidden units.", lower=0.0, upper=0.99)
     local_epochs: int = option(
@@ -90,11 +95,17 @@ class SubgraphSettings(Study):
         """Checks what no single option tells.
 
         Raises:
-          InputError: if options do not go together, or one cannot be read.
+          InputError: if there is no such model, options do not go together, or one
+            cannot be read.
         """
         for name, partition in ONLY_OF.items():
             if self.is_given(name) and self.partition != partition:
                 raise InputError(f"--{name} is of --partition={partition}")
+        known = [x for x in MODELS if x in FIXED_GNNS or MODELS.is_users(x)]
+        if self.model not in known:
+            raise InputError(
+                f"--model={self.model}: unknown; known: {', '.join(known)}"
+            )
         self.fractions()
         self.client_optimizer_config()
 

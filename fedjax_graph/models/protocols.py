@@ -49,6 +49,32 @@ class NodeModel(FlaxModule, Protocol):
         ...
 
 
+class SubgraphModel(FlaxModule, Protocol):
+    """A model of whole graphs, on which the task `subgraphs` runs.
+
+    Its last layer is called `head`; FedPer and LG-FedAvg tell it by this name, and what
+    it reads are the embeddings of nodes. Besides `params` it may keep `batch_stats`;
+    random streams are not available, but for `dropout` while training.
+    """
+
+    def __call__(
+        self,
+        graph: jraph.GraphsTuple,
+        mask: jax.Array | None = None,
+        is_training: bool = False,
+    ) -> jax.Array:
+        """Logits [N, classes] of all nodes; those of padding are finite.
+
+        Args:
+          graph: nodes [N, F], edge weights [E] or None, receivers ascending. An
+            undirected edge is stored both ways, no node has an edge to itself, and
+            padding edges have weight 0.
+          mask: [N], 0 for padding nodes; None: there are none.
+          is_training: whether to drop units.
+        """
+        ...
+
+
 class TrafficModel(FlaxModule, Protocol):
     """A model of one sensor's readings, on which the task `traffic_rnn` runs.
 
@@ -67,11 +93,13 @@ def built(factory: Callable[[Any], M], config: Any, protocol: type, what: str) -
     """Builds a model by a registered factory: the task's config -> module.
 
     Raises:
-      InputError: naming `what` the model is, where the factory fails or what it returns
-        is not what the protocol asks for.
+      InputError: as the factory does; or naming `what` the model is, where the factory
+        fails otherwise or what it returns is not what the protocol asks for.
     """
     try:
         model = factory(config)
+    except InputError:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split())
         raise InputError(

@@ -23,14 +23,16 @@ from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Embedded, Task, flipped
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
 from fedjax_graph.models.decoupled import DecoupledGIN
 from fedjax_graph.models.embeddings import HEADS, apply_with_embeddings
-from fedjax_graph.models.fixed_gnns import FixedGNN, find_layout
+from fedjax_graph.models.fixed_gnns import FIXED_GNNS, FixedGNN
 from fedjax_graph.models.gcn import GCN
 from fedjax_graph.models.message_passing import Structure, make_structure
+from fedjax_graph.models.protocols import SubgraphModel, built
 from fedjax_graph.models.supernet import WIDTH, SuperNet, empty_graph
 
 Fitness = Literal["loss", "accuracy"]
@@ -45,9 +47,7 @@ class SubgraphTask(Checked):
     num_features: int = dataclasses.field(metadata=limits(lower=1))
     num_classes: int = dataclasses.field(metadata=limits(lower=1))
     kind: Literal["subgraphs"] = "subgraphs"
-    # see `models.fixed_gnns`; or "decoupled_gin"; or "spread_gcn", that of `models.gcn`
-    # on features and edges as it reads them; or "code", the network of one
-    model: str = "gcn"
+    model: str = "gcn"  # a name of MODELS
     code: tuple[int, ...] = ()
     space: Space = "paper"  # of a code
     fusion: Fusion = "all"  # of a code
@@ -65,40 +65,15 @@ class SubgraphTask(Checked):
     query_every: int = limited(0, lower=0)  # 0: none
     fitness: Fitness = "loss"  # by which the best round is chosen, see MONITORS
 
-    def module(self) -> nn.Module:
+    def module(self) -> SubgraphModel:
         """The network that clients train.
 
         Raises:
-          InputError: if there is none of this name, or the code is not valid.
+          InputError: if none is registered under this name, the code is not valid, or
+            the network lacks what `SubgraphModel` asks for.
         """
-        if self.model == "spread_gcn":
-            return GCN(self.num_classes, self.hidden_size or 64, self.dropout)
-        if self.model == "decoupled_gin":
-            return DecoupledGIN(
-                self.num_classes,
-                self.structure_size,
-                self.hidden_size or DecoupledGIN.hidden_size,
-                dropout=self.dropout,
-            )
-        if self.model != "code":
-            find_layout(self.model)
-            return FixedGNN(
-                self.model,
-                self.num_classes,
-                self.hidden_size,
-                self.dropout,
-                self.drops_features,
-            )
-        net = SuperNet(
-            self.num_features,
-            self.num_classes,
-            max(len(self.code) - 2, 0) or NUM_LAYERS,
-            self.width,
-            self.fusion,
-            self.dropout,
-            self.space,
-        )
-        return net.network(self.code)
+        what = f"subgraph model {self.model!r}"
+        return built(MODELS.look_up(self.model), self, SubgraphModel, what)
 
     def build(self) -> Task:
         """The task's functions; raises as `module`."""
@@ -136,12 +111,76 @@ class SubgraphTask(Checked):
         )
 
 
+# --- Models --------------------------------------------------------------------------
+
+
+def fixed_gnn(task: SubgraphTask) -> FixedGNN:
+    """A network of `models.fixed_gnns`, by the task's `model`."""
+    return FixedGNN(
+        task.model,
+        task.num_classes,
+        task.hidden_size,
+        task.dropout,
+        task.drops_features,
+    )
+
+
+def spread_gcn(task: SubgraphTask) -> GCN:
+    """The GCN that reads features and edges as they are, without normalising them."""
+    return GCN(task.num_classes, task.hidden_size or 64, task.dropout)
+
+
+def decoupled_gin(task: SubgraphTask) -> DecoupledGIN:
+    """The network of FedStar, whose last features are encodings of structure."""
+    return DecoupledGIN(
+        task.num_classes,
+        task.structure_size,
+        task.hidden_size or DecoupledGIN.hidden_size,
+        dropout=task.dropout,
+    )
+
+
+def network_of_code(task: SubgraphTask) -> nn.Module:
+    """The network of the task's `code`, cut out of a SuperNet."""
+    net = SuperNet(
+        task.num_features,
+        task.num_classes,
+        max(len(task.code) - 2, 0) or NUM_LAYERS,
+        task.width,
+        task.fusion,
+        task.dropout,
+        task.space,
+    )
+    return net.network(task.code)
+
+
+MODELS: Registry[Callable[[SubgraphTask], SubgraphModel]] = Registry(
+    "subgraph model",
+    dict.fromkeys(FIXED_GNNS, fixed_gnn)
+    | {
+        "spread_gcn": spread_gcn,
+        "decoupled_gin": decoupled_gin,
+        "code": network_of_code,
+    },
+    is_callable=True,
+)
+"""Name -> factory: the task's config -> module; see `register_model`."""
+register_model = MODELS.register
+"""Registers a model of one's own by a function of the task's config.
+
+    register_model("mine", lambda task: FixedGNN("gcn", task.num_classes))
+
+or as a decorator of that function. The module that it returns offers what
+`models.protocols.SubgraphModel` asks for.
+"""
+
+
 def in_last_layer(path: tuple[Any, ...]) -> bool:
     """`Task.is_head`: `head` of a fixed network, `output` of a code's."""
     return any(getattr(key, "key", None) in HEADS for key in path)
 
 
-def init(module: nn.Module, num_features: int, key: jax.Array) -> Model:
+def init(module: SubgraphModel, num_features: int, key: jax.Array) -> Model:
     """Fresh parameters and running statistics; no graph changes their shapes."""
     graph = empty_graph(num_features)._replace(edges=jnp.zeros(0))
     drawn = module.init(key, graph)
@@ -215,7 +254,7 @@ def cross_entropy(outputs: jax.Array, labels: jax.Array, mask: jax.Array) -> jax
     return masked_mean(losses, mask)
 
 
-def training_loss(module: nn.Module) -> Callable[..., tuple[jax.Array, Any]]:
+def training_loss(module: SubgraphModel) -> Callable[..., tuple[jax.Array, Any]]:
     """Factory of the mean loss over the training nodes of ONE client.
 
     Returns:
@@ -236,7 +275,7 @@ def training_loss(module: nn.Module) -> Callable[..., tuple[jax.Array, Any]]:
 
 
 def forward(
-    module: nn.Module, variables: Model, client_data: SubgraphData, key: jax.Array
+    module: SubgraphModel, variables: Model, client_data: SubgraphData, key: jax.Array
 ) -> tuple[tuple[jax.Array, Any], Embedded]:
     """The outputs in training, with the statistics' changes, and the embeddings."""
     results, embeddings = apply_with_embeddings(
@@ -259,7 +298,7 @@ def as_embedded(embeddings: jax.Array, client_data: SubgraphData) -> Embedded:
 
 
 def embed_nodes(
-    module: nn.Module,
+    module: SubgraphModel,
     model: Model,
     client_data: SubgraphData,
     key: jax.Array | None = None,
@@ -333,7 +372,7 @@ def client_update(
 
 
 def map_outputs(
-    module: nn.Module, reduce: Callable[..., Any]
+    module: SubgraphModel, reduce: Callable[..., Any]
 ) -> Callable[[Model, SubgraphData], Any]:
     """Factory of a function of models' outputs on the clients' subgraphs.
 
@@ -388,7 +427,7 @@ def federated_scores(
 
 
 def evaluate_subgraphs(
-    module: nn.Module, fitness: Fitness
+    module: SubgraphModel, fitness: Fitness
 ) -> Callable[[Model, SubgraphData], Metrics]:
     """Factory of `evaluate`."""
 
@@ -407,6 +446,8 @@ def evaluate_outputs(
     return federated_scores(share_right, entropy, data, fitness)
 
 
-def predict_subgraphs(module: nn.Module) -> Callable[[Model, SubgraphData], jax.Array]:
+def predict_subgraphs(
+    module: SubgraphModel,
+) -> Callable[[Model, SubgraphData], jax.Array]:
     """Factory of `predict`: probabilities [K, N, classes]."""
     return map_outputs(module, lambda outputs, client_data: jax.nn.softmax(outputs))

@@ -186,7 +186,9 @@ def test_what_makes_no_sense_is_no_config(config_type, values, field, value):
 
 
 def test_a_subgraph_task_has_a_network_of_its_name():
-    with pytest.raises(InputError, match="unknown GNN 'totally_wrong'; known: gat"):
+    with pytest.raises(
+        InputError, match="unknown subgraph model 'totally_wrong'; known: gat"
+    ):
         SubgraphTask(3, 2, model="totally_wrong").build()
 
 

@@ -10,8 +10,17 @@ import pytest
 from experiments.studies.subgraphs import METHODS, SubgraphStudy
 from experiments.studies.subgraphs_problem import make_problem
 from fedjax_graph.core.errors import InputError
+from tests import tables
 
 SMALL = {"num_rounds": 2, "num_clients": 3}
+PLUGIN = """
+from fedjax_graph.models.fixed_gnns import FixedGNN
+from fedjax_graph.tasks.subgraphs import register_model
+
+@register_model("my_sgc")
+def my_sgc(task):
+    return FixedGNN("sgc", task.num_classes)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +72,25 @@ def test_methods_of_an_earlier_command_keep_its_flags(tmp_path, capsys):
     dataclasses.replace(first, resume=True).run()
     found = json.loads((tmp_path / "results.json").read_text())["methods"]
     assert [name for name in found if "flags" in found[name]] == ["sgc"]
+
+
+def test_a_model_of_a_plugin_is_trained(tmp_path):
+    """Chosen by name, like the library's; those that methods bring are no choice."""
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(PLUGIN)
+    settings = {"methods": ("fed_avg",), "num_rounds": 1, "num_clients": 3}
+    with tables.kept():
+        study = SubgraphStudy(
+            model="my_sgc",
+            plugin=(str(plugin),),
+            workdir=str(tmp_path / "run"),
+            **settings,
+        )
+        entry = study.run()["fed_avg"]
+    assert entry["config"]["task"]["model"] == "my_sgc"
+    for name in ("my_sgc", "decoupled_gin"):
+        with pytest.raises(InputError, match=f"--model={name}: unknown; known: gat, "):
+            SubgraphStudy(model=name, workdir=str(tmp_path / "no"), **settings).run()
 
 
 @pytest.mark.parametrize("partition", ["louvain", "metis", "random", "label_dirichlet"])

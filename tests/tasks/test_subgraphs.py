@@ -324,7 +324,7 @@ def test_a_code_is_fused_and_drops_units_as_told(network, code_model, splits):
         ({"model": "code"}, "expected a row of integers"),
         ({"model": "code", "code": (1, 5)}, "1,5: expected 8 genes"),
         ({"model": "code", "code": (1, 0, 99, 5)}, "layer 2 is 99"),
-        ({"model": "mlp"}, "unknown GNN 'mlp'"),
+        ({"model": "mlp"}, "unknown subgraph model 'mlp'"),
     ],
 )
 def test_what_is_no_network_is_refused_in_one_line(changes, match):
