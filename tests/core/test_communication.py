@@ -9,6 +9,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph import algorithms
+from fedjax_graph.algorithms.cnfgnn import byte_formulas
 from fedjax_graph.core import communication
 from fedjax_graph.core.communication import Bytes, bytes_per_round, down, up
 from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
@@ -160,7 +161,7 @@ def test_cnfgnn_exchanges_what_its_formula_says(
     one_way = cohort * model + 5 * hidden * (1 + server_rounds)
     assert exchanged == Bytes(up=one_way, down=one_way)
     if cohort == 5:
-        total = communication.split_learning_total(1, 5, hidden, model, server_rounds)
+        total = byte_formulas.split_learning_total(1, 5, hidden, model, server_rounds)
         assert total == exchanged.up + exchanged.down
 
 
@@ -185,7 +186,7 @@ def test_strategies_exchange_what_their_formulas_say(
     if server_rounds > 1:
         config["server_rounds"] = server_rounds
     exchanged, model = round_bytes(name, config, train)
-    total = communication.split_learning_total(
+    total = byte_formulas.split_learning_total(
         1, 5, 26 * 4 * 4, model if has_average else 0, server_rounds
     )
     assert exchanged == Bytes(up=total // 2, down=total // 2)
@@ -227,7 +228,7 @@ SMALL_GRU, LARGE_GRU, CLIENT = 63_000 * 4, 727_000 * 4, 64_000 * 4
     ],
 )
 def test_table_2(dataset, rounds, model, printed):
-    total = communication.multi_task_total(rounds, EDGES[dataset], model)
+    total = byte_formulas.multi_task_total(rounds, EDGES[dataset], model)
     assert total / GIB == pytest.approx(printed, rel=5e-4)
 
 
@@ -246,7 +247,7 @@ def test_table_2(dataset, rounds, model, printed):
     ],
 )
 def test_tables_3_to_6(dataset, rounds, model, server_rounds, printed):
-    total = communication.split_learning_total(
+    total = byte_formulas.split_learning_total(
         rounds, NODES[dataset], HIDDEN[dataset], model, server_rounds
     )
     assert total / GIB == pytest.approx(printed, rel=5e-4)

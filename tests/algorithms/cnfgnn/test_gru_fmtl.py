@@ -9,6 +9,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
+from fedjax_graph.algorithms.cnfgnn import byte_formulas
 from fedjax_graph.algorithms.cnfgnn.gru_fmtl import (
     REGULARISERS,
     GRUFMTLConfig,
@@ -230,7 +231,7 @@ def test_each_edge_costs_a_model_in_a_round(train, local_epochs):
     state = jax.eval_shape(algorithm.init, KEYS[0], train)
     exchanged = communication.bytes_per_round(algorithm.round, state, train, KEYS[0])
     model = sum(4 * x.size // 5 for x in jax.tree.leaves(state.models))
-    total = communication.multi_task_total(1, num_edges=4, model_bytes=model)
+    total = byte_formulas.multi_task_total(1, num_edges=4, model_bytes=model)
     assert exchanged == communication.Bytes(up=0, down=total)
 
 
