@@ -44,7 +44,8 @@ def run_study(study_type: type, about: str | None) -> None:
 def run(main: Callable[[], Any]) -> None:
     """Runs a binary; a bad flag or an `InputError` becomes one line and status 2.
 
-    So does running out of memory or of space on the disk. SIGTERM ends in one line and
+    So does running out of memory or of space on the disk, and a file that the system
+    does not let one read or write. SIGTERM ends in one line and
     status 143, after the round that runs is saved; Ctrl-C at once, with status 130.
     """
 
@@ -76,7 +77,9 @@ def run(main: Callable[[], Any]) -> None:
                 reason = _first_line(error)
                 _fail(f"the disk is full ({reason}); make room{_how_to_resume()}")
             if isinstance(error, OSError):
-                raise
+                if error.filename is None or not error.strerror:
+                    raise
+                _fail(f"{one_line(str(error.filename))}: {error.strerror}")
             # JAX's are either of the others.
             reason = _first_line(error) or "of the host"
             if processes.is_loss(error):

@@ -80,6 +80,11 @@ class RobustnessStudy(GraphFLSettings):
         """See `Study.compiled_methods`."""
         return METHODS
 
+    def in_effect(self) -> dict[str, Any]:
+        """See `Options.in_effect`: those of a run of FedAvg, in a folder of its own."""
+        one, workdir = next(iter(self.parts().values())), super().in_effect()["workdir"]
+        return one.in_effect() | {"on_nan": one.on_nan, "workdir": workdir}
+
     def parts(self) -> dict[tuple[str, str], GraphFLStudy]:
         """The study of each pair of an aggregator and a fraction.
 

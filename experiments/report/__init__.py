@@ -16,6 +16,7 @@ import jinja2
 from experiments.report import captions, keys
 from experiments.tables import runs, writing
 from experiments.tables.papers import PAPERS, load_paper
+from fedjax_graph.core.processes import by_first
 from fedjax_graph.driver import writers
 from fedjax_graph.driver.results import Table
 
@@ -40,6 +41,7 @@ class Picture(NamedTuple):
     caption: captions.Caption
 
 
+@by_first
 def write(workdir: pathlib.Path, system: str, table: Table) -> None:
     """Writes the report of a run that is done.
 
@@ -65,6 +67,7 @@ def write(workdir: pathlib.Path, system: str, table: Table) -> None:
     )
 
 
+@by_first
 def write_sweep(
     workdir: pathlib.Path,
     system: str,

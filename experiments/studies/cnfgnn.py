@@ -16,7 +16,7 @@ from experiments.studies import pictures, running, sweeps
 from experiments.studies.cnfgnn_options import CNFGNNOptions
 from experiments.studies.recording import Record
 from experiments.studies.running import Entry, Run
-from experiments.studies.traffic import measures
+from experiments.studies.traffic import measures, time_checksum
 from fedjax_graph.core import clients, mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import inductive, windows
@@ -100,16 +100,17 @@ def run_methods(
         running.build(paper.registered(method), values)
     num_steps, num_sensors = dataset.speed.shape
     size = f"{dataset.name}: {num_sensors} sensors, {num_steps} steps of {dataset.step}"
+    also = time_checksum(dataset)
     counts = {"num_sensors": num_sensors, "num_steps": num_steps}
     settings = {"notes": notes, **counts, **measures(dataset)}
-    record = Record[Run](study, workdir, dataset.name, size, settings)
+    record = Record[Run](study, workdir, dataset.name, size, settings, also=also)
     save_network(workdir / "network.npz", dataset, splits["train"])
     arrays = [dataset.speed, dataset.adjacency, is_seen]
     checksum = running.fingerprint(*(x for x in arrays if x is not None))
     std = float(splits["train"].std)
 
     def run_one(method: str) -> tuple[Run, Entry]:
-        run = run_method(study, method, splits, workdir, checksum)
+        run = run_method(study, method, splits, workdir, checksum, also)
         if is_seen is not None:
             scored = whole[study.split if study.eval_only else "test"]
             run = score_views(run, scored, is_seen)
@@ -167,8 +168,9 @@ def run_method(
     splits: Splits,
     workdir: pathlib.Path,
     checksum: int,
+    also: dict[str, int],
 ) -> Run:
-    """Runs or scores one method."""
+    """Runs or scores one method; for the checksums see `running.run_method`."""
     num_clients, num_train = len(splits["train"].speed), len(splits["train"].starts)
     values = configs.config_values(study, method, num_train, workdir)
     values["edges_per_chunk"] = configs.edges_per_chunk(
@@ -186,6 +188,7 @@ def run_method(
         splits,
         workdir,
         checksum=checksum,
+        also=also,
         examples_per_round=cohort * num_train * passes,
         registered_name=name,
         num_rounds=configs.most_rounds(study, method),

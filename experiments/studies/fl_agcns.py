@@ -11,10 +11,15 @@ from experiments.studies.fl_agcns_problem import (
     make_problem,
     num_clients_of,
 )
-from experiments.studies.fl_agcns_settings import SHORT_RUN, FLAGCNSSettings
+from experiments.studies.fl_agcns_settings import (
+    SHORT_RUN,
+    SHORT_RUN_DATASET,
+    FLAGCNSSettings,
+)
 from experiments.studies.recording import Record
 from experiments.studies.running import Entry
 from fedjax_graph.algorithms.fl_agcns.fl_agcns import WARM_UP
+from fedjax_graph.data import catalog
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,13 +39,15 @@ class FLAGCNSStudy(FLAGCNSSettings):
         """See `Options.in_effect`."""
         study = self.resolved()
         methods = study.check_methods()
+        dataset = study.dataset or SHORT_RUN_DATASET
+        warm_up, usual = study.num_warm_up, WARM_UP[study.space]
         return super().in_effect() | {
             **{name: getattr(study, name) for name in SHORT_RUN},
-            "dataset": study.dataset or "synthetic",
+            "dataset": dataset,
             "methods": methods,
-            "num_clients": num_clients_of(study, study.dataset or "synthetic"),
+            "num_clients": num_clients_of(study, catalog.resolve(dataset)),
             "num_generations": study.generations(),
-            "num_warm_up": study.num_warm_up or WARM_UP[study.space],
+            "num_warm_up": usual if warm_up is None else warm_up,
             "fusion": study.chosen_fusion(),
             "server_optimizer": study.adam(),
             "patience": None,

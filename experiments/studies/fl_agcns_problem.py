@@ -6,9 +6,10 @@ import jax
 import numpy as np
 
 from experiments.studies import running
-from experiments.studies.fl_agcns_settings import FLAGCNSSettings
+from experiments.studies.fl_agcns_settings import SHORT_RUN_DATASET, FLAGCNSSettings
 from fedjax_graph import data
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import catalog
 from fedjax_graph.data.graphs import client_subgraphs, node_dataset, subgraphs
 from fedjax_graph.data.graphs.client_subgraphs import NodeSplit, SubgraphData
 from fedjax_graph.data.graphs.node_dataset import NodeDataset
@@ -47,11 +48,12 @@ def load_dataset(study: FLAGCNSSettings) -> NodeDataset:
     Raises:
       InputError: one line, as in `data.load`.
     """
-    return data.load(study.dataset or "synthetic_mixed", study.data_dir, kind="graphs")
+    return data.load(study.dataset or SHORT_RUN_DATASET, study.data_dir, kind="graphs")
 
 
 def num_clients_of(study: FLAGCNSSettings, name: str) -> int:
     """The clients that share a dataset: as given, else the paper's, else 3."""
+    name = catalog.resolve(name, "graphs")
     return study.num_clients or PAPER_CLIENTS.get(name, 3)
 
 

@@ -28,6 +28,7 @@ SHORT_RUN = {  # without a dataset
     "fitness": "accuracy",
     "weight_decay": 5e-4,
 }
+SHORT_RUN_DATASET = "synthetic_mixed"
 SHORT_RUN_METHODS = ("fl_agcns", "gcn", "appnp", "sage_relu")
 SHARED_GENERATIONS = 250  # the paper's
 OF_SHARED = (  # what only a search by shared weights has a use for

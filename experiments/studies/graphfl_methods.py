@@ -115,6 +115,7 @@ def in_effect(study: GraphFLSettings) -> dict[str, Any]:
         "dataset": chosen.dataset or "synthetic",
         "methods": chosen_methods(chosen),
         "num_rounds": figures.num_rounds,
+        "patience": study.patience if study.is_code else None,  # else all are run
         "num_seeds": chosen.num_seeds,
         "eval_every": chosen.eval_every,
         "model": chosen.model or "gcn,sgc",

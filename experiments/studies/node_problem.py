@@ -11,6 +11,7 @@ from experiments.studies import running
 from experiments.studies.graphfl_settings import GraphFLSettings
 from fedjax_graph import data
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import catalog
 from fedjax_graph.data.graphs import label_splits, subgraphs
 from fedjax_graph.data.graphs import node_dataset as node_graphs
 from fedjax_graph.data.graphs import receptive_fields as nodes
@@ -76,7 +77,7 @@ def load_dataset(study: GraphFLSettings) -> NodeDataset:
 
 
 def _prepared(study: GraphFLSettings) -> NodeDataset:
-    name = study.dataset or "synthetic"
+    name = catalog.resolve(study.dataset or "synthetic", "graphs")
     dataset = data.load(name, study.data_dir, kind="graphs")
     if name.startswith("coauthor"):
         dataset = node_graphs.binarised(dataset)

@@ -24,6 +24,7 @@ class Record(Generic[Outcome]):
         text: str,
         settings: Mapping[str, Any],
         checksum: int | None = None,
+        also: Mapping[str, int] | None = None,
     ):
         """Prints what runs on what, and reads what is on record.
 
@@ -34,16 +35,18 @@ class Record(Generic[Outcome]):
           text: says what runs on what.
           settings: of `results.json`, `notes` among them, but for command and flags.
           checksum: of the data; None where that is checked elsewhere.
+          also: checksums of more of it by name.
 
         Raises:
           InputError: if what is on record cannot be read, or is of something else.
         """
         running.announce(study, text, settings["notes"], workdir)
         self._study, self._workdir, self._dataset = study, workdir, dataset
-        self._before = results.read_methods(workdir, study.system, checksum)
+        checksums = (checksum, also)
+        self._before = results.read_methods(workdir, study.system, *checksums)
         own = {"command": study.command(), "flags": study.record()}
         data = {} if checksum is None else {"data": checksum}
-        self._settings = own | data | settings
+        self._settings = own | data | dict(also or {}) | settings
 
     def run(
         self,

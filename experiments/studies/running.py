@@ -88,6 +88,7 @@ def run_method(
     workdir: pathlib.Path,
     *,
     checksum: int,
+    also: Mapping[str, int] | None = None,
     num_rounds: int,
     examples_per_round: int,
     rate_name: str = "windows_per_s",
@@ -103,13 +104,15 @@ def run_method(
       splits: train, validation and test data.
       workdir: see `rounds.run`.
       checksum: of the data; a resumed run must have the same.
+      also: checksums of more of it by name, which a run of an older version may lack.
       num_rounds: most rounds, of a method that is trained.
       examples_per_round: of all clients, for the rate shown.
       rate_name: of that rate.
       registered_name: of the method, where it is another one.
       run_settings: fields of `rounds.RunConfig`, in place of what the study says.
     """
-    processes.agree("the data", str(checksum))
+    also = dict(also or {})
+    processes.agree("the data", str((checksum, also)))
     registered_name = registered_name or name
     registered = algorithms.get_method(registered_name)
     config, algorithm = build(registered_name, values)
@@ -139,6 +142,7 @@ def run_method(
             "config": dataclasses.asdict(config),
             "seeds": run_config.seeds,
             "data": checksum,
+            **also,
             "num_devices": mesh.num_devices(),
             "num_processes": processes.count(),
             "precision": study.precision_in_effect(),
@@ -156,7 +160,7 @@ def run_method(
         settings,
         resume=study.resume,
         eval_only=study.eval_only,
-        defaults={"config": config_defaults(config)},
+        defaults={"config": config_defaults(config), **also},
     )
     return Run(algorithm, result, settings["config"])
 

@@ -77,8 +77,8 @@ class SFLStudy(SFLSettings):
         is_traffic = self.kind == "traffic"
         settings = {"notes": notes, **problem.size}
         settings |= measures(dataset) if is_traffic else {}
-        text = f"{dataset.name}: {size}"
-        args = self, workdir, dataset.name, text, settings, problem.checksum
+        text, checksums = f"{dataset.name}: {size}", (problem.checksum, problem.also)
+        args = self, workdir, dataset.name, text, settings, *checksums
         record = Record[Run](*args)
         if is_traffic:
             save_network(workdir / "network.npz", dataset, problem.splits["train"])
@@ -170,6 +170,7 @@ class SFLStudy(SFLSettings):
             problem.splits,
             workdir,
             checksum=problem.checksum,
+            also=problem.also,
             num_rounds=self.setting("num_rounds", NUM_ROUNDS),
             examples_per_round=examples * problem.task.local_epochs,
             rate_name=problem.rate_name,

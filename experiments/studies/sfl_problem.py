@@ -4,16 +4,20 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from experiments.studies.running import Cell, Entry, fingerprint
 from experiments.studies.sfl_settings import SFLSettings
+from experiments.studies.traffic import time_checksum
 from fedjax_graph import data
 from fedjax_graph.core import batching, graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.images import datasets as images
 from fedjax_graph.data.images import label_shards
 from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic.published import PUBLISHED
+from fedjax_graph.data.traffic.synthetic_flows import TWINS
 from fedjax_graph.models import resnet
 from fedjax_graph.tasks import images as image_task
 from fedjax_graph.tasks import traffic_rnn
@@ -63,6 +67,7 @@ class Problem(NamedTuple):
     size: dict[str, int]
     num_examples: int  # of all clients in a local epoch
     checksum: int
+    also: dict[str, int]  # see `running.run_method`
     rate_name: str
     test_keys: Sequence[str]  # of the metrics, in `test` of `results.json`
     entry_keys: Sequence[str]  # of those beside it
@@ -127,6 +132,7 @@ def traffic_problem(study: SFLSettings) -> Problem:
         size={"num_sensors": num_sensors, "num_steps": num_steps},
         num_examples=num_sensors * len(splits["train"].starts),
         checksum=fingerprint(dataset.speed, dataset.adjacency, np.array(fractions)),
+        also=time_checksum(dataset),
         rate_name="windows_per_s",
         test_keys=traffic_rnn.TEST_METRICS,
         entry_keys=traffic_rnn.ENTRY_METRICS,
@@ -189,6 +195,7 @@ def image_problem(study: SFLSettings) -> Problem:
             train.labels,
             *[split.indices for split in splits.values()],
         ),
+        also={"graph": fingerprint(*map(np.asarray, jax.tree.leaves(train.graph)))},
         rate_name="images_per_s",
         test_keys=image_task.TEST_METRICS,
         entry_keys=(),
@@ -231,6 +238,13 @@ def model_bytes(study: SFLSettings) -> int:
     return 4 * copies * study.setting("num_clients") * num_parameters
 
 
+def split_in_words(name: str) -> str:
+    """Train, validation and test of a traffic network, in percent: `70/10/20`."""
+    published = PUBLISHED.get(TWINS.get(name, name))
+    fractions = published.fractions if published else batching.FRACTIONS
+    return "/".join(f"{100 * x:g}" for x in fractions)
+
+
 def in_effect(study: SFLSettings) -> dict[str, Any]:
     """What options stand for that are not given; see `Options.in_effect`."""
     is_traffic = study.kind == "traffic"
@@ -246,7 +260,7 @@ def in_effect(study: SFLSettings) -> dict[str, Any]:
         return found | {
             "model": study.model or task.model,
             "rnn_hidden_size": study.rnn_hidden_size or task.hidden_size,
-            "split_ratio": study.split_ratio or "70/10/20",
+            "split_ratio": study.split_ratio or split_in_words(study.dataset_name),
         }
     return found | {
         "num_clients": study.setting("num_clients"),

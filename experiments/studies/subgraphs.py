@@ -12,7 +12,11 @@ from experiments.studies.methods import check_concerns, having, server_optimizer
 from experiments.studies.recording import Record
 from experiments.studies.running import Entry, Run
 from experiments.studies.subgraphs_problem import Problem, make_problem
-from experiments.studies.subgraphs_settings import NUM_CLIENTS, SubgraphSettings
+from experiments.studies.subgraphs_settings import (
+    NUM_CLIENTS,
+    SHORT_RUN_DATASET,
+    SubgraphSettings,
+)
 from fedjax_graph.core import clients
 from fedjax_graph.data.graphs import structure
 from fedjax_graph.driver import plots, results
@@ -56,6 +60,7 @@ class SubgraphStudy(SubgraphSettings):
     def in_effect(self) -> dict[str, Any]:
         """See `Options.in_effect`."""
         return super().in_effect() | {
+            "dataset": self.dataset or SHORT_RUN_DATASET,
             "methods": self.chosen_methods(),
             "num_clients": self.setting("num_clients", NUM_CLIENTS),
             "num_rounds": self.setting("num_rounds", NUM_ROUNDS),
@@ -109,6 +114,10 @@ class SubgraphStudy(SubgraphSettings):
         return record.run(methods, run_one, table, draw)
 
     # --- Methods ----------------------------------------------------------------------
+
+    def compiled_methods(self) -> tuple[str, ...]:
+        """See `Study.compiled_methods`; no method has the name of the binary."""
+        return self.methods or (self.chosen_methods()[0],)
 
     def chosen_methods(self) -> list[str]:
         """The methods to run.

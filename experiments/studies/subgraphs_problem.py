@@ -8,7 +8,11 @@ import numpy as np
 import scipy.sparse
 
 from experiments.studies import running
-from experiments.studies.subgraphs_settings import NUM_CLIENTS, SubgraphSettings
+from experiments.studies.subgraphs_settings import (
+    NUM_CLIENTS,
+    SHORT_RUN_DATASET,
+    SubgraphSettings,
+)
 from fedjax_graph import data
 from fedjax_graph.data.graphs import (
     client_subgraphs,
@@ -79,7 +83,8 @@ def make_problem(study: SubgraphSettings) -> Problem:
     Raises:
       InputError: one line, where an option or a file does not fit.
     """
-    dataset = data.load(study.dataset or "synthetic", study.data_dir, kind="graphs")
+    name = study.dataset or SHORT_RUN_DATASET
+    dataset = data.load(name, study.data_dir, kind="graphs")
     parts = subgraphs.parts(
         node_dataset.adjacency(dataset),
         study.setting("num_clients", NUM_CLIENTS),

@@ -12,6 +12,7 @@ from fedjax_graph.data.graphs.partitions import PARTITIONS, PartitionConfig
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS
 
 NUM_CLIENTS = 10
+SHORT_RUN_DATASET = "synthetic_graph"
 SHORT_RUN: dict[str, Any] = {"num_clients": 5, "num_rounds": 20}  # without a dataset
 ONLY_OF = {  # option: the partition that it concerns
     "resolution": "louvain",
@@ -30,6 +31,7 @@ class SubgraphSettings(Study):
 
     system: ClassVar[str] = "subgraphs"
     subject: ClassVar[str] = "Methods on subgraphs"
+    duration: ClassVar[str] = "Without flags: half a minute on a CPU."
 
     # As in `fl_agcns`: products are small enough for one device.
     num_cpu_devices: int | None = option(

@@ -120,7 +120,8 @@ class MachineOptions(Options):
     )
     profile: str | None = option(
         None,
-        "Folder for a trace of rounds 2 and 3 of a method, for TensorBoard or XProf.",
+        "Folder for a trace of the second and third call of a method's compiled "
+        "program, each of --eval_every rounds, for TensorBoard or XProf.",
     )
     edge_parts: int = option(
         1,

@@ -3,7 +3,10 @@
 import dataclasses
 from typing import Any, ClassVar
 
+import numpy as np
+
 from experiments.studies.options import option
+from experiments.studies.running import fingerprint
 from experiments.studies.trust import TrustStudy
 from fedjax_graph import data
 from fedjax_graph.data.traffic import datasets, synthetic_flows
@@ -55,6 +58,12 @@ class TrafficStudy(TrustStudy):
         settings = {} if is_plugged_in else {"needs_graph": needs_graph}
         dataset = data.load(name, self.data_dir, kind="traffic", **settings)
         return datasets.cut(dataset, **size)
+
+
+def time_checksum(dataset: TrafficDataset) -> dict[str, int]:
+    """A checksum of the time stamps, which are inputs; see `running.run_method`."""
+    stamps = dataset.timestamps.astype("M8[ns]").astype(np.int64)
+    return {"time_stamps": fingerprint(stamps)}
 
 
 def measures(dataset: TrafficDataset) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class TablesStudy(Options):
             raise InputError(
                 "--runs and --out are needed: folders of runs and for tables"
             )
-        runs = read_runs(pathlib.Path(self.runs))
+        runs = read_runs(pathlib.Path(self.runs), self.paper)
         folder = pathlib.Path(self.out)
         make_folder("out", folder)
         defaults = default_flags(self.paper)

@@ -12,7 +12,7 @@ from experiments.studies import options
 from experiments.studies.earlier import NOT_COMPARED
 from experiments.tables.papers import Metric, Paper, Row, Table, Value
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver.results import OF_COMMAND
+from fedjax_graph.driver.results import OF_COMMAND, system_of
 
 STUDIES = {
     "cnfgnn": "experiments.studies.cnfgnn:CNFGNNStudy",
@@ -47,15 +47,16 @@ class Run(NamedTuple):
         return self.settings.get("setting", {})
 
 
-def read_runs(folder: pathlib.Path) -> list[Run]:
-    """All runs in a folder.
+def read_runs(folder: pathlib.Path, system: str) -> list[Run]:
+    """All runs in a folder that a binary made, or that do not say which one did.
 
     Raises:
       InputError: if there is no such folder, or a file in it is not of a run.
     """
     if not folder.is_dir():
         raise InputError(f"--runs={folder} is not a folder; name one that holds runs")
-    return [read_run(path, folder) for path in sorted(folder.rglob("results.json"))]
+    found = [read_run(path, folder) for path in sorted(folder.rglob("results.json"))]
+    return [run for run in found if system_of(run.settings) in (None, system)]
 
 
 def read_run(path: pathlib.Path, folder: pathlib.Path) -> Run:

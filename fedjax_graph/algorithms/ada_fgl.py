@@ -10,21 +10,23 @@ compares logits with P, Eq. 4 takes a softmax of P; a step a round, moments last
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.core import clients
+from fedjax_graph.core import aggregation, channel, clients
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.federated import FederatedState, cohort_update, write_back
+from fedjax_graph.core.federated import FederatedState, task_round
 from fedjax_graph.core.local import optimizer_step
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.trees import everything
+from fedjax_graph.core.task import with_beside
 from fedjax_graph.models import adaptive_propagation as adaptive
 from fedjax_graph.tasks import subgraphs
 
@@ -33,6 +35,8 @@ ADAM = OptimizerConfig("adam", 0.01, weight_decay=5e-4)
 
 @dataclasses.dataclass(frozen=True)
 class AdaFGLConfig(FedAvgConfig):
+    """Configures AdaFGL: the rounds of FedAvg, then the networks of each client."""
+
     federated_rounds: int = limited(50, lower=1)  # of FedAvg
     alpha: float = limited(0.5, lower=0, upper=1)  # of Eq. 2
     num_hops: int = limited(3, lower=0)  # k
@@ -42,6 +46,8 @@ class AdaFGLConfig(FedAvgConfig):
 
 
 class AdaFGLState(NamedTuple):
+    """Holds the global model and each client's own networks."""
+
     server: FederatedState  # of FedAvg
     models: Any  # {"params", "opt_state"} of the networks, leaves [K, ...]
     homophily: jax.Array  # [K], w
@@ -51,55 +57,31 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
     """Factory of AdaFGL on the task of subgraphs.
 
     Raises:
-      InputError: if the task is another one.
+      InputError: if the task is another one, or privacy is asked for.
     """
     settings = config.task
     if not isinstance(settings, subgraphs.SubgraphTask):
         raise InputError(f"ada_fgl: the task {settings.kind!r} is not of subgraphs")
-    (task, common), averaging = logits_task(settings, "ada_fgl"), fed_avg(config)
-    optimizer, num_classes = config.personal_optimizer.build(), settings.num_classes
-    sizes = num_classes, config.hidden_size, config.num_hops, config.dropout
+    channel.refuse(config, "ada_fgl's clients train alone later on", "privacy")
+    (task, common_logits), averaging = logits_task(settings, "ada_fgl"), fed_avg(config)
+    sizes = settings.num_classes, config.hidden_size, config.num_hops, config.dropout
     module = adaptive.AdaptivePropagation(*sizes)
+    optimizer = config.personal_optimizer.build()
 
-    def network(init_or_apply, variables, own, known, *args, **named):
-        structure, is_real = subgraphs.structure_of(own), own.is_real
-        spread = adaptive.propagation(structure, known, is_real, config.alpha)
-        return init_or_apply(variables, own.features, spread, is_real, *args, **named)
-
-    def update(model, rows, key, *_):
-        own, known = rows
-
-        def loss(params, key):  # Eq. 3
-            args = {"params": params}, own, known, True
-            found = network(module.apply, *args, rngs={"dropout": key})
-            labels = own.labels, own.is_trained
-            entropies = [subgraphs.cross_entropy(x, *labels) for x in found]
-            return sum(entropies) + adaptive.distance(found, known, own.is_real)
-
-        carry = model["params"], model["opt_state"]
-        (params, opt_state), value = optimizer_step(loss, optimizer)(carry, key)
-        return {"params": params, "opt_state": opt_state}, value
-
-    train = cohort_update(
-        update,
-        is_personal=everything,
-        participation=config.participation,
-        clients_per_chunk=config.clients_per_chunk,
-        conduct=config.misbehaviour,
-    )
+    def beside(models):  # P of the global model beside the data of each client
+        return with_beside(task, lambda data: task.predict(models, data))
 
     def init(key, data):
         params_key, halves_key = jax.random.split(jax.random.fold_in(key, 1))
-        rows = data.by_client()
+        rows, keys = data.by_client(), clients.client_keys(halves_key, data.client_ids)
         own = jax.tree.map(lambda x: x[0], rows)
-        known = jnp.zeros((len(own.labels), num_classes))
-        params = network(module.init, params_key, own, known)["params"]
+        known = jnp.zeros((len(own.labels), settings.num_classes))
+        params = networks(config, module.init, params_key, own, known)["params"]
         one = {"params": params, "opt_state": optimizer.init(params)}
-        keys = clients.client_keys(halves_key, data.client_ids)
         models = jax.tree.map(lambda x: jnp.stack([x] * len(keys)), one)
 
         def measure(own, key):
-            args = own.labels, own.is_trained, num_classes, key
+            args = own.labels, own.is_trained, settings.num_classes, key
             return adaptive.homophily(subgraphs.structure_of(own), *args)
 
         server = averaging.init(key, data)
@@ -110,12 +92,11 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         return state._replace(server=server), metrics
 
     def alone(state, data, key):
-        server, ids, weights = state.server, data.client_ids, data.client_weights
-        own = task.client_data(data), task.predict(server.models, data)
+        server = state.server
+        update = personal_update(config, module, optimizer)
+        run = task_round(config, beside(server.models), update, aggregation.none)
         train_key, _ = task.round_keys(key)
-        args = ids, weights, train_key, data, server.num_rounds
-        updated, loss, cohort = train(state.models, own, *args)
-        models = write_back(state.models, updated, cohort, len(ids))
+        models, loss = run(state.models, data, train_key)
         server = server._replace(num_rounds=server.num_rounds + 1)
         return state._replace(server=server, models=models), {"train_loss": loss}
 
@@ -123,21 +104,23 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         is_alone = state.server.num_rounds >= config.federated_rounds
         return jax.lax.cond(is_alone, alone, together, state, data, key)
 
-    def common_logits(state, data):
-        return common(state.server.models, data)
-
     def own_logits(state, data):
-        def one(params, own, known, homophily):
-            found = network(module.apply, {"params": params}, own, known)
+        def one(params, client_data, homophily):
+            own, known = client_data
+            found = networks(config, module.apply, {"params": params}, own, known)
             return adaptive.mixed(found, known, homophily)
 
-        known, own = task.predict(state.server.models, data), data.by_client()
+        client_data = beside(state.server.models).client_data(data)
         mapped = clients.map_clients(one, clients.auto_clients_per_chunk())
-        return mapped(state.models["params"], own, known, state.homophily)
+        return mapped(state.models["params"], client_data, state.homophily)
 
     def logits(state, data):
-        is_alone = state.server.num_rounds > config.federated_rounds
-        return jax.lax.cond(is_alone, own_logits, common_logits, state, data)
+        return jax.lax.cond(
+            state.server.num_rounds > config.federated_rounds,
+            own_logits,
+            lambda state, data: common_logits(state.server.models, data),
+            *(state, data),
+        )
 
     def evaluate(state, data):
         return subgraphs.evaluate_outputs(logits(state, data), data, settings.fitness)
@@ -148,4 +131,44 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         evaluate=evaluate,
         predict=lambda state, data: jax.nn.softmax(logits(state, data)),
         monitor=task.monitor,
+        reads_all_clients=averaging.reads_all_clients,
     )
+
+
+def networks(
+    config: AdaFGLConfig,
+    init_or_apply: Callable[..., Any],
+    variables: Any,
+    own: subgraphs.SubgraphData,
+    known: jax.Array,
+    *args: Any,
+    **named: Any,
+) -> Any:
+    """Initialises or applies the networks of ONE client on its graph and P [N, C]."""
+    structure, is_real = subgraphs.structure_of(own), own.is_real
+    spread = adaptive.propagation(structure, known, is_real, config.alpha)
+    return init_or_apply(variables, own.features, spread, is_real, *args, **named)
+
+
+def personal_update(
+    config: AdaFGLConfig,
+    module: adaptive.AdaptivePropagation,
+    optimizer: optax.GradientTransformation,
+) -> Callable[..., tuple[Any, jax.Array]]:
+    """Factory of (networks and moments, (own, P), key, ...) -> (both, loss): a step."""
+
+    def update(model, client_data, key, *_):
+        own, known = client_data
+
+        def loss(params, key):  # Eq. 3
+            args = {"params": params}, own, known, True
+            found = networks(config, module.apply, *args, rngs={"dropout": key})
+            labels = own.labels, own.is_trained
+            entropies = [subgraphs.cross_entropy(x, *labels) for x in found]
+            return sum(entropies) + adaptive.distance(found, known, own.is_real)
+
+        carry = model["params"], model["opt_state"]
+        (params, opt_state), value = optimizer_step(loss, optimizer)(carry, key)
+        return {"params": params, "opt_state": opt_state}, value
+
+    return update

@@ -21,10 +21,14 @@ from fedjax_graph.core.proximal import pull
 
 @dataclasses.dataclass(frozen=True)
 class DittoConfig(FedAvgConfig):
+    """Configures Ditto: the pull of personal models to the global one."""
+
     personal_weight: float = limited(0.1, lower=0)  # lambda
 
 
 class DittoState(NamedTuple):
+    """Holds the global model and each client's personal one."""
+
     server: FederatedState  # of FedAvg
     models: Any  # v, leaves [K, ...]
 

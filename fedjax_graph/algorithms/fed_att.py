@@ -15,6 +15,8 @@ from fedjax_graph.core.federated import FederatedConfig, federated
 
 @dataclasses.dataclass(frozen=True)
 class FedAttConfig(FederatedConfig):
+    """Configures FedAtt: the server's step along the attention-weighted mean."""
+
     attention_step_size: float = limited(1.0, lower=0)
     # standard deviation, at each aggregation
     aggregation_noise: float = limited(0.0, lower=0)

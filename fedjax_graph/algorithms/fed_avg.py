@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from fedjax_graph.core import aggregation
+from fedjax_graph.core import aggregation, channel
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedConfig, federated
@@ -26,6 +26,13 @@ class FedAvgConfig(NamedAggregator, FederatedConfig):
     # standard deviation, at each aggregation
     aggregation_noise: float = limited(0.0, lower=0)
     server_optimizer: OptimizerConfig | None = None  # None: the mean is taken over
+
+    def __post_init__(self) -> None:
+        """Checks types and limits; raises `InputError`."""
+        super().__post_init__()
+        if self.aggregation_noise:
+            reason = "with aggregation_noise its noise would be on each model"
+            channel.refuse(self, reason, "privacy")
 
     def average(self, state: Any, data: Data, key: jax.Array) -> aggregation.Aggregator:
         """The named aggregator; by default the mean by number of examples."""

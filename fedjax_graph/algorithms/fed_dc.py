@@ -26,8 +26,8 @@ import optax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.algorithms.scaffold import control, control_mean
+from fedjax_graph.core import channel
 from fedjax_graph.core.algorithm import FederatedAlgorithm
-from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.client_memory import with_client_memory
 from fedjax_graph.core.proximal import pull
@@ -35,6 +35,8 @@ from fedjax_graph.core.proximal import pull
 
 @dataclasses.dataclass(frozen=True)
 class FedDCConfig(FedAvgConfig):
+    """Configures FedDC: the weight of the penalty on a client's drift."""
+
     drift_weight: float = limited(0.1, lower=0)  # alpha
 
 
@@ -44,7 +46,8 @@ def fed_dc(config: FedDCConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the server is not to see models, or clients are to be private.
     """
-    check_models_alone(config, "fed_dc", "gradients")
+    besides = "fed_dc's clients send gradients besides their models"
+    channel.refuse(config, besides, "privacy", "secure_aggregation")
 
     def first_memory(model):
         zeros = jax.tree.map(jnp.zeros_like, model["params"])

@@ -32,17 +32,18 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.core import communication
+from fedjax_graph.core import channel, communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm
-from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData, dense_features
 from fedjax_graph.tasks.subgraphs import SubgraphTask, structure_of
 
 
 @dataclasses.dataclass(frozen=True)
 class FedGCNConfig(FedAvgConfig):
+    """Configures FedGCN: from how many hops around its nodes a client is told."""
+
     num_hops: int = limited(2, lower=1, upper=2)
 
 
@@ -56,6 +57,8 @@ class Known(NamedTuple):
 
 
 class FedGCNState(NamedTuple):
+    """Holds what FedAvg trains, and what the one exchange told the clients."""
+
     server: Any  # of FedAvg
     known: Known
 
@@ -67,7 +70,8 @@ def fed_gcn(config: FedGCNConfig) -> FederatedAlgorithm:
       InputError: if the task is another one; by `init`, if clients do not know of their
         nodes' neighbours outside.
     """
-    check_models_alone(config, "fed_gcn", "features")
+    besides = "fed_gcn's clients send features besides their models"
+    channel.refuse(config, besides, "privacy", "secure_aggregation")
     task = config.task
     if not isinstance(task, SubgraphTask) or task.model != "gcn":
         raise InputError("fed_gcn: expected the task subgraphs with the model gcn")
@@ -78,7 +82,7 @@ def fed_gcn(config: FedGCNConfig) -> FederatedAlgorithm:
         if data.node_ids is None:
             raise InputError(
                 "fed_gcn: clients do not know of outside neighbours; make the data "
-                "with outside_neighbours and is_linked"
+                "with outside_neighbours"
             )
         known = exchange(data, config.num_hops)
         return FedGCNState(averaging.init(key, data._replace(**known._asdict())), known)
@@ -106,7 +110,7 @@ def exchange(data: SubgraphData, num_hops: int) -> Known:
     def contribution(own):  # Eq. 1
         structure = structure_of(own)
         scale = own.is_own * jax.lax.rsqrt(1 + structure.degrees)
-        sent = scale[:, None] * own.features
+        sent = scale[:, None] * dense_features(own)
         return structure.sum(sent[own.senders]) + sent, scale
 
     sent = communication.up(jax.vmap(contribution)(data.by_client()))

@@ -26,10 +26,16 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, clients, communication, trees
+from fedjax_graph.core import (
+    aggregation,
+    channel,
+    clients,
+    communication,
+    misbehaviour,
+    trees,
+)
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
-from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.client_state import KeepsLocal, Score, aggregated, is_local
 from fedjax_graph.core.federated import FederatedConfig, federated
@@ -41,6 +47,8 @@ LOG_FLOOR = 1e-8  # added in a logarithm
 
 @dataclasses.dataclass(frozen=True)
 class FedGTAConfig(FederatedConfig):
+    """Configures FedGTA: label propagation, moments, and who counts as alike."""
+
     propagation_steps: int = limited(5, lower=0)  # k
     kappa: float = limited(0.5, lower=0, upper=1)
     temperature: float = limited(20.0, above=0)  # T
@@ -55,8 +63,9 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the task is of something else, or clients are to be private.
     """
-    check_models_alone(config, "fed_gta", "confidences and moments")
-    _, logits = logits_task(config.task, "fed_gta")
+    besides = "fed_gta's clients send confidences and moments besides their models"
+    channel.refuse(config, besides, "privacy", "secure_aggregation")
+    task, logits = logits_task(config.task, "fed_gta")
     if config.score == "local":
         keeping = KeepsLocal(config.task, config.score)
         config = dataclasses.replace(config, task=keeping)
@@ -65,9 +74,16 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
         del state, key
 
         def aggregate(stacked, cohort):
-            own = trees.take(data.by_client(), cohort.indices)
+            own = data.by_client()
+            if len(cohort.indices) < len(data.client_ids):
+                own = trees.take(own, cohort.indices)
             outputs = logits(aggregated(stacked), own)
-            measured = clients.map_clients(lambda *one: measure(config, *one))
+            own = misbehaviour.flipped_data(
+                config.misbehaviour, task, own, cohort.indices, data
+            )
+            measured = clients.map_clients(
+                lambda *one: measure(config, *one), config.clients_per_chunk
+            )
             confidences, moments = communication.up(measured(own, outputs))
             is_like = normalization.cosines(moments) > config.similarity  # Eq. 5
             confidences = jnp.where(cohort.weights > 0, confidences, 0)

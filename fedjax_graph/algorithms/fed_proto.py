@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation
+from fedjax_graph.core import aggregation, channel
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import embedding_task
 from fedjax_graph.core.checks import limited
@@ -35,6 +35,8 @@ from fedjax_graph.core.task import Embedded
 
 @dataclasses.dataclass(frozen=True)
 class FedProtoConfig(FederatedConfig):
+    """Configures FedProto: the pull of embeddings to the classes' prototypes."""
+
     prototype_weight: float = limited(1.0, lower=0)  # lambda
     distance: Literal["prototypes", "examples"] = "prototypes"  # d of what, in Eq. 3
 
@@ -101,6 +103,7 @@ def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the task has none.
     """
+    channel.refuse(config, "fed_proto's clients send prototypes", "privacy")
     task, embed = embedding_task(config.task, "fed_proto")
 
     def update(own, client_data, key, data, num_rounds):
@@ -141,4 +144,4 @@ def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
         after = FedProtoState(own["model"], state.num_rounds + 1, own["prototypes"])
         return after, {"train_loss": loss}
 
-    return scored(task, init, round_, config)._replace(privacy=None)  # none is promised
+    return scored(task, init, round_, config)

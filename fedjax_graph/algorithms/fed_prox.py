@@ -15,6 +15,8 @@ from fedjax_graph.core.proximal import pull
 
 @dataclasses.dataclass(frozen=True)
 class FedProxConfig(FedAvgConfig):
+    """Configures FedProx: the pull of local steps to the global model."""
+
     proximal_weight: float = limited(0.01, lower=0)  # mu
 
 

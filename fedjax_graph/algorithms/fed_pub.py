@@ -29,10 +29,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, client_state, communication, trees
+from fedjax_graph.core import aggregation, channel, client_state, communication, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
-from fedjax_graph.core.channel import check_direct
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.client_state import KeepsLocal, Score, aggregated, is_local
 from fedjax_graph.core.federated import (
@@ -50,6 +49,8 @@ from fedjax_graph.tasks.subgraphs import random_blocks
 
 @dataclasses.dataclass(frozen=True)
 class FedPubConfig(FederatedConfig):
+    """Configures FED-PUB: its similarities, penalties, and the random graph G."""
+
     sharpness: float = limited(10.0, lower=0)  # tau
     mask_weight: float = limited(0.0, lower=0)  # lambda_1
     pull_weight: float = limited(0.0, lower=0)  # lambda_2
@@ -60,6 +61,8 @@ class FedPubConfig(FederatedConfig):
 
 
 class FedPubState(NamedTuple):
+    """Holds each client's weights and masks, and the graph that compares them."""
+
     models: Any  # u_i and mu_i, leaves [K, ...]
     num_rounds: jax.Array  # [] int32
     proxy: Any  # G, `SubgraphData` of one client
@@ -75,9 +78,9 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
 
     Raises:
       InputError: if the task is of something else, or the config asks for a channel,
-        see `channel.check_direct`.
+        see `channel.refuse`.
     """
-    check_direct(config, "fed_pub")
+    channel.refuse(config, "fed_pub does not have it")
     own: TaskConfig = MaskedWeights(
         config.task, config.mask_weight, config.pull_weight
     )  # Eq. 1

@@ -23,7 +23,10 @@ begin as the mean of those of Eq. 4, and count alike.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +34,7 @@ import jax.numpy as jnp
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.core import (
     aggregation,
+    channel,
     client_state,
     clients,
     communication,
@@ -38,12 +42,13 @@ from fedjax_graph.core import (
     mesh,
 )
 from fedjax_graph.core.algorithm import FederatedAlgorithm
-from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.client_memory import ClientMemoryState
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.server_optimizer import server_step
+from fedjax_graph.core.task import Task, with_beside
 from fedjax_graph.data.graphs import mending
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.data.graphs.mending import Neighbours
 from fedjax_graph.models import neighbour_generator as nets
 from fedjax_graph.models.neighbour_generator import GeneratorConfig
@@ -52,6 +57,8 @@ from fedjax_graph.tasks.subgraphs import SubgraphTask, as_graph
 
 @dataclasses.dataclass(frozen=True)
 class FedSagePlusConfig(FedAvgConfig):
+    """Configures FedSage+: its two phases, and the generator of neighbours."""
+
     generator_rounds: int = limited(10, lower=0)
     hidden_share: float = limited(0.5, lower=0, upper=1)  # of the validation nodes
     generator: GeneratorConfig = GeneratorConfig()
@@ -59,7 +66,8 @@ class FedSagePlusConfig(FedAvgConfig):
 
 def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
     """Factory of FedSage+ on the task `subgraphs`; `InputError` for another."""
-    check_models_alone(config, "fed_sage_plus", "generators and encodings")
+    sent = "fed_sage_plus's clients send generators and encodings besides models"
+    channel.refuse(config, sent, "privacy", "secure_aggregation")
     task = client_state.build_anew(config.task, "fed_sage_plus")
     server = server_step(config.server_optimizer)
     train_loss, update_by = task.train_loss, task.update_by
@@ -69,42 +77,16 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
             "use subgraphs"
         )
     net = config.generator.build(config.task.num_features, config.task.dropout)
-
-    def loss(params, stats, client_data, key, data):  # Eq. 4
-        (own, hidden), keys = client_data, jax.random.split(key, 4)
-        impaired, num_clients = mending.without(own, hidden), len(data.client_ids)
-        size = clients.cohort_size(num_clients, config.participation)
-        real = Fraction(size, mesh.padded_size(size))  # of what devices share
-        sent = {name: params["generator"][name] for name in nets.GENERATES}
-        to_all = num_clients * real
-        sent = communication.down(communication.up(sent, to_all), to_all)
-        generator = params["generator"] | sent
-        z = nets.encode(net, generator, as_graph(impaired), keys[0])
-        z = communication.down(communication.up(z, real), (num_clients - 1) * real)
-        made = Neighbours(*nets.generate(net, generator, z, keys[3], True))
-        wanted = mending.hidden_neighbours(own, hidden, net.num_places)
-        mended = mending.fill(mending.remaining(impaired, hidden), made)
-        total, _ = train_loss(params["classifier"], {}, mended, keys[2], data)
-        total += mending.distance_of_counts(made, wanted, own)  # Eq. 1
-        total += mending.distance(made, wanted, own)  # Eq. 2
-        args = keys[1], made, wanted, own, task.client_data(data)
-        elsewhere, num_real = mending.distance_to_others(*args)  # Eq. 3
-        return (total + elsewhere) / num_real, stats
+    generator_update = update_by(generator_loss(config, task, train_loss, net))
 
     def train_generator(weights, client_data, key, data, num_rounds):
         start = {"params": weights, "batch_stats": {}}
-        result = update_by(loss)(start, client_data, key, data, None, num_rounds)
+        result = generator_update(start, client_data, key, data, None, num_rounds)
         return result.model["params"], result.loss
 
     def train_classifier(model, client_data, key, data, num_rounds):
         mended = mending.fill(*client_data)
         return federated.plain_update(task, model, mended, key, data, num_rounds)
-
-    def find(weights, own, hidden, key):  # the neighbours of ONE client
-        generator = weights["generator"]
-        z = nets.encode(net, generator, as_graph(mending.without(own, hidden)))
-        counts, features = nets.generate(net, generator, z, key)
-        return Neighbours(counts * (1 - hidden), features)
 
     def init(key, data):
         keys, ids = jax.random.split(key, 3), data.client_ids
@@ -124,7 +106,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         own = state.memories
 
         def train(update, aggregate, start, beside):
-            view = task._replace(client_data=lambda d: (task.client_data(d), beside))
+            view = with_beside(task, lambda data: beside)
             run = federated.task_round(config, view, update, aggregate)
             return run(start, data, train_key, state.num_rounds)
 
@@ -132,6 +114,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
             none, hidden = aggregation.none, own["hidden"]
             weights, loss = train(train_generator, none, own["weights"], hidden)
             keys = clients.client_keys(other_key, data.client_ids)
+            find = functools.partial(find_neighbours, net)
             args = weights, task.client_data(data), hidden, keys
             found = jax.lax.cond(
                 state.num_rounds == config.generator_rounds - 1,
@@ -162,3 +145,52 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         monitor=task.monitor,
         reads_all_clients=True,
     )
+
+
+# --- Generators ----------------------------------------------------------------------
+
+
+def generator_loss(
+    config: FedSagePlusConfig,
+    task: Task,
+    classifier_loss: Callable[..., tuple[jax.Array, Any]],
+    net: nets.NeighbourGenerator,
+) -> Callable[..., tuple[jax.Array, Any]]:
+    """Factory of Eq. 4 in the form of `Task.train_loss`, of ((own, hidden), ...)."""
+
+    def loss(params, stats, client_data, key, data):  # Eq. 4
+        (own, hidden), keys = client_data, jax.random.split(key, 4)
+        impaired, num_clients = mending.without(own, hidden), len(data.client_ids)
+        size = clients.cohort_size(num_clients, config.participation)
+        real = Fraction(size, mesh.padded_size(size))  # of what devices share
+        sent = {name: params["generator"][name] for name in nets.GENERATES}
+        to_all = num_clients * real
+        sent = communication.down(communication.up(sent, to_all), to_all)
+        generator = params["generator"] | sent
+        z = nets.encode(net, generator, as_graph(impaired), keys[0])
+        z = communication.down(communication.up(z, real), (num_clients - 1) * real)
+        made = Neighbours(*nets.generate(net, generator, z, keys[3], True))
+        wanted = mending.hidden_neighbours(own, hidden, net.num_places)
+        mended = mending.fill(mending.remaining(impaired, hidden), made)
+        total, _ = classifier_loss(params["classifier"], {}, mended, keys[2], data)
+        total += mending.distance_of_counts(made, wanted, own)  # Eq. 1
+        total += mending.distance(made, wanted, own)  # Eq. 2
+        args = keys[1], made, wanted, own, task.client_data(data)
+        elsewhere, num_real = mending.distance_to_others(*args)  # Eq. 3
+        return (total + elsewhere) / num_real, stats
+
+    return loss
+
+
+def find_neighbours(
+    net: nets.NeighbourGenerator,
+    weights: Any,
+    own: SubgraphData,
+    hidden: jax.Array,
+    key: jax.Array,
+) -> Neighbours:
+    """Generates what the nodes of ONE client lost: none of those that it hides [N]."""
+    generator = weights["generator"]
+    z = nets.encode(net, generator, as_graph(mending.without(own, hidden)))
+    counts, features = nets.generate(net, generator, z, key)
+    return Neighbours(counts * (1 - hidden), features)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import aggregation, client_state, encryption
+from fedjax_graph.core import aggregation, channel, client_state, encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import (
@@ -41,13 +41,18 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
     """Factory of FedSGD on a task with gradients of all of a client's data at once.
 
     Raises:
-      InputError: if the task has no such gradient.
+      InputError: if the task has no such gradient, or privacy is asked for under CKKS.
     """
+    is_plain = config.encryption == "none"
+    if not is_plain:
+        reason = "under encryption='ckks' there is no noise on the mean"
+        channel.refuse(config, reason, "privacy")
     task = client_state.build_anew(config.task, "fed_sgd")
     optimizer = config.server_optimizer.build()
     if task.train_loss is None:
         raise InputError(
-            f"fed_sgd: the task {config.task.kind!r} trains on minibatches; use fed_avg"
+            f"fed_sgd: the task {config.task.kind!r} has no gradient of all of a "
+            "client's data at once; use fed_avg"
         )
 
     def client_gradient(model, client_data, key, data):
@@ -57,7 +62,6 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
         )
         return {"params": grads, "batch_stats": stats}, loss
 
-    is_plain = config.encryption == "none"
     mean = aggregation.weighted_mean if is_plain else encryption.mean("ckks")
     gradient_round = task_round(
         config, task, client_gradient, mean, has_aux=not is_plain, is_gradient=True

@@ -40,6 +40,8 @@ FAR = -1e9  # logit of what is left out
 
 @dataclasses.dataclass(frozen=True)
 class FGSSLConfig(FedAvgConfig):
+    """Configures FGSSL: its two losses, and how views of a graph are drawn."""
+
     contrast_weight: float = limited(0.1, lower=0)  # lambda_C
     structure_weight: float = limited(0.1, lower=0)  # lambda_D
     temperature: float = limited(0.1, above=0)  # tau

@@ -27,9 +27,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import aggregation, client_state, clustering
+from fedjax_graph.core import aggregation, channel, client_state, clustering
 from fedjax_graph.core.algorithm import FederatedAlgorithm
-from fedjax_graph.core.channel import check_direct
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.federated import (
@@ -43,6 +42,8 @@ from fedjax_graph.core.proximal import squared_norm
 
 @dataclasses.dataclass(frozen=True)
 class GCFLPlusConfig(FederatedConfig):
+    """Configures GCFL+: when a cluster is split, and by which rounds' norms."""
+
     mean_below: float = limited(0.05, lower=0)  # eps_1
     largest_above: float = limited(0.1, lower=0)  # eps_2
     num_norms: int = limited(5, lower=1)  # rounds that are compared
@@ -50,6 +51,8 @@ class GCFLPlusConfig(FederatedConfig):
 
 
 class GCFLPlusState(NamedTuple):
+    """Holds each client's model, who is with whom, and the last norms."""
+
     models: Any  # u of each client's cluster, leaves [K, ...]
     num_rounds: jax.Array  # [] int32
     together: jax.Array  # [K, K] float32, 1 for two clients of one cluster
@@ -71,9 +74,9 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
     """Factory of GCFL+ on any task.
 
     Raises:
-      InputError: if the config asks for a channel, see `channel.check_direct`.
+      InputError: if the config asks for a channel, see `channel.refuse`.
     """
-    check_direct(config, "gcfl_plus")
+    channel.refuse(config, "gcfl_plus does not have it")
     task = client_state.build_task(config.task)
 
     def update(model, client_data, key, data, num_rounds):
@@ -111,15 +114,13 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         is_real = data.client_weights > 0
         args = state.together, is_real, norms, changes["params"], cohort, is_time
         together, is_split = split(config, *args)
-        is_same = together[cohort.indices][:, cohort.indices]
+        held = write_back(state.models, sent["model"], cohort, size)
+        shares = together * jnp.zeros(size).at[cohort.indices].set(cohort.weights)
         mix = aggregation.partial(
-            lambda models, cohort: aggregation.mix_rows(
-                models, is_same * cohort.weights
-            ),
+            lambda models, _: aggregation.mix_rows(models, shares),
             client_state.in_opt_state,
         )
-        mixed = mix(sent["model"], cohort)
-        models = write_back(state.models, mixed, cohort, size)  # Eq. 1
+        models = mix(held, cohort)  # Eq. 1, of who takes part, for the whole cluster
         num_norms = jnp.where(is_split, 0, num_norms)
         state = GCFLPlusState(models, state.num_rounds + 1, together, norms, num_norms)
         return state, {"train_loss": loss}

@@ -30,6 +30,8 @@ def graph_fed_avg(config: FederatedConfig) -> FederatedAlgorithm:
 
 @dataclasses.dataclass(frozen=True)
 class MPFedAvgConfig(FederatedConfig):
+    """Configures MPFedAvg: the share of its own model in what a client gets."""
+
     own_share: float = limited(0.8, lower=0, upper=1)
 
 

@@ -16,7 +16,8 @@ theta - beta grad L_i(theta) (10) is theta minus beta times the mean gradient, E
 
 Differences from the paper: it prints the sum over clients in Eq. 6, and the mean in
 Eqs. 9 and 13; ours is the mean in both, over clients that have labelled nodes (in Eq. 6
-also some to be judged by), each of which counts alike. It prints neither alpha nor
+also some to be judged by), each of which counts alike on the task of nodes, and on that
+of subgraphs by its number of training nodes. It prints neither alpha nor
 beta; BUILD_NOTES.md says how ours were chosen. The released code's first-order
 gradients, and its Adam with weight decay, are options: `server_optimizer`, which as
 there starts anew each round.

@@ -23,7 +23,7 @@ import jax
 import optax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
-from fedjax_graph.core import client_state
+from fedjax_graph.core import channel, client_state
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import embedding_task
 from fedjax_graph.core.checks import limited
@@ -35,6 +35,8 @@ NORM_FLOOR = 1e-8  # of a cosine
 
 @dataclasses.dataclass(frozen=True)
 class MoonConfig(FedAvgConfig):
+    """Configures MOON: the contrast between global and previous local model."""
+
     contrast_weight: float = limited(1.0, lower=0)  # mu
     temperature: float = limited(0.5, above=0)  # tau
     contrast_on: Literal["trained", "all"] = "trained"  # examples of a client
@@ -57,6 +59,7 @@ def moon(config: MoonConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the task has none.
     """
+    channel.refuse(config, "none is promised of what moon's clients send", "privacy")
     embedding_task(config.task, "moon")
 
     def update(task, w, previous, client_data, key, data, num_rounds):

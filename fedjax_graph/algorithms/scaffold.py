@@ -19,14 +19,15 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
-from fedjax_graph.core import aggregation, communication
+from fedjax_graph.core import aggregation, channel, communication
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
-from fedjax_graph.core.channel import check_models_alone
 from fedjax_graph.core.client_memory import with_client_memory
 from fedjax_graph.core.clients import cohort_size
 
 
 class ControlState(NamedTuple):
+    """Holds the mean gradient of a client's steps, which its control becomes."""
+
     count: jax.Array  # [] int32, steps so far
     mean_gradient: Any  # of the steps so far, before the correction
 
@@ -64,7 +65,8 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
       InputError: if the server is not to see models, or clients are to be private: they
         send control variates besides.
     """
-    check_models_alone(config, "scaffold", "control variates")
+    besides = "scaffold's clients send control variates besides their models"
+    channel.refuse(config, besides, "privacy", "secure_aggregation")
 
     def update(task, model, own, client_data, key, data, num_rounds, c):
         adjust = control(jax.tree.map(jnp.subtract, c, own))

@@ -12,6 +12,7 @@ import jax
 
 from fedjax_graph.core import (
     aggregation,
+    clients,
     encryption,
     misbehaviour,
     privacy,
@@ -64,47 +65,33 @@ def through(config: ChannelConfig, aggregate: Aggregator, sent: Sent) -> Aggrega
     if config.secure_aggregation != "none":
         aggregate = _secure(config, aggregate, mask_key)
     if config.privacy is not None:
-        make = privacy.private_mean if is_mean else privacy.private_rows
-        aggregate = make(config.privacy, aggregate, sent.start, noise_key)
+        sees = config.privacy, aggregate, sent.start
+        if is_mean:
+            aggregate = privacy.private_mean(*sees, noise_key)
+        else:
+            aggregate = privacy.private_rows(*sees, sent.client_ids, noise_key)
     if config.misbehaviour.changes_models:
         aggregate = _attacked(config.misbehaviour, aggregate, sent, attack_key)
     return aggregate
 
 
-def check_models_alone(config: ChannelConfig, method: str, besides: str) -> None:
-    """Checks that nothing is promised of what clients send beside their models.
+def refuse(config: ChannelConfig, reason: str, *names: str) -> None:
+    """Refuses options of the channel that a method would not honour.
 
     Args:
-      config: of the channel.
-      method: its name, for the message.
-      besides: what else its clients send.
+      config: of the method.
+      reason: why it would not, for the message, such as "fed_gta's clients send
+        confidences besides their models".
+      names: of the options; by default all.
 
     Raises:
-      InputError: if privacy or secure aggregation is asked for.
-    """
-    if config.privacy is not None:
-        raise InputError(
-            f"privacy: {method}'s clients send {besides} besides their models, "
-            "which no noise hides; use fed_avg or fed_prox"
-        )
-    if config.secure_aggregation != "none":
-        raise InputError(
-            f"secure_aggregation={config.secure_aggregation}: {method}'s clients send "
-            f"{besides} besides, which it does not hide; use fed_avg or fed_prox"
-        )
-
-
-def check_direct(config: ChannelConfig, method: str) -> None:
-    """Checks that nothing is asked of a channel that a method does not have.
-
-    Raises:
-      InputError: naming the field.
+      InputError: if one of them is not at its default, which it names.
     """
     for field in dataclasses.fields(ChannelConfig):
-        if getattr(config, field.name) != field.default:
-            raise InputError(
-                f"{field.name}: {method} does not have it; use fed_avg or fed_prox"
-            )
+        value = getattr(config, field.name)
+        if (not names or field.name in names) and value != field.default:
+            shown = f"={value}" if isinstance(value, str) else ""
+            raise InputError(f"{field.name}{shown}: {reason}; use fed_avg or fed_prox")
 
 
 def _secure(config: ChannelConfig, aggregate: Aggregator, key: jax.Array) -> Aggregator:
@@ -124,7 +111,7 @@ def _attacked(
 ) -> Aggregator:
     def aggregate_attacked(stacked, cohort):
         is_attacker = misbehaviour.attackers(config, sent.client_ids, sent.weights)
-        keys = misbehaviour.client_keys(key, sent.client_ids[cohort.indices])
+        keys = clients.client_keys(key, sent.client_ids[cohort.indices])
         is_attacker = is_attacker[cohort.indices]
         models = misbehaviour.attacked(config, stacked, sent.start, is_attacker, keys)
         return aggregate(models, cohort)

@@ -80,4 +80,4 @@ def with_client_memory(
         after = state._replace(num_rounds=state.num_rounds + 1, memories=own["memory"])
         return server.step(after, own["model"]), {"train_loss": loss}
 
-    return scored(task, init, round_, config)._replace(privacy=None)  # none is promised
+    return scored(task, init, round_, config)

@@ -141,6 +141,8 @@ def write_back(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> An
     """
 
     def put(x, new):
+        if len(x) == 1 < len(new) == len(cohort.indices):
+            x = jnp.broadcast_to(x, (num_clients, *x.shape[1:]))  # rows from now on
         if x.shape[0] != num_clients or new.shape[0] != len(cohort.indices):
             is_any = jnp.any(cohort.weights > 0)
             return jnp.where(is_any, new, x) if x.shape == new.shape else new

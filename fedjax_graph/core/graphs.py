@@ -85,19 +85,32 @@ def client_adjacency(data: Any) -> jax.Array:
     """`dense_adjacency` of the graph of the clients that some data have, [K, K].
 
     Args:
+      data: see `client_graph`.
+
+    Raises:
+      InputError: likewise.
+    """
+    return dense_adjacency(client_graph(data))
+
+
+def client_graph(data: Any) -> Graph:
+    """The graph of the K clients that some data have.
+
+    Args:
       data: of K clients, with `client_ids` and `graph`.
 
     Raises:
       InputError: if the graph has another number of nodes, or is none.
     """
-    if data.graph is None:
+    graph = getattr(data, "graph", None)
+    if graph is None:
         raise InputError("the data have no graph of their clients, expected one")
-    if data.graph.num_nodes != len(data.client_ids):
+    if graph.num_nodes != len(data.client_ids):
         raise InputError(
-            f"the graph has {data.graph.num_nodes} nodes, expected one for each of "
+            f"the graph has {graph.num_nodes} nodes, expected one for each of "
             f"{len(data.client_ids)} clients"
         )
-    return dense_adjacency(data.graph)
+    return graph
 
 
 def from_adjacency(adjacency: np.ndarray) -> Graph:

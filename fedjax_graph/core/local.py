@@ -100,7 +100,7 @@ def local_steps(
         share = _share.get()
         if share is None:
             (params, stats, opt_state), losses = jax.lax.scan(step, start, batches)
-            loss = jnp.mean(losses)
+            loss = jnp.mean(losses) if len(losses) else jnp.zeros(())  # of no steps
         else:
             (params, stats, opt_state), loss = _scan_share(step, start, batches, share)
         return LocalResult({"params": params, "batch_stats": stats}, opt_state, loss)

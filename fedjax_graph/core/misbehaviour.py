@@ -165,3 +165,22 @@ def with_flipped_labels(task: Task, update: Callable[..., Any]) -> Callable[...,
         return update(model, client_data, key, data, *others)
 
     return flipped
+
+
+def flipped_data(
+    config: Misbehaviour, task: Task, own: Any, indices: jax.Array, data: Any
+) -> Any:
+    """Client data [C, ...] as their clients see them: attackers' labels are flipped.
+
+    Args:
+      config: who attacks, and how.
+      task: says what its labels are.
+      own: of the cohort.
+      indices: [C], which of all clients these are.
+      data: of all clients.
+    """
+    flip = task.flip_labels
+    if not config.flips_labels or flip is None:
+        return own
+    is_attacker = attackers(config, data.client_ids, data.client_weights)[indices]
+    return jax.vmap(lambda own, is_one: flip(own, data, is_one)[0])(own, is_attacker)

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from fedjax_graph.core import communication
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.checks import Checked, limited, limits
+from fedjax_graph.core.clients import client_keys
 from fedjax_graph.core.errors import InputError
 
 DISCRETIZATION = 1e-4  # of privacy losses, relative to the variance of a run's
@@ -93,7 +94,11 @@ def private_mean(
 
 
 def private_rows(
-    config: Privacy, aggregate: Aggregator, start: Any, key: jax.Array
+    config: Privacy,
+    aggregate: Aggregator,
+    start: Any,
+    client_ids: jax.Array,
+    key: jax.Array,
 ) -> Aggregator:
     """Factory of any aggregator of w + clip(theta_i - w) + noise, of each client.
 
@@ -103,13 +108,16 @@ def private_rows(
     Args:
       config, start, key: see `private_mean`.
       aggregate: computes from the noisy models alone.
+      client_ids: [K], to which the noise belongs.
     """
 
     def aggregate_noisy(stacked, cohort):
         models = clipped_updates(config.clip_norm, stacked, start)
         release()
-        std = config.noise_multiplier * config.clip_norm
-        return aggregate(with_noise(models, jnp.float32(std), key), cohort)
+        std = jnp.float32(config.noise_multiplier * config.clip_norm)
+        keys = client_keys(key, client_ids[cohort.indices])
+        noisy = jax.vmap(lambda model, own: with_noise(model, std, own))(models, keys)
+        return aggregate(noisy, cohort)
 
     return aggregate_noisy
 

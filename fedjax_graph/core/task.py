@@ -88,6 +88,26 @@ class Task(NamedTuple):
     `FederatedAlgorithm.monitor`."""
 
 
+def with_beside(task: Task, beside: Callable[[Data], Any]) -> Task:
+    """A task whose clients have something beside their data: (own data, beside).
+
+    Args:
+      task: its `client_data` and `flip_labels` change, its other functions do not.
+      beside: data -> pytree of [K, ...].
+    """
+
+    if flip_labels := task.flip_labels:
+
+        def flip(own, data, is_flipped):
+            client_data, rest = own
+            client_data, data = flip_labels(client_data, data, is_flipped)
+            return (client_data, rest), data
+
+        task = task._replace(flip_labels=flip)
+    own_data = task.client_data
+    return task._replace(client_data=lambda data: (own_data(data), beside(data)))
+
+
 def in_head(path: tuple[Any, ...]) -> bool:
     """`Task.is_head` of a model whose last layer is called `head`."""
     return any(getattr(key, "key", None) == "head" for key in path)

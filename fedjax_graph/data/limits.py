@@ -71,7 +71,7 @@ def check_file(path: str | os.PathLike, share: int = 1) -> None:
 
 
 def open_text(path: str | os.PathLike, share: int = TEXT_SHARE) -> TextIO:
-    """Opens a text in UTF-8, if it is not too large.
+    """Opens a text in UTF-8, if it is not too large; a mark of byte order is left out.
 
     Args:
       path: the file.
@@ -82,7 +82,7 @@ def open_text(path: str | os.PathLike, share: int = TEXT_SHARE) -> TextIO:
       InputError: if it is.
     """
     check_file(path, share)
-    return open(path, encoding="utf-8")
+    return open(path, encoding="utf-8-sig")
 
 
 def check_npz(archive: zipfile.ZipFile) -> None:

@@ -9,7 +9,6 @@ pickle makes is counted as it is made: a few bytes may stand for more than memor
 
 import collections
 import io
-import math
 import os
 import pickle
 import re
@@ -23,63 +22,15 @@ import numpy as np
 import scipy.sparse
 
 from fedjax_graph.core.errors import InputError, one_line
-from fedjax_graph.data import files, limits, sparse
+from fedjax_graph.data import files, limits
+from fedjax_graph.data import pickled_arrays as arrays
 
-_PLAIN_KINDS = "fiubcSU"  # of data types: numbers and text of a fixed size
-_MATRICES = {
-    f"{layout}_{kind}": getattr(scipy.sparse, f"{layout}_{kind}")
-    for layout in ("coo", "csc", "csr")
-    for kind in ("array", "matrix")
-}
 _OPERATION_BYTES = 512  # more than any operation takes by itself
 _ITEM_BYTES = 64  # of what is read, one thing in a container
 _MOST_NESTED = 20  # containers
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _KEYS = (str, bytes, int, np.integer, np.str_, type(None))
-
-
-class _NDArray:
-    """Stands for `numpy.ndarray`, which a pickle names and must not call."""
-
-    def __init__(self, *args: Any) -> None:
-        raise InputError("a pickle that makes an array of memory; only data are read")
-
-
-def _dtype(spec: Any, align: bool = False, copy: bool = False) -> np.dtype:
-    """`numpy.dtype` of numbers and text; old pickles give the flags as 0 and 1."""
-    if not isinstance(spec, str | bytes):
-        raise InputError(f"a pickle with a data type {type(spec).__name__}")
-    text = spec.decode("latin1") if isinstance(spec, bytes) else spec
-    dtype = np.dtype(text, bool(align), bool(copy))
-    _check_plain(dtype)
-    return dtype
-
-
-def _check_plain(dtype: Any) -> None:
-    if not isinstance(dtype, np.dtype) or dtype.kind not in _PLAIN_KINDS:
-        raise InputError(f"a pickle with the data type {dtype}; expected plain numbers")
-
-
-def _reconstruct(subtype: Any, shape: Any, code: Any) -> np.ndarray:
-    """The empty array to which an array's state is given; see NumPy's own."""
-    del shape, code
-    if subtype is not _NDArray:
-        raise InputError("a pickle with an array of another class than numpy.ndarray")
-    return np.zeros(0, np.int8)
-
-
-def _scalar(dtype: Any, content: Any = None) -> Any:
-    _check_plain(dtype)
-    if not isinstance(content, bytes) or len(content) != dtype.itemsize:
-        raise InputError(f"a pickle with a scalar of type {dtype} that is none")
-    return np.frombuffer(content, dtype)[0] if content else dtype.type()
-
-
-def _frombuffer(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-    """An array as pickle protocol 5 has it."""
-    _check_plain(dtype)
-    array = np.frombuffer(content, dtype).reshape(shape, order=order)
-    return array.copy(order)
+_MOST_PARTS = 16  # of a key that is a tuple, which is hashed anew wherever it stands
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -93,12 +44,17 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 def _check_keys(keys: Iterable[Any]) -> None:
-    """Keys and members of sets are text or integers, or flat tuples of those.
+    """Keys and members of sets are text or integers, or flat short tuples of those.
 
     Others can take for ever to hash or to tell apart.
     """
     for key in keys:
         parts = key if type(key) is tuple else (key,)
+        if len(parts) > _MOST_PARTS:
+            raise InputError(
+                f"a pickle with a key of {len(parts)} parts; expected at most "
+                f"{_MOST_PARTS}"
+            )
         for part in parts:
             is_large = isinstance(part, int) and abs(part) >= 2**61 - 1
             if not isinstance(part, _KEYS) or is_large:
@@ -191,10 +147,13 @@ _ADMITTED = {
         "OrderedDict": _mapping(collections.OrderedDict),
         "defaultdict": _defaultdict,
     },
-    "numpy": {"dtype": _dtype, "ndarray": _NDArray},
-    "numpy.core.multiarray": {"_reconstruct": _reconstruct, "scalar": _scalar},
-    "numpy.core.numeric": {"_frombuffer": _frombuffer},
-    "scipy.sparse": _MATRICES,
+    "numpy": {"dtype": arrays.dtype, "ndarray": arrays.NDArray},
+    "numpy.core.multiarray": {
+        "_reconstruct": arrays.reconstruct,
+        "scalar": arrays.scalar,
+    },
+    "numpy.core.numeric": {"_frombuffer": arrays.frombuffer},
+    "scipy.sparse": arrays.MATRICES,
 }
 
 
@@ -228,6 +187,7 @@ class _Unpickler(pickle._Unpickler):
         super().__init__(io.BytesIO(content), encoding="latin1")
         self.dispatch = _Counted(self.dispatch)
         self.matrices: list[Any] = []  # sparse ones, of which some may lack their parts
+        self._empty: dict[int, np.ndarray] = {}  # by identity, arrays without content
         self._num_bytes = len(content)
         self._made = 0  # bytes
 
@@ -252,15 +212,19 @@ class _Unpickler(pickle._Unpickler):
         self._count(sys.getsizeof(self.stack[-1]))
 
     def load_reduce(self) -> None:
-        _refuse_to_call(self.stack[-2])
+        function = self.stack[-2]
+        _refuse_to_call(function)
         super().load_reduce()
-        self._count(sys.getsizeof(self.stack[-1]))
+        made = self.stack[-1]
+        self._count(sys.getsizeof(made))
+        if function is arrays.reconstruct:
+            self._empty[id(made)] = made
 
     dispatch[pickle.REDUCE[0]] = load_reduce
 
     def load_newobj(self) -> None:
         args, kind = self.stack[-1], self.stack[-2]
-        if kind not in _MATRICES.values() or args:
+        if kind not in arrays.MATRICES.values() or args:
             raise InputError(f"a pickle with an object of {kind}; only data are read")
         self.stack[-2:] = [kind.__new__(kind)]
         self.matrices.append(self.stack[-1])
@@ -318,13 +282,14 @@ class _Unpickler(pickle._Unpickler):
     def load_build(self) -> None:
         instance, state = self.stack[-2:]
         if isinstance(instance, np.dtype):
-            _check_dtype_state(state)
+            arrays.check_dtype_state(instance, state)
         elif isinstance(instance, np.ndarray):
-            _check_array_state(state)
+            if self._empty.pop(id(instance), None) is None:
+                raise InputError("a pickle that changes an array once it is made")
+            self.stack[-1] = arrays.checked_state(state)
             self._count(len(state[4]))
         elif scipy.sparse.issparse(instance):
-            _fill_matrix(instance, state)
-            self._count(sum(x.nbytes for x in state.values() if hasattr(x, "nbytes")))
+            self._count(arrays.fill_matrix(instance, state))
             self.stack.pop()
             return
         elif isinstance(state, dict) and not state:  # Python 2's OrderedDict
@@ -341,61 +306,8 @@ class _Unpickler(pickle._Unpickler):
 
 
 def _refuse_to_call(kind: Any) -> None:
-    if any(kind is matrix for matrix in _MATRICES.values()):
+    if any(kind is matrix for matrix in arrays.MATRICES.values()):
         raise InputError("a pickle that makes a sparse matrix of another; only data")
-
-
-def _check_dtype_state(state: Any) -> None:
-    """A plain data type has a byte order and sizes: no parts, names or fields."""
-    is_known = isinstance(state, tuple) and len(state) >= 7
-    version, order, *parts = list(state[:5]) if is_known else [None, None]
-    if version not in (3, 4) or order not in ("<", ">", "|", "=") or any(parts):
-        raise InputError("a pickle with a data type of parts; expected plain numbers")
-
-
-def _check_array_state(state: Any) -> None:
-    """An array's state is (version, shape, data type, is Fortran's, bytes)."""
-    if not isinstance(state, tuple) or len(state) != 5:
-        raise InputError("a pickle with an array that lacks its parts")
-    _, shape, dtype, _, content = state
-    _check_plain(dtype)
-    is_shape = isinstance(shape, tuple) and all(
-        type(size) is int and size >= 0 for size in shape
-    )
-    if not is_shape or not isinstance(content, bytes | str):
-        raise InputError("a pickle with an array that lacks its shape or its data")
-    wanted = math.prod(shape) * dtype.itemsize
-    is_endless = not dtype.itemsize and math.prod(shape) > 1
-    if len(content) != wanted or is_endless:  # text stands for bytes, one each
-        raise InputError(
-            f"a pickle with an array of shape {shape} and type {dtype} in "
-            f"{len(content)} bytes, expected {wanted}"
-        )
-
-
-def _fill_matrix(matrix: Any, state: Any) -> None:
-    """Gives a sparse matrix its parts, once they are known to fit together.
-
-    Raises:
-      InputError: if they do not.
-    """
-    parts = state if isinstance(state, dict) else {}
-    name, shape = f"the sparse matrix ({matrix.format})", parts.get("_shape")
-    data = parts.get("data")
-    if matrix.format == "coo":
-        coordinates = parts.get("coords", (parts.get("row"), parts.get("col")))
-        if not isinstance(coordinates, tuple) or len(coordinates) != 2:
-            raise InputError(f"{name} lacks its coordinates")
-        sparse.check_coordinates(data, *coordinates, shape, name)
-        content = (data, coordinates)
-    else:
-        compressed = parts.get("indices"), parts.get("indptr")
-        along = shape
-        if matrix.format == "csc":
-            along = sparse.check_shape(shape, name)[::-1]
-        sparse.check_compressed(data, *compressed, along, name)
-        content = (data, *compressed)
-    matrix.__dict__.update(type(matrix)(content, shape=shape).__dict__)
 
 
 def load(path: str | os.PathLike) -> Any:

@@ -16,8 +16,8 @@ from fedjax_graph.core.errors import InputError
 GIB = 2**30
 CGROUP = pathlib.Path("/sys/fs/cgroup")
 ADVICE = (
-    "take fewer clients at a time with clients_per_chunk, smaller minibatches or a "
-    "smaller part of the data, or free memory; check_memory=False tries all the same"
+    "clients at a time with clients_per_chunk, smaller minibatches or a smaller part "
+    "of the data, or free memory; check_memory=False tries all the same"
 )
 
 
@@ -73,12 +73,18 @@ def check_program(name: str, compiled: Any) -> None:
 def check_copies(what: str, tree: Any) -> None:
     """Checks that a copy of some arrays on each device fits in what is free.
 
+    An array that stands several times in the tree is copied once, as by
+    `mesh.put_replicated`, and for one device none is.
+
     Raises:
       InputError: if it does not.
     """
-    size = sum(getattr(x, "nbytes", 0) for x in jax.tree.leaves(tree))
+    distinct = {id(x): getattr(x, "nbytes", 0) for x in jax.tree.leaves(tree)}
+    size = sum(distinct.values())
     free, place = _free()
-    copies = _own_devices() - 1 if mesh.backend() == "cpu" else 1  # beside what is here
+    copies = min(mesh.num_devices() - 1, 1)  # beside what is here
+    if mesh.backend() == "cpu":
+        copies = _own_devices() - 1
     _check(f"copies of {what} for the devices need", size * copies, free, place)
 
 
@@ -100,7 +106,9 @@ def _free() -> tuple[int | None, str]:
 
 def _check(what: str, needed: int, free: int | None, place: str) -> None:
     if free is not None and needed > free:
+        shares = mesh.backend() == "cpu" and _own_devices() > 1
+        fewer = "fewer devices with num_cpu_devices, fewer" if shares else "fewer"
         raise InputError(
             f"{what} {needed / GIB:.1f} GiB, and {max(free, 0) / GIB:.1f} GiB {place}; "
-            f"{ADVICE}"
+            f"take {fewer} {ADVICE}"
         )

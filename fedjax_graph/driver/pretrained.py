@@ -64,12 +64,43 @@ def read(name: str) -> Pretrained:
     arrays = files.read_npz(path)
     with files.reading(path, "pretrained model"):
         about = json.loads(str(arrays.pop("about")))
-        method, settings, card = (about[key] for key in ("method", "settings", "card"))
+        _check(about)
         own = {key: x for key, x in arrays.items() if not key.startswith(NETWORK)}
         network = {
             key.removeprefix(NETWORK): x for key, x in arrays.items() if key not in own
         }
-    return Pretrained(method, settings, card, own, network)
+    return Pretrained(about["method"], about["settings"], about["card"], own, network)
+
+
+def _check(about: Any) -> None:
+    """Checks what a file says of its model: it may be anybody's.
+
+    Raises:
+      InputError: if something that is read is missing, or of another type.
+    """
+    about = about if isinstance(about, dict) else {}
+    method, settings, card = (about.get(key) for key in ("method", "settings", "card"))
+    if (
+        not isinstance(method, str)
+        or pathlib.PurePath(method).name != method  # it names a folder
+        or method in ("", "..")
+        or not method.isprintable()
+    ):
+        raise InputError(f"expected a plain name of its method, found {method!a}")
+    if not isinstance(settings, dict) or not isinstance(card, dict):
+        raise InputError("expected its settings and its card")
+    is_config = isinstance(settings.get("config"), dict)
+    if not is_config or not isinstance(settings.get("method"), str):
+        raise InputError("expected a method and its config in its settings")
+    seeds, best_round = settings.get("seeds"), card.get("best_round")
+    if not isinstance(seeds, list) or len(seeds) != 1 or not _is_count(seeds[0], 2**32):
+        raise InputError(f"expected one seed in its settings, found {seeds!a}")
+    if not _is_count(best_round, 2**31):
+        raise InputError(f"expected a best round on its card, found {best_round!a}")
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return type(value) is int and 0 <= value < most
 
 
 def pack(workdir: pathlib.Path, method: str, path: pathlib.Path) -> dict[str, Any]:
@@ -81,8 +112,8 @@ def pack(workdir: pathlib.Path, method: str, path: pathlib.Path) -> dict[str, An
       path: of the file, which ends in .npz.
 
     Returns:
-      The card: the best round and the last one, the validation curve, and of a run
-      that ended its test scores, command, commit, hardware and versions.
+      The card, of that seed: the best round and the last one, the validation curve,
+      and of a run that ended its test scores, command, commit, hardware and versions.
 
     Raises:
       InputError: if there is no such run, or it cannot be read.
@@ -90,8 +121,9 @@ def pack(workdir: pathlib.Path, method: str, path: pathlib.Path) -> dict[str, An
     network, settings, algorithm, seeds = read_run(workdir, method)
     data = network.example()
     best = jax.tree.map(lambda x: np.asarray(x[0]), seeds.best_state)
-    card = _card(workdir, method, algorithm.monitor)
-    card |= {"best_round": int(seeds.best_round[0]), "last_round": int(seeds.round[0])}
+    best_round = int(seeds.best_round[0])
+    card = _card(workdir, method, algorithm.monitor, best_round)
+    card |= {"best_round": best_round, "last_round": int(seeds.round[0])}
     settings = settings | {"seeds": settings["seeds"][:1]}
     about = {"method": method, "settings": settings, "card": card}
     arrays = {
@@ -120,28 +152,45 @@ def unpack(name: str, workdir: pathlib.Path) -> str:
     Raises:
       InputError: if there is no such model, or it is not of this version's methods.
     """
-    model = read(name)
-    network = Network(model.network)
-    algorithm = algorithm_of(model.settings)
-    seeds = model.settings["seeds"]
-    like = rounds.abstract_seeds(algorithm, seeds, network.example())
-    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
-    leaves = _leaves(jax.tree.map(lambda x: x[0], state.best_state))
-    for key, value in model.state.items():
-        if key not in leaves or leaves[key].shape != value.shape:
-            raise InputError(
-                f"pretrained={name}: {key} of shape {value.shape} is no part of what "
-                f"{model.method} keeps in this version"
-            )
-    filled = [model.state.get(key, x)[None] for key, x in leaves.items()]
-    best = jax.tree.unflatten(jax.tree.structure(state.best_state), filled)
-    best_round = np.full(1, model.card["best_round"], np.int32)
-    state = state._replace(best_state=best, best_round=best_round, round=best_round)
+    model, what = read(name), f"pretrained={name}"
+    with files.reading(what, "pretrained model"):
+        network = Network(model.network)
+        state = _state_of(model, network)
     network.write(workdir / "network.npz")
     folder = workdir / model.method / "checkpoints"
     with contextlib.closing(Checkpoints(folder, model.settings)) as kept:
-        kept.save(int(best_round[0]), (state, np.float64(0)))
+        kept.save(int(state.best_round[0]), (state, np.float64(0)))
     return model.method
+
+
+def _state_of(model: Pretrained, network: Network) -> SeedState:
+    """A state whose best one is the model's, and 0 where only training reads.
+
+    Raises:
+      InputError: if the model lacks a part that is read, or has another.
+    """
+    algorithm, data = algorithm_of(model.settings), network.example()
+    like = rounds.abstract_seeds(algorithm, model.settings["seeds"], data)
+    best = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like)
+    best, known = best.best_state, f"what {model.method} keeps in this version"
+    leaves = _leaves(best)
+    for key, value in model.state.items():
+        what = f"{key} of shape {value.shape} and type {value.dtype}"
+        wanted = leaves.get(key, value[None])
+        if (wanted.shape, wanted.dtype) != (value.shape, value.dtype):
+            raise InputError(f"{what} is no part of {known}")
+    for key, is_read in zip(leaves, _is_read(algorithm, best, data), strict=True):
+        if is_read and key not in model.state:
+            raise InputError(f"no {key}, a part of {known}")
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+    zeros = _leaves(jax.tree.map(lambda x: x[0], state.best_state))
+    filled = [model.state.get(key, x)[None] for key, x in zeros.items()]
+    best_round = np.full(1, model.card["best_round"], np.int32)
+    return state._replace(
+        best_state=jax.tree.unflatten(jax.tree.structure(state.best_state), filled),
+        best_round=best_round,
+        round=best_round,
+    )
 
 
 def read_run(
@@ -201,26 +250,44 @@ def _is_read(algorithm: FederatedAlgorithm, state: Any, data: Data) -> list[bool
     return [id(x) in indices for x in jaxpr.invars]
 
 
-def _card(workdir: pathlib.Path, method: str, monitor: str) -> dict[str, Any]:
-    """What the run's own files say of a method; no folder of the machine's."""
+def _card(
+    workdir: pathlib.Path, method: str, monitor: str, best_round: int
+) -> dict[str, Any]:
+    """What the run's own files say of a first seed; no folder of the machine's.
+
+    Without test scores where those are of another round than the best one now.
+    """
     records = writers.read_records(workdir / "metrics.jsonl")
     curve = f"validation_{monitor}"
-    values = [record.get(curve) for record in records if record["method"] == method]
+    values = [
+        record.get(f"{curve}_by_seed", [record.get(curve)])[0]
+        for record in records
+        if record["method"] == method
+    ]
     card: dict[str, Any] = {curve: values}
     path = workdir / "results.json"
     if path.exists():
         with files.reading(path, "results of a run"):
             found = json.loads(path.read_text())
-            settings, entry = found["settings"], found["methods"][method]
+            settings, entry = found["settings"], found["methods"].get(method)
             words = shlex.split(settings["command"])
             command = [word for word in words if not word.startswith(FOLDER_FLAGS)]
             card |= {
                 "dataset": found["dataset"],
                 "command": shlex.join(map(_without_folder, command)),
                 **{key: settings[key] for key in ("source", "hardware", "versions")},
-                "test": entry["test"],
             }
+            if entry is not None and entry["best_round_by_seed"][0] == best_round:
+                card["test"] = _of_first_seed(entry)
     return card
+
+
+def _of_first_seed(entry: dict[str, Any]) -> Any:
+    """The test scores of a method's first seed; of one seed those of all."""
+    by_seed = entry.get("test_by_seed")
+    if by_seed is None:
+        return entry["test"]
+    return jax.tree.map(lambda x: x[0], by_seed, is_leaf=lambda x: isinstance(x, list))
 
 
 def _without_folder(word: str) -> str:

@@ -8,7 +8,7 @@
 Leaves of `test` are means over seeds; `test_std` and `test_by_seed` have the same tree.
 Which metrics it holds is said by who runs the method; some stand beside it, as means.
 Errors are in the unit of the data, of traffic `settings["unit"]`; MAPE and accuracies
-in percent. What `mae` and `rmse` mean is the system's: see the README.
+in percent. What `mae` and `rmse` mean is the system's: see its page in docs/.
 `communication_bytes` are those of training up to the best round, the papers'
 convention; `communication_bytes_in_all` those of all rounds. An entry that an earlier
 command put on record has the `command` and the `flags` of that one beside; those of the
@@ -19,7 +19,7 @@ import json
 import os
 import pathlib
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -117,7 +117,10 @@ def method_entry(
 
 
 def read_methods(
-    workdir: pathlib.Path, system: str, checksum: int | None = None
+    workdir: pathlib.Path,
+    system: str,
+    checksum: int | None = None,
+    also: Mapping[str, int] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Reads the entries of an earlier run in the same folder, by method.
 
@@ -127,6 +130,7 @@ def read_methods(
       workdir: of the run.
       system: the name of the binary.
       checksum: of the data now; None where that is checked elsewhere.
+      also: checksums of more of it by name, which results of an older version lack.
 
     Raises:
       InputError: if its `results.json` cannot be read, or is of another binary or of
@@ -139,7 +143,7 @@ def read_methods(
         found = json.loads(path.read_text())
         settings = found.get("settings", {})
         methods, before = found["methods"], settings.get("data")
-        words = str(settings.get("command", "")).split()
+        made_by = system_of(settings)
         for entry in methods.values():
             entry["test"].keys()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -147,12 +151,13 @@ def read_methods(
             f"{path}: expected the results of an earlier run, cannot read them; delete "
             "it or name another workdir"
         ) from error
-    if words[2:] and words[2] != f"experiments.{system}":
+    if made_by not in (None, system):
         raise InputError(
-            f"{path}: the results are of {words[2].removeprefix('experiments.')}, not "
-            f"of {system}; name another workdir"
+            f"{path}: the results are of {made_by}, not of {system}; name another "
+            "workdir"
         )
-    if checksum not in (None, before):
+    differs = any(settings.get(key, x) != x for key, x in (also or {}).items())
+    if checksum not in (None, before) or differs:
         raise InputError(
             f"{path}: the results are of other data; resume with the same dataset "
             "flags or name another workdir"
@@ -162,6 +167,12 @@ def read_methods(
         name: entry | {key: x for key, x in made.items() if key not in entry}
         for name, entry in methods.items()
     }
+
+
+def system_of(settings: dict[str, Any]) -> str | None:
+    """The name of the binary that made some results; None where they do not say it."""
+    words = str(settings.get("command", "")).split()
+    return words[2].removeprefix("experiments.") if words[2:] else None
 
 
 def write_results(

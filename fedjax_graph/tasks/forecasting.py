@@ -130,6 +130,11 @@ def masked_errors(sums: ErrorSums) -> dict[str, jax.Array]:
     }
 
 
+def where_read(value: jax.Array, sums: ErrorSums) -> jax.Array:
+    """A figure without missing readings; NaN where all are missing, not the best."""
+    return jnp.where(sums.masked_count > 0, value, jnp.nan)
+
+
 def client_errors(
     sums: ErrorSums, steps_ahead: int = TARGET_STEPS
 ) -> dict[str, jax.Array]:
@@ -158,7 +163,8 @@ def error_metrics(
     paper. `masked` leaves them out, and so does `loss` under `masked_loss`; its keys
     are the minutes ahead of `HORIZONS`, and `all`. MAPE is in percent, the others in
     the unit of the readings. Over no window at all `loss`, `rmse` and `mae` are NaN, so
-    that no round is chosen by it; `masked` is 0.
+    that no round is chosen by it, and so is a `loss` that leaves out all readings;
+    `masked` is 0.
 
     Args:
       sums: of all windows.
@@ -172,9 +178,14 @@ def error_metrics(
         step.minutes(n): masked_errors(jax.tree.map(lambda x, n=n: x[n - 1], sums))
         for n in HORIZONS
     }
-    masked = {**at, "all": masked_errors(jax.tree.map(jnp.sum, sums))}
+    in_all = jax.tree.map(jnp.sum, sums)
+    masked = {**at, "all": masked_errors(in_all)}
+    if masked_loss:
+        squared_loss = where_read(masked["all"]["rmse"] ** 2, in_all)
+    else:
+        squared_loss = squared
     return {
-        "loss": (masked["all"]["rmse"] ** 2 if masked_loss else squared) / std**2,
+        "loss": squared_loss / std**2,
         "rmse": jnp.sqrt(squared),
         "mae": jnp.sum(sums.absolute) / jnp.sum(sums.count),
         "rmse_by_horizon": jnp.sqrt(sums.squared / sums.count),

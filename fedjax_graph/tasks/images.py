@@ -66,6 +66,7 @@ class ImageTask(Checked):
     eval_batch_size: int = limited(256, lower=1)
 
     def build(self) -> Task:
+        """The task's functions."""
         model = ResNet9(self.width, self.num_classes)
         return Task(
             init=lambda key: init_model(model, key),
@@ -319,9 +320,11 @@ def client_metrics(
     scores = {}
     for name, group in zip(GROUPS, (is_real, best, worst), strict=True):
         scores[name], scores[f"{name}_client_std"] = moments(accuracy, group)
+    cross_entropy = moments(sum_cross_entropy / divisor, is_real)[0]
+    error = 1 - scores["mean_accuracy"] / 100
     return {
-        "error": 1 - scores["mean_accuracy"] / 100,
-        "cross_entropy": moments(sum_cross_entropy / divisor, is_real)[0],
+        "error": jnp.where(jnp.isfinite(cross_entropy), error, jnp.nan),
+        "cross_entropy": cross_entropy,
         "accuracy": scores["mean_accuracy"],
         **scores,
         "accuracy_by_client": accuracy,

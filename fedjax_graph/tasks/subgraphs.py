@@ -101,6 +101,7 @@ class SubgraphTask(Checked):
         return net.network(self.code)
 
     def build(self) -> Task:
+        """The task's functions; raises as `module`."""
         module = self.module()
         loss = training_loss(module)
         halves = partial(query_halves, query_every=self.query_every)

@@ -175,12 +175,14 @@ def client_metrics(
     """The paper's figures: masked, 12 steps ahead, averaged over clients.
 
     `loss`, by which the best round is chosen, is what is trained: the masked absolute
-    error over all 12 steps and all clients.
+    error over all 12 steps and all clients; NaN where all readings are missing.
     """
     pooled = forecasting.error_metrics(sums, std, step)
     return {
         **forecasting.client_errors(sums),
-        "loss": pooled["masked"]["all"]["mae"],
+        "loss": forecasting.where_read(
+            pooled["masked"]["all"]["mae"], jax.tree.map(jnp.sum, sums)
+        ),
         "rmse_by_horizon": pooled["rmse_by_horizon"],
         "masked": pooled["masked"],
     }

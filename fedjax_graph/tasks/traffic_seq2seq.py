@@ -51,6 +51,7 @@ class TrafficSeq2SeqTask(Checked):
     clients_per_chunk: int | None = limited(None, lower=1)
 
     def build(self) -> Task:
+        """The task's functions."""
         predict, size = predict_batch(self), self.eval_batch_size
         metrics = functools.partial(
             forecasting.error_metrics, masked_loss=self.masked_loss

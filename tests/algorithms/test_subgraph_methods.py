@@ -9,6 +9,7 @@ import pytest
 from fedjax_graph.algorithms import gcfl_plus, get_method, make_config
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.misbehaviour import Misbehaviour, attackers
 from fedjax_graph.models.adaptive_propagation import homophily
 from fedjax_graph.models.message_passing import Structure
 from fedjax_graph.tasks.subgraphs import query_halves, random_blocks
@@ -124,12 +125,59 @@ def test_query_nodes_are_every_second_training_node(data):
         ("fed_sage_plus", {"secure_aggregation": "masks"}, "encodings besides"),
         ("fed_pub", {"secure_aggregation": "masks"}, "fed_pub does not have it"),
         ("gcfl_plus", {"misbehaviour": {"dropout_rate": 0.5}}, "gcfl_plus does not"),
+        *(
+            (name, {"privacy": {"noise_multiplier": 1.0}}, f"{name}'s clients")
+            for name in ("moon", "fed_proto", "ada_fgl")
+        ),
     ],
 )
 def test_nothing_is_promised_that_a_method_does_not_keep(name, settings, words):
     config = make_config(name, {"task": TASK} | settings)
     with pytest.raises(InputError, match=f"{next(iter(settings))}.*{words}"):
         get_method(name).factory(config)
+
+
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        ("fed_gta", {}),
+        ("ada_fgl", {"federated_rounds": 1, "num_hops": 1, "hidden_size": 4}),
+        ("fed_sage_plus", {"generator_rounds": 1, "generator": {"hidden_size": 4}}),
+    ],
+)
+def test_attackers_of_labels_have_false_ones_all_along(data, quick_jit, name, values):
+    """As if the data of these clients had been flipped, in either phase."""
+    conduct = Misbehaviour(byzantine_fraction=0.4, attack="label_flip")
+    lies = attackers(conduct, data.client_ids, data.client_weights)
+    assert np.any(lies)
+    false = jnp.where(lies[:, None], NUM_CLASSES - 1 - data.labels, data.labels)
+    task = TASK | {"dropout": 0.0}
+
+    def after_two_rounds(data, **changes):
+        values_ = {"task": task} | values | changes
+        method = get_method(name).factory(make_config(name, values_))
+        state, step = method.init(jax.random.key(0), data), quick_jit(method.round)
+        for seed in (1, 2):
+            state, _ = step(state, data, jax.random.key(seed))
+        return state.models
+
+    assert_close(
+        after_two_rounds(data, misbehaviour=conduct),
+        after_two_rounds(data._replace(labels=false)),
+    )
+
+
+def test_a_cluster_has_one_model_also_where_few_take_part(data, quick_jit):
+    config = make_config("gcfl_plus", {"task": TASK, "participation": 0.4})
+    method = get_method("gcfl_plus").factory(config)
+    state = method.init(jax.random.key(0), data)
+    after, _ = quick_jit(method.round)(state, data, jax.random.key(1))
+    for before, model in zip(*map(jax.tree.leaves, (state, after)), strict=True):
+        del before
+        if model.ndim > 2:  # a kernel of each client
+            npt.assert_array_equal(model, np.broadcast_to(model[:1], model.shape))
+    first = jax.tree.leaves(state.models)[0]
+    assert not np.array_equal(first, jax.tree.leaves(after.models)[0])
 
 
 @pytest.mark.parametrize("num_idle", [0, 1, 2])

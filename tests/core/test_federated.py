@@ -42,6 +42,17 @@ def toy_round(key, rows=1, readings=READINGS, ids=IDS, weights=WEIGHTS, **settin
     return np.asarray(params["w"]), float(loss)
 
 
+def test_one_model_becomes_a_row_for_each_client_that_keeps_its_own():
+    """Who does not take part keeps the one that all began with."""
+    key = jax.random.key(2)
+    rows, _ = toy_round(key, aggregate="none", participation=0.4)
+    cohort, update_key = cohort_of(key, 0.4)
+    expected = np.tile(np.arange(3.0), (5, 1))
+    for k in cohort:
+        expected[k] = drift_of(expected[k], k, update_key)
+    npt.assert_allclose(rows, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 @pytest.mark.parametrize("aggregate", AGGREGATORS)
 @pytest.mark.parametrize("clients_per_chunk", [None, 1, 2])

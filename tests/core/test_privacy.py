@@ -98,6 +98,24 @@ def test_an_update_that_is_not_finite_counts_as_zero():
     assert 4 * np.linalg.norm(found - as_rows(through(silent))) <= 1.5 + 1e-4
 
 
+def test_noise_on_a_model_belongs_to_its_client():
+    """Whoever else takes part, and wherever its row stands."""
+    stacked = models()
+
+    def noise(indices):
+        indices = jnp.array(indices)
+        config = ChannelConfig(privacy=Privacy(noise_multiplier=2.0, clip_norm=1e3))
+        sent = channel.Sent(START, jnp.arange(5) + 10, jnp.asarray(WEIGHTS), KEY)
+        own = jax.tree.map(lambda x: x[indices], stacked)
+        cohort = Cohort(indices, jnp.ones(len(indices)))
+        noisy = channel.through(config, lambda x, cohort: x, sent)(own, cohort)
+        return as_rows(noisy) - as_rows(own)
+
+    whole = noise([0, 1, 2, 3, 4])
+    assert len(np.unique(whole)) == whole.size
+    npt.assert_allclose(noise([1, 4]), whole[[1, 4]], rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 def test_noise_has_the_deviation_that_is_accounted_for(rows):
     """On the mean 1 / n of it; on each model, for who reads each, the whole."""
@@ -282,6 +300,22 @@ def test_what_cannot_be_private_is_refused(train):
     )
     with pytest.raises(InputError, match="privacy: masked_loss leaves missing"):
         cnfgnn(masked)
+
+
+@pytest.mark.parametrize(
+    "name, settings, words",
+    [
+        ("sfl", {"start": "own"}, "models that no other knows"),
+        ("sfl_star", {"start": "own"}, "models that no other knows"),
+        ("fed_avg", {"aggregation_noise": 0.1}, "would be on each model"),
+        ("fed_sgd", {"encryption": "ckks"}, "no noise on the mean"),
+    ],
+)
+def test_no_epsilon_is_stated_where_noise_would_not_give_it(name, settings, words):
+    private = Privacy(noise_multiplier=1.0)
+    method = get_method(name)
+    with pytest.raises(InputError, match=f"privacy: .*{words}"):
+        method.factory(method.config_type(QuadraticTask(), privacy=private, **settings))
 
 
 def test_without_its_package_it_is_refused(monkeypatch):

@@ -10,7 +10,8 @@ import pytest
 
 from fedjax_graph import data
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data.traffic import formats
+from fedjax_graph.data.traffic import formats, hdf
+from tests.data.traffic.traffic_files import write_h5
 
 
 def zipped(path, members, packing=zipfile.ZIP_STORED):
@@ -104,7 +105,18 @@ def test_a_group_for_an_array_is_one_line(tmp_path, key):
         file["df/block0_values"] = np.zeros((2, 2))
         del file[key]
         file.create_group(key)
-    assert "is not an array" in refused(path, formats.read_hdf)
+    assert "is not an array" in refused(path, hdf.read)
+
+
+@pytest.mark.parametrize("link", [h5py.ExternalLink, lambda *_: h5py.SoftLink("/own")])
+def test_a_table_that_lies_elsewhere_is_one_line(tmp_path, link):
+    path, other = tmp_path / "table.h5", write_h5(tmp_path / "other.h5")
+    with h5py.File(path, "w") as file:
+        file["df"] = link(str(other), "/df")
+    assert "found 0 under the keys ['df']" in refused(path, hdf.read)
+    with h5py.File(path, "w") as file:
+        file.create_group("df")["axis0"] = link(str(other), "/df/axis0")
+    assert "axis1 is not an array that lies in this file" in refused(path, hdf.read)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,97 @@ def test_what_would_reach_into_memory_is_refused(tmp_path, content):
     assert "\n" not in str(raised.value)
 
 
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+
+
+def _dtype_of(spec, memo):
+    """Keeps a data type that the pickle may still change."""
+    return (
+        b"cnumpy\ndtype\n" + pickle.dumps((spec, 0, 1), 2)[2:-1] + b"Rq" + memo + b"0"
+    )
+
+
+def _state(content, memo, size):
+    """An array's state, of a kept data type, and what fills the array with it."""
+    data = b"C" + bytes([len(content)]) + content
+    return b"(K\x01K" + bytes([size]) + b"\x85h" + memo + b"\x89" + data + b"tb"
+
+
+def _changed(dtype_state, spec=b"S1", content=b"abcd", memo=b"\x41"):
+    """An array whose data type is changed once its size was checked."""
+    made = _dtype_of(spec.decode(), memo) + ARRAY + b"q\x42"
+    made += _state(content, memo, 4) + b"0"
+    change = b"h" + memo + pickle.dumps(dtype_state, 2)[2:-1] + b"b0"
+    return b"\x80\x03" + made + change + b"h\x42."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _changed((3, "|", None, None, None, 1000, 1, 0)),
+        _changed((3, "|", None, None, None, -1, -1, 0)),
+        _changed((3, "|", None, None, None, 1, 0, 0)),
+        _changed((3, "|", None, None, None, 1, 1, 1)),  # would hold pointers
+        _changed((3, "<", None, None, None, -1, -1, 63), b"u1"),
+    ],
+)
+def test_a_data_type_keeps_its_size_and_what_it_is_of(tmp_path, content):
+    path = tmp_path / "x.pkl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="that is made another"):
+        safe_pickle.load(path)
+
+
+def test_an_array_has_a_data_type_of_its_own(tmp_path):
+    path = tmp_path / "x.pkl"
+    order = (3, ">", None, None, None, -1, -1, 0)
+    path.write_bytes(_changed(order, b"u2", np.arange(4, dtype="<u2").tobytes()))
+    assert safe_pickle.load(path).tolist() == [0, 1, 2, 3]
+
+
+def _csr(change=b""):
+    """The unit matrix [2, 2], and an operation on its parts once they are checked."""
+    parts = {"indices": ("\x41", [0, 1]), "indptr": ("\x41", [0, 1, 2])}
+    parts |= {"data": ("\x42", [1, 1])}
+    made, state = (
+        b"\x80\x03" + _dtype_of("<i4", b"\x41") + _dtype_of("<f8", b"\x42"),
+        b"",
+    )
+    for number, (name, (memo, values)) in enumerate(parts.items(), 10):
+        content = np.array(values, "<i4" if memo == "\x41" else "<f8").tobytes()
+        made += (
+            ARRAY + b"q" + bytes([number]) + _state(content, memo.encode(), len(values))
+        )
+        made += b"0"
+        state += b"X" + len(name).to_bytes(4, "little") + name.encode()
+        state += b"h" + bytes([number])
+    made += (
+        b"cscipy.sparse\ncsr_matrix\n)\x81q\x20}(X\x06\x00\x00\x00_shapeK\x02K\x02\x86"
+    )
+    return made + state + b"ub0" + change + b"h\x20."
+
+
+def test_what_stands_in_a_checked_matrix_stays(tmp_path):
+    path = tmp_path / "x.pkl"
+    path.write_bytes(_csr())
+    np.testing.assert_array_equal(safe_pickle.load(path).toarray(), np.eye(2))
+    path.write_bytes(_csr(b"h\x0a" + _state(b"\xff" * 8, b"\x41", 2) + b"0"))
+    with pytest.raises(InputError, match="changes an array once it is made"):
+        safe_pickle.load(path)
+    order = (3, ">", None, None, None, -1, -1, 0)
+    path.write_bytes(_csr(b"h\x41" + pickle.dumps(order, 2)[2:-1] + b"b0"))
+    np.testing.assert_array_equal(safe_pickle.load(path).toarray(), np.eye(2))
+
+
+def test_keys_are_short(tmp_path):
+    path = _dump(tmp_path / "k.pkl", {(1, 2): 3})
+    assert safe_pickle.load(path) == {(1, 2): 3}
+    for content in ({tuple(range(17)): 1}, {tuple(range(17))}):
+        path = _dump(tmp_path / "k.pkl", content, 4)
+        with pytest.raises(InputError, match="a key of 17 parts; expected at most 16"):
+            safe_pickle.load(path)
+
+
 def test_an_array_written_operation_by_operation_is_read(tmp_path):
     """So that the pickles above are refused for what is wrong with them."""
     path = tmp_path / "x.pkl"

@@ -83,5 +83,33 @@ def test_copies_for_the_cores_count(monkeypatch):
     monkeypatch.setattr(memory, "free_bytes", lambda: 2**22)
     memory.check_copies("the data", data)  # nothing is copied for one device
     monkeypatch.setattr(mesh, "num_devices", lambda: 3)
-    with pytest.raises(InputError, match="copies of the data for the devices need"):
+    words = "copies of the data for the devices need .* take fewer devices with num_cpu"
+    with pytest.raises(InputError, match=words):
+        memory.check_copies("the data", data)
+
+
+def test_splits_that_share_arrays_are_copied_once(monkeypatch):
+    shared = np.zeros(3 * 2**18, np.float32)
+    splits = {
+        name: {"speed": shared, "starts": np.zeros(i)} for i, name in enumerate("abc")
+    }
+    monkeypatch.setattr(mesh, "num_devices", lambda: 2)
+    monkeypatch.setattr(memory, "free_bytes", lambda: shared.nbytes + 24)
+    memory.check_copies("the data", splits)
+    monkeypatch.setattr(memory, "free_bytes", lambda: shared.nbytes + 23)
+    with pytest.raises(InputError, match="copies of the data"):
+        memory.check_copies("the data", splits)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_one_accelerator_has_the_data_already(monkeypatch, num_devices):
+    stats = {"bytes_limit": 2**20, "bytes_in_use": 0}
+    monkeypatch.setattr(mesh, "backend", lambda: "gpu")
+    monkeypatch.setattr(mesh, "memory_stats", lambda: stats)
+    monkeypatch.setattr(mesh, "num_devices", lambda: num_devices)
+    data = np.zeros(2**20)
+    if num_devices == 1:
+        memory.check_copies("the data", data)
+        return
+    with pytest.raises(InputError, match="device's memory is free; take fewer clients"):
         memory.check_copies("the data", data)

@@ -91,23 +91,114 @@ def test_its_forecasts_are_those_of_the_run(run, packed, network):
     assert (ours.unit, ours.step) == (theirs.unit, theirs.step)
 
 
-def test_a_card_names_no_folder(run, tmp_path):
+def packed_beside(run, tmp_path, entry):
+    """The card where an entry of the method is on record."""
     workdir, method, *_ = run
     settings = {
         "command": "python -m experiments.cnfgnn --dataset=/own/tiny.npz "
         f"'--workdir={workdir} b' --plugin=/own/p.py --num_rounds=2",
         **dict.fromkeys(("source", "hardware", "versions"), {}),
     }
-    entry = {"test": {"rmse": 1.5}}
-    results = {"dataset": "tiny", "settings": settings, "methods": {method: entry}}
+    methods = {method: entry} if entry else {}
+    results = {"dataset": "tiny", "settings": settings, "methods": methods}
     path = workdir / "results.json"
     path.write_text(json.dumps(results))
     card = pretrained.pack(workdir, method, tmp_path / "model.npz")
     path.unlink()
+    return card
+
+
+def test_a_card_names_no_folder(run, tmp_path):
+    best = run[3].best_round.tolist()
+    entry = {"test": {"rmse": 1.5}, "best_round_by_seed": best}
+    card = packed_beside(run, tmp_path, entry)
     expected = "python -m experiments.cnfgnn --dataset=tiny.npz --num_rounds=2"
     assert card["command"] == expected
     assert card["test"] == {"rmse": 1.5}
-    assert str(workdir) not in json.dumps(card)
+    assert str(run[0]) not in json.dumps(card)
+
+
+def test_a_card_is_of_the_seed_that_is_packed(run, packed, tmp_path):
+    workdir, method, _, result = run
+    by_seed = {"rmse": [1.0, 2.0], "masked": {"15": {"mae": [3.0, 4.0]}}}
+    best = result.best_round.tolist()
+    entry = {"test": {}, "test_by_seed": by_seed, "best_round_by_seed": best}
+    card = packed_beside(run, tmp_path, entry)
+    assert card["test"] == {"rmse": 1.0, "masked": {"15": {"mae": 3.0}}}
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    records = [
+        record for record in map(json.loads, lines) if record["method"] == method
+    ]
+    expected = [record["validation_loss_by_seed"][0] for record in records]
+    assert packed[1]["validation_loss"] == expected
+    assert expected != [record["validation_loss"] for record in records]
+    entry["best_round_by_seed"] = [best[0] + 1, best[1]]  # of before a resumed run
+    assert "test" not in packed_beside(run, tmp_path, entry)
+    assert "test" not in packed_beside(run, tmp_path, None)
+
+
+def changed(packed, path, **changes):
+    """A file whose description is changed: an entry by its path, joined by `__`."""
+    arrays = dict(np.load(packed[0]))
+    about = json.loads(str(arrays["about"]))
+    for name, value in changes.items():
+        *folders, key = name.split("__")
+        inner = about
+        for folder in folders:
+            inner = inner[folder]
+        inner[key] = value
+    np.savez(path, **arrays | {"about": np.array(json.dumps(about))})
+    return path
+
+
+@pytest.mark.parametrize("method", ["../evil", "a/b", "..", ".", "", 3, "a\n"])
+def test_a_file_names_no_folder_but_its_own(packed, tmp_path, method):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    path = changed(packed, tmp_path / "model.npz", method=method)
+    with pytest.raises(InputError, match="expected a plain name of its method, found"):
+        pretrained.unpack(str(path), inside)
+    assert not list(inside.iterdir())
+    assert [x.name for x in tmp_path.iterdir()] == ["inside", "model.npz"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"settings": None}, "expected its settings and its card"),
+        ({"card": []}, "expected its settings and its card"),
+        ({"settings__method": None}, "expected a method and its config"),
+        ({"settings__config": []}, "expected a method and its config"),
+        ({"settings__seeds": []}, r"expected one seed in its settings, found \[\]"),
+        ({"settings__seeds": "ab"}, "expected one seed in its settings, found 'ab'"),
+        ({"settings__seeds": [-1]}, "expected one seed in its settings"),
+        ({"card__best_round": "2"}, "expected a best round on its card, found '2'"),
+        ({"card__best_round": None}, "expected a best round on its card, found None"),
+        ({"settings__method": "strange"}, "the method 'strange' is unknown"),
+    ],
+)
+def test_a_description_that_lacks_something_is_one_line(
+    packed, tmp_path, changes, words
+):
+    path = changed(packed, tmp_path / "model.npz", **changes)
+    with pytest.raises(InputError, match=words) as refusal:
+        pretrained.unpack(str(path), tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_model_has_all_that_is_read_in_its_type(packed, tmp_path):
+    arrays = dict(np.load(packed[0]))
+    name = next(key for key in arrays if key.startswith("state"))
+    path = tmp_path / "model.npz"
+    np.savez(path, **{key: x for key, x in arrays.items() if key != name})
+    with pytest.raises(InputError, match="no state.*, a part of what"):
+        pretrained.unpack(str(path), tmp_path)
+    np.savez(path, **arrays | {name: arrays[name].astype(np.float64)})
+    with pytest.raises(InputError, match="and type float64 is no part of what"):
+        pretrained.unpack(str(path), tmp_path)
+    np.savez(path, **arrays | {"network/adjacency": np.ones(3)})
+    with pytest.raises(InputError, match="pretrained=.*: "):
+        pretrained.unpack(str(path), tmp_path)
 
 
 def test_what_is_no_model_is_one_line(run, packed, tmp_path):
@@ -116,13 +207,18 @@ def test_what_is_no_model_is_one_line(run, packed, tmp_path):
     with pytest.raises(InputError, match="no finished round of gru"):
         pretrained.pack(run[0], "gru", tmp_path / "model.npz")
     other = tmp_path / "other.npz"
+    for about in ("[]", "3", "{", "[" * 10_000):
+        np.savez(other, about=np.array(about))
+        with pytest.raises(InputError) as refusal:
+            pretrained.read(str(other))
+        assert "\n" not in str(refusal.value)
     np.savez(other, speed=np.ones(3))
     with pytest.raises(InputError, match="not a readable pretrained model"):
         pretrained.read(str(other))
     arrays = dict(np.load(packed[0]))
     name = next(key for key in arrays if key.startswith("state"))
     np.savez(other, **arrays | {name: np.ones((2, 3, 5))})
-    with pytest.raises(InputError, match=r"of shape \(2, 3, 5\) is no part"):
+    with pytest.raises(InputError, match=r"of shape \(2, 3, 5\) .*is no part"):
         pretrained.unpack(str(other), tmp_path)
 
 

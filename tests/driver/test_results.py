@@ -120,3 +120,15 @@ def test_results_of_another_shape_are_one_clear_line(tmp_path, text):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(InputError, match="results.json: expected the results of an"):
         results.read_methods(tmp_path, "cnfgnn")
+
+
+def test_results_of_other_data_are_not_added_to(tmp_path):
+    settings = {"command": "python -m experiments.sfl", "data": 5}
+    results.write_results(tmp_path, "tiny", settings, {})
+    # Of a version that kept no checksum of the graph.
+    assert results.read_methods(tmp_path, "sfl", 5, {"graph": 7}) == {}
+    results.write_results(tmp_path, "tiny", settings | {"graph": 7}, {})
+    assert results.read_methods(tmp_path, "sfl", 5, {"graph": 7}) == {}
+    for found in ((6, {"graph": 7}), (5, {"graph": 8})):
+        with pytest.raises(InputError, match="the results are of other data"):
+            results.read_methods(tmp_path, "sfl", *found)

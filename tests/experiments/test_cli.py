@@ -54,6 +54,20 @@ def test_running_out_of_something_is_one_line_that_says_what_to_do(body, said):
 
 
 @pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("open('absent/x.npz', 'wb')", "absent/x.npz: No such file or directory"),
+        ("import os; os.listdir('/dev/null')", "/dev/null: Not a directory"),
+        ("raise PermissionError(13, 'Permission denied', 'x')", "x: Permission denied"),
+        ("import os; os.stat('n' * 300)", f"{'n' * 300}: File name too long"),
+    ],
+)
+def test_a_file_that_the_system_refuses_is_one_line(body, line):
+    process = run(body)
+    assert (process.returncode, process.stderr) == (2, f"error: {line}\n")
+
+
+@pytest.mark.parametrize(
     ("sign", "status", "words"),
     [("SIGTERM", 143, "ended by SIGTERM"), ("SIGINT", 130, "interrupted")],
 )

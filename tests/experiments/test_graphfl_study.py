@@ -5,11 +5,14 @@ import json
 
 import pytest
 
-from experiments.studies import graphfl_sweeps
+from experiments.studies import graphfl_sweeps, node_problem
+from experiments.studies.fl_agcns import FLAGCNSStudy
+from experiments.studies.fl_agcns_problem import num_clients_of
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.graphfl_methods import client_optimizer, server_optimizer
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.data.graphs import synthetic
 from tests.experiments import binary
 
 OPTIONS = {
@@ -266,3 +269,13 @@ def test_bad_options_are_one_line(tmp_path, options, words):
     (line,) = str(raised.value).splitlines()
     assert all(word in line for word in words), line
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["physics", "coauthor_physics"])
+def test_a_dataset_is_prepared_under_any_of_its_names(monkeypatch, name):
+    graph = synthetic.node_graph(num_nodes=200, num_classes=3, num_features=20)
+    graph = graph._replace(name="coauthor_physics", features=3 * graph.features)
+    monkeypatch.setattr(node_problem.data, "load", lambda *args, **settings: graph)
+    found = node_problem.load_dataset(GraphFLStudy(dataset=name))
+    assert set(found.features.toarray().ravel()) == {0, 1}
+    assert num_clients_of(FLAGCNSStudy(dataset=name), name) == 18

@@ -15,6 +15,7 @@ from experiments.report import captions, keys
 from experiments.studies import options
 from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.graphfl import GraphFLStudy
+from fedjax_graph.core import processes
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import plots, provenance
 from fedjax_graph.driver.results import Table
@@ -95,6 +96,13 @@ def test_it_is_well_formed_and_needs_nothing_else(run, page):
     drawn = base64.b64decode(pictures[0].removeprefix(head))
     assert drawn == (run / "forecasts.png").read_bytes()
     assert all(value for name, value in page.attributes if name == "alt")
+
+
+def test_the_first_process_alone_reads_what_it_wrote(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    report.write(tmp_path, "cnfgnn", Table([], []))
+    report.write_sweep(tmp_path, "cnfgnn", "metr_la", "python", [{"rmse": 1.0}])
+    assert not list(tmp_path.iterdir())
 
 
 def test_it_says_what_was_run(page):

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from experiments.studies import sfl_problem
+from experiments.studies import running, sfl_problem, traffic
 from experiments.studies.sfl import SFLStudy
 from fedjax_graph.algorithms.fed_opt import FedAdamConfig
 from fedjax_graph.core import graphs
@@ -223,6 +223,42 @@ def test_the_protocol_of_the_code_drops_partial_batches_and_breaks_ties_upwards(
         assert set(labels.ravel()) <= {1, 2, 3, 4, 5}
     found = [x.method_values("sfl_star")["structure"] for x in (study, code_study)]
     assert [x.compares for x in found] == ["params", "state"]
+
+
+def test_clients_along_another_graph_are_other_data():
+    few = {"num_images": 200, "num_test_images": 200, "num_clients": 5, "shards": 8}
+    problems = [
+        sfl_problem.make(SFLStudy(**few, methods=("sfl_star",), relation_weights=x))
+        for x in ("binary", "count", "count")
+    ]
+    assert len({x.checksum for x in problems}) == 1
+    binary, count, again = [x.also["graph"] for x in problems]
+    assert binary != count == again
+
+
+def test_readings_of_another_time_are_other_data(network):
+    shifted = network.timestamps + np.timedelta64(1, "h")
+    later = dataclasses.replace(network, timestamps=shifted)
+    found, other = (traffic.time_checksum(x) for x in (network, later))
+    assert found.keys() == {"time_stamps"} and found != other
+    study = SFLStudy(dataset="synthetic", num_sensors=4, num_days=2)
+    expected = traffic.time_checksum(study.load_network())
+    assert sfl_problem.make(study).also == expected
+
+
+def test_a_checkpoint_may_be_older_than_a_checksum(monkeypatch, tmp_path):
+    """What it does not have counts as being the same, and what it has is compared."""
+    study = SFLStudy(dataset="synthetic", num_sensors=4, num_days=2)
+    problem, seen = sfl_problem.make(study), {}
+
+    def run(*args, defaults, **rest):
+        seen.update(settings=args[5], defaults=defaults)
+
+    monkeypatch.setattr(running.rounds, "run", run)
+    study._run_method("sfl_star", problem, tmp_path)
+    for key, value in problem.also.items():
+        assert seen["settings"][key] == seen["defaults"][key] == value
+    assert seen["settings"]["data"] == problem.checksum
 
 
 # --- Bad input ------------------------------------------------------------------------

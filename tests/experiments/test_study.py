@@ -159,6 +159,26 @@ def test_what_does_not_fit_is_refused_before_a_folder_is_made(
     assert not workdir.exists()
 
 
+@pytest.mark.parametrize(
+    ("study_type", "first"),
+    [
+        *((study_type, study_type.system) for study_type in SYSTEMS),
+        (SubgraphStudy, "local"),
+    ],
+)
+def test_a_method_is_compiled_where_none_is_named(monkeypatch, study_type, first):
+    def compiled(self, method):
+        raise InputError(f"{method} it is")
+
+    monkeypatch.setattr(study_type, "_compiled", compiled)
+    for methods, expected in ((None, first), (("fed_avg",), "fed_avg")):
+        study = study_type(compile_for="v5e:2x2", methods=methods)
+        with pytest.raises(InputError, match=f"^{expected} it is$"):
+            study.run()
+    named = study_type(methods=(first,))
+    assert named.choose_methods(named.known_methods(), ()) == [first]
+
+
 def test_an_optimizer_may_be_given_as_a_config():
     momentum = fg.OptimizerConfig("sgd", 0.3, momentum=0.5)
     study = SFLStudy(client_optimizer=momentum)

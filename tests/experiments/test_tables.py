@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import json
 import os
 import pathlib
 
@@ -133,6 +134,21 @@ def gru_fedavg(size):
     label = f"GRU ({size}) + FedAvg"
     (row,) = [r for r in table.rows if (*r.labels, r.dataset) == (label, "metr_la")]
     return table, row
+
+
+def test_runs_of_another_binary_are_left_out(tmp_path):
+    runs = {"a": "experiments.cnfgnn", "b": "experiments.sfl", "c": None}
+    for name, module in runs.items():
+        settings = {"flags": {}}
+        if module is not None:
+            settings["command"] = f"python -m {module} --dataset=metr_la"
+        found = {"dataset": "metr_la", "settings": settings, "methods": {}}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(found))
+    found = [run.folder for run in table_runs.read_runs(tmp_path, "cnfgnn")]
+    assert found == ["a", "c"]
+    found = [run.folder for run in table_runs.read_runs(tmp_path, "sfl")]
+    assert found == ["b", "c"]
 
 
 def test_the_newest_run_counts():

@@ -7,17 +7,19 @@ import re
 import pytest
 
 from experiments import usage
+from experiments.robustness import RobustnessStudy
 from experiments.studies import options
 from experiments.studies.base import Study
 from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.fl_agcns import FLAGCNSStudy
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.sfl import SFLStudy
+from experiments.studies.subgraphs import SubgraphStudy
 from experiments.studies.trust import TrustStudy
 from fedjax_graph.core.errors import InputError
 from tests.experiments import binary
 
-SYSTEMS = (CNFGNNStudy, SFLStudy, GraphFLStudy, FLAGCNSStudy)
+SYSTEMS = (CNFGNNStudy, SFLStudy, GraphFLStudy, FLAGCNSStudy, SubgraphStudy)
 OTHERS = (
     "datasets:DatasetsStudy",
     "benchmark:BenchmarkStudy",
@@ -88,8 +90,34 @@ def test_lines_fit_any_terminal(columns):
             GraphFLStudy(dataset="cora", model="sgc"),
             {"num_seeds": "1", "labels_per_class": "80", "local_rate": "1]"},
         ),
-        (GraphFLStudy(protocol="code"), {"eval_every": "1]", "first_order": "yes"}),
-        (FLAGCNSStudy(), {"num_generations": "2", "num_retrain": "3"}),
+        (
+            SFLStudy(dataset="synthetic_largest_sd"),
+            {"split_ratio": "60/20/20]"},
+        ),
+        (SFLStudy(dataset="largest_sd"), {"split_ratio": "60/20/20]"}),
+        (SFLStudy(dataset="metr_la"), {"split_ratio": "70/10/20]"}),
+        (GraphFLStudy(), {"patience": "none]"}),
+        (
+            GraphFLStudy(protocol="code", patience=7),
+            {"eval_every": "1]", "first_order": "yes", "patience": "7]"},
+        ),
+        (
+            FLAGCNSStudy(),
+            {"dataset": "synthetic_mixed]", "num_generations": "2", "num_retrain": "3"},
+        ),
+        (FLAGCNSStudy(space="2022", fitness_from="shared"), {"num_warm_up": "50]"}),
+        (
+            FLAGCNSStudy(space="2022", fitness_from="shared", num_warm_up=0),
+            {"num_warm_up": "0]"},
+        ),
+        (FLAGCNSStudy(dataset="physics"), {"num_clients": "18]"}),
+        (
+            RobustnessStudy(attack="noise"),
+            {"methods": "fl]", "on_nan": "ignore]", "workdir": "runs/robustness-"},
+        ),
+        (RobustnessStudy(), {"dataset": "synthetic]", "patience": "none]"}),
+        (SubgraphStudy(), {"dataset": "synthetic_graph]", "num_rounds": "20]"}),
+        (SubgraphStudy(dataset="cora"), {"dataset": "cora]", "num_rounds": "100]"}),
         (
             FLAGCNSStudy(dataset="pubmed"),
             {"num_clients": "12", "num_generations": "6", "num_retrain": "10"},

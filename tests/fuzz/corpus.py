@@ -14,7 +14,7 @@ import scipy.sparse
 from fedjax_graph import data
 from fedjax_graph.data.graphs import formats as graph_formats
 from fedjax_graph.data.traffic import formats as traffic_formats
-from fedjax_graph.data.traffic import largest
+from fedjax_graph.data.traffic import hdf, largest
 from tests.data.graphs.toy_graph import EDGES, FEATURES, LABELS
 from tests.data.images import toy_images
 from tests.data.traffic import traffic_files
@@ -85,7 +85,7 @@ def _traffic(folder: Path) -> dict[str, Case]:
         "stamps_npz": _loads(stamps, "traffic"),
         "own_csv": _loads(beside, "traffic"),
         "own_weights": Case(weights, _loads(beside, "traffic").load),
-        "hdf": _reads(traffic_formats.read_hdf, table),
+        "hdf": _reads(hdf.read, table),
         "csv": _reads(traffic_formats.read_csv, csv),
         "sensor_graph": _reads(traffic_formats.read_graph_pickle, graph),
         "roads": _reads(traffic_formats.read_triples, roads),

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
-from fedjax_graph.tasks import forecasting
+from fedjax_graph.tasks import forecasting, traffic_rnn
 
 
 def expected_metrics(forecast, truth, std):
@@ -61,6 +61,22 @@ def test_errors_follow_both_conventions(missing):
     sums = forecasting.error_sums(forecast, truth, np.ones((5, 9), np.float32))
     metrics = forecasting.error_metrics(sums, jnp.float32(13.0), TimeStep(300))
     assert_metrics(metrics, expected_metrics(forecast, truth, 13.0))
+
+
+def test_a_loss_without_any_reading_is_no_number():
+    """Else the round with nothing to compare with would be the best."""
+    forecast, truth = np.full((3, 4, 12), 5, np.float32), np.zeros((3, 4, 12))
+    sums = forecasting.error_sums(forecast, truth, np.ones((3, 4), np.float32))
+    scales = jnp.float32(2.0), TimeStep(300)
+    metrics = forecasting.error_metrics(sums, *scales, masked_loss=True)
+    assert np.isnan(metrics["loss"]) and metrics["masked"]["all"]["rmse"] == 0
+    assert forecasting.error_metrics(sums, *scales)["loss"] == 25 / 4
+    assert np.isnan(traffic_rnn.client_metrics(sums, *scales)["loss"])
+    truth[0, 0, 0] = 3  # one reading is enough
+    sums = forecasting.error_sums(forecast, truth, np.ones((3, 4), np.float32))
+    metrics = forecasting.error_metrics(sums, *scales, masked_loss=True)
+    assert metrics["loss"] == pytest.approx(4 / 4)
+    assert traffic_rnn.client_metrics(sums, *scales)["loss"] == 2
 
 
 @pytest.mark.parametrize(

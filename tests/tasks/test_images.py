@@ -338,6 +338,13 @@ def test_predictions_are_probabilities_of_the_clients_own_models(
     assert np.abs(probabilities[0] - probabilities[1]).max() > 0.01
 
 
+def test_a_model_without_a_number_has_no_error(data, models, task):
+    """Its most likely class would be the first of all, right by chance."""
+    broken = jax.tree.map(lambda x: jnp.asarray(x).at[0].set(jnp.nan), models)
+    scores = careful_jit(task.evaluate)(broken, data)
+    assert np.isnan(scores["error"]) and np.isnan(scores["cross_entropy"])
+
+
 def test_scores_are_those_of_the_clients_own_images(data, models, task, probabilities):
     # Labels that the models get right more or less often.
     guesses = probabilities.argmax(axis=-1)

@@ -35,12 +35,7 @@ from fedjax_graph.algorithms.cnfgnn.exchange import (
     real_windows,
 )
 from fedjax_graph.algorithms.cnfgnn.joint_training import joint_training
-from fedjax_graph.algorithms.cnfgnn.private_exchange import (
-    GRADIENTS,
-    HIDDEN,
-    sent_gradients,
-    sent_hidden,
-)
+from fedjax_graph.algorithms.cnfgnn.private_exchange import Exchange
 from fedjax_graph.core import (
     aggregation,
     batching,
@@ -55,7 +50,6 @@ from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import federated_round
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.privacy import release
 from fedjax_graph.core.robust import NamedAggregator
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData
@@ -106,6 +100,8 @@ class CNFGNNConfig(NamedAggregator, ChannelConfig, SplitConfig):
 
 
 class CNFGNNState(NamedTuple):
+    """Holds both halves of the model, and how far training is."""
+
     client_params: Any  # pytree of [1, ...], or [K, ...] without FedAvg
     server_params: Any
     server_opt_state: optax.OptState
@@ -192,6 +188,7 @@ class Models(NamedTuple):
 
 
 def make_models(config: HalvesConfig) -> Models:
+    """Makes the encoder-decoder of clients and the server's graph network."""
     size = config.hidden_size
     network = graph_network.GraphNetwork(
         size, size, config.gn_mlp_sizes, config.gn_layers, config.edges_per_chunk
@@ -270,13 +267,13 @@ def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
       (server_params, opt_state, mean loss of a client, steps taken), where `hidden` is
       `Hidden` of all windows, as rows.
     """
-    models = make_models(config)
+    models, bits = make_models(config), config.exchange_bits
+    exchange = Exchange(config.privacy, config.server_rounds)
 
-    def gradients(server_params, data, starts, weights, feed_truth, h_c, common):
+    def gradients(server_params, data, batch):
         """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
-        client_params, key_data = common if config.privacy else (common, None)
-        share, bits = real_share(data, config.server_batch_size), config.exchange_bits
-        h_c = h_c.of_clients(len(data.client_ids))
+        share, starts = real_share(data, config.server_batch_size), batch.starts
+        h_c = batch.own.of_clients(len(data.client_ids))
         h_g, pull_back = jax.vjp(
             lambda params: models.embed(params, data, h_c.at_server()),
             server_params,
@@ -284,23 +281,14 @@ def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
 
         def loss(h_g):  # lines 24-26, ClientBackward
             outputs, targets = models.decode(
-                client_params, data, starts, h_c.at_clients, h_g, feed_truth
+                batch.common, data, starts, h_c.at_clients, h_g, batch.feed_truth
             )
-            return jnp.sum(weights * (outputs - targets) ** 2)
+            return jnp.sum(batch.weights * (outputs - targets) ** 2)
 
         arrived = communication.down(h_g, share, bits)
-        value, h_g_grads = jax.value_and_grad(loss)(arrived)
-        if config.privacy is not None:
-            h_g_grads = sent_gradients(
-                config.privacy,
-                h_g_grads,
-                data,
-                starts,
-                weights,
-                key_data,
-                config.server_rounds,
-            )
-        return value, *pull_back(communication.up(h_g_grads, share, bits))
+        value, grads = jax.value_and_grad(loss)(arrived)
+        grads = exchange.gradients(grads, data, starts, batch.weights, batch.noise_key)
+        return value, *pull_back(communication.up(grads, share, bits))
 
     train = joint_training(
         gradients,
@@ -312,19 +300,9 @@ def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
     )
 
     def phase(server_params, opt_state, client_params, hidden, data, key, num_steps):
-        noise_key = None
-        if config.privacy is not None:
-            noise_key = jax.random.fold_in(key, GRADIENTS)
-            release()
+        exchange.release()
         return train(
-            server_params,
-            opt_state,
-            data,
-            key,
-            num_steps,
-            hidden,
-            client_params,
-            noise_key,
+            server_params, opt_state, data, key, num_steps, hidden, client_params
         )
 
     return phase
@@ -341,8 +319,8 @@ def cnfgnn(
     models = make_models(config)
     aggregate = aggregate or config.named_aggregator()
     train_clients, train_server = client_phase(config, aggregate), server_phase(config)
-    batch_size, size = config.server_batch_size, config.hidden_size
-    bits = config.exchange_bits
+    batch_size, bits = config.server_batch_size, config.exchange_bits
+    exchange = Exchange(config.privacy, config.server_rounds)
 
     def init(key: jax.Array, data: TrafficData) -> CNFGNNState:
         client_params, server_params = models.init(key)
@@ -352,28 +330,21 @@ def cnfgnn(
             config.server_optimizer.build().init(server_params),
             round=jnp.int32(0),
             num_steps=jnp.int32(0),
-            noise_key=noise_key_of(key),
+            noise_key=exchange.noise_key(key),
         )
 
-    def noise_key_of(key: jax.Array) -> Any:
-        if config.privacy is None:
-            return ()
-        return jax.random.key_data(jax.random.fold_in(key, HIDDEN))
-
-    def sent(h_c, data, starts, noise_key) -> jax.Array | None:
-        if config.privacy is None:
-            return None
-        return sent_hidden(config.privacy, h_c, data, starts, noise_key)
+    def encoded(client_params, data, starts, noise_key) -> Hidden:  # step (2)
+        h_c = models.encode(client_params, data, starts)
+        return Hidden.of(h_c, bits, exchange.hidden(h_c, data, starts, noise_key))
 
     def embeddings(state: CNFGNNState, data: TrafficData) -> jax.Array:
         """Step (4) of the round before; zeros before the first round."""
 
         def embed(starts, data, client_params, server_params, noise_key):
-            h_c = models.encode(client_params, data, starts)
-            hidden = Hidden.of(h_c, bits, sent(h_c, data, starts, noise_key))
+            hidden = encoded(client_params, data, starts, noise_key)
             h_g = models.embed(server_params, data, hidden.at_server())
             h_g = communication.down(h_g, real_windows(data, batch_size), bits)
-            factor = folding.factor(size, len(starts))
+            factor = folding.factor(config.hidden_size, len(starts))
             return folding.fold(sharding.to_clients(h_g), factor)
 
         def embed_all(_):
@@ -386,25 +357,19 @@ def cnfgnn(
 
         return jax.lax.cond(state.round > 0, embed_all, zeros, None)
 
-    def encode(starts, data, client_params, noise_key) -> Hidden:  # step (2)
-        h_c = models.encode(client_params, data, starts)
-        return Hidden.of(h_c, bits, sent(h_c, data, starts, noise_key)).as_rows()
+    def encode(starts, data, client_params, noise_key) -> Hidden:
+        return encoded(client_params, data, starts, noise_key).as_rows()
 
     def round_(state: CNFGNNState, data: TrafficData, key: jax.Array):
         client_key, server_key = jax.random.split(key)
-        noise_key = noise_key_of(key)
+        noise_key, h_g = exchange.noise_key(key), embeddings(state, data)
         client_params, client_loss, client_steps = train_clients(
-            state.client_params,
-            embeddings(state, data),
-            data,
-            client_key,
-            state.num_steps,
+            state.client_params, h_g, data, client_key, state.num_steps
         )
         hidden = for_all_windows(
             encode, batch_size, data, client_params, noise_key, axis=0, out_axis=0
         ).sent(real_windows(data, batch_size))
-        if config.privacy is not None:
-            release()
+        exchange.release()
         server_params, opt_state, server_loss, server_steps = train_server(
             state.server_params,
             state.server_opt_state,
@@ -415,14 +380,8 @@ def cnfgnn(
             state.num_steps + client_steps,
         )
         num_steps = state.num_steps + client_steps + server_steps
-        state = CNFGNNState(
-            client_params,
-            server_params,
-            opt_state,
-            state.round + 1,
-            num_steps,
-            noise_key,
-        )
+        args = client_params, server_params, opt_state
+        state = CNFGNNState(*args, state.round + 1, num_steps, noise_key)
         return state, {"train_loss": client_loss, "server_loss": server_loss}
 
     return scored(config, init, round_)._replace(privacy=config.privacy)

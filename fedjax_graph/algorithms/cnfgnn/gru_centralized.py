@@ -31,6 +31,8 @@ class GRUCentralizedConfig(Checked):
 
 
 class GRUCentralizedState(NamedTuple):
+    """Holds the one model of all sensors and its optimizer's state."""
+
     models: Any  # {"params": ..., "batch_stats": {}}, leaves [1, ...]
     opt_state: optax.OptState
     num_steps: jax.Array  # [] int32, optimization steps so far
@@ -48,12 +50,11 @@ def gru_centralized(config: GRUCentralizedConfig) -> FederatedAlgorithm:
         opt_state = optimizer.init(models["params"])
         return GRUCentralizedState(models, opt_state, jnp.int32(0))
 
-    def gradients(params, data, starts, weights, feed_truth, own, common):
-        del own, common
-
+    def gradients(params, data, batch):
         def loss(params):
-            outputs, targets = apply_all(settings, params, data, starts, feed_truth)
-            return jnp.sum(weights * (outputs - targets) ** 2)
+            args = params, data, batch.starts, batch.feed_truth
+            outputs, targets = apply_all(settings, *args)
+            return jnp.sum(batch.weights * (outputs - targets) ** 2)
 
         return jax.value_and_grad(loss)(params)
 

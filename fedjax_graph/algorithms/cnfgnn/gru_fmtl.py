@@ -84,7 +84,7 @@ def gru_fmtl(config: GRUFMTLConfig) -> FederatedAlgorithm:
         return FederatedState(models, jnp.int32(0))
 
     def round_(state: FederatedState, data: Data, key: jax.Array):
-        communicated = exchange(state.models["params"], data.graph)
+        communicated = exchange(state.models["params"], graphs.client_graph(data))
         neighbours, shared = communicate(communicated, data)
         update_key, _ = task.round_keys(key)
         models, loss = run(

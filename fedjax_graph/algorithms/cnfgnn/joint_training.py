@@ -6,7 +6,7 @@ sum of the clients' mean losses. Its windows are shared out to the devices.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,19 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData
 from fedjax_graph.tasks.scheduled_sampling import Batch, epoch_batches, target_weights
+
+NOISE = 2**31 - 5  # folded into the key of a call, for the steps' noise
+
+
+class JointBatch(NamedTuple):
+    """Holds what a gradient of a joint minibatch is of."""
+
+    starts: jax.Array  # [B] int32, the windows
+    weights: jax.Array  # [K, 12, B] of the squared errors
+    feed_truth: jax.Array  # [12] bool, see `scheduled_sampling`
+    own: Any  # pytree of [B, N], a row of each window
+    common: Any  # what all minibatches share
+    noise_key: jax.Array  # data of a key of the step
 
 
 def joint_training(
@@ -32,9 +45,8 @@ def joint_training(
     """Factory of passes over joint minibatches.
 
     Args:
-      gradients: (params, data, starts [B], weights [K, 12, B], feed_truth [12], own,
-        common) -> (sum of the weighted squared errors, its gradients). No closed-over
-        tracers.
+      gradients: (params, data, `JointBatch`) -> (sum of the weighted squared errors,
+        its gradients). No closed-over tracers.
       optimizer: lasts over the minibatches and, by its state, over calls.
       batch_size: B, windows in a minibatch.
       num_epochs: passes over all windows.
@@ -43,42 +55,32 @@ def joint_training(
       after_step: (params, data) -> params, follows every step.
 
     Returns:
-      (params, opt_state, data, key, num_steps, own=(), common=(), noise_key=None) ->
-      (params, opt_state, mean loss of a client, steps taken), where `own` is a pytree
-      of [S, N], a row of each window, whose minibatch `gradients` gets, and `common`
-      one that it gets as it is. A device holds its share of the windows of `own` alone.
-      `num_steps` is [] int32, steps taken before. With a `noise_key`, `gradients` gets
-      in place of `common` that and the data of a key of the step.
+      (params, opt_state, data, key, num_steps, own=(), common=()) -> (params,
+      opt_state, mean loss of a client, steps taken), where `own` is a pytree of
+      [S, N], a row of each window, whose minibatch `gradients` gets, and `common` one
+      that it gets as it is. A device holds its share of the windows of `own` alone.
+      `num_steps` is [] int32, steps taken before.
     """
 
-    def of_share(params, data, starts, weights, feed_truth, own, indices, common):
+    def of_share(params, data, starts, weights, feed_truth, own, indices, *rest):
         own = jax.tree.map(lambda x: sharding.take_windows(x, indices), own)
-        return gradients(params, data, starts, weights, feed_truth, own, common)
+        return gradients(
+            params, data, JointBatch(starts, weights, feed_truth, own, *rest)
+        )
 
     spread = sharding.sum_parts(
-        of_share, (None, None, 0, 2, None, 0, None, None), axes=(mesh.CLIENTS,)
+        of_share, (None, None, 0, 2, None, 0, None, None, None), axes=(mesh.CLIENTS,)
     )
 
-    def train(
-        params,
-        opt_state,
-        data: TrafficData,
-        key,
-        num_steps,
-        own=(),
-        common=(),
-        noise_key=None,
-    ):
+    def train(params, opt_state, data: TrafficData, key, num_steps, own=(), common=()):
         batches = joint_batches(
             key, len(data.starts), batch_size, num_epochs, num_steps, sampling_decay
         )
-        keys = None
-        if noise_key is not None:
-            keys = jax.random.key_data(jax.random.split(noise_key, len(batches.mask)))
+        noise_keys = jax.random.split(jax.random.fold_in(key, NOISE), len(batches.mask))
 
         def step(carry, numbered):
             params, opt_state = carry
-            batch, key_data = numbered
+            batch, noise_key = numbered
             loss, grads = spread(
                 params,
                 data,
@@ -87,14 +89,15 @@ def joint_training(
                 batch.feed_truth,
                 own,
                 batch.indices,
-                common if keys is None else (common, key_data),
+                common,
+                noise_key,
             )
             updates, opt_state = optimizer.update(grads, opt_state, params)
             params = after_step(optax.apply_updates(params, updates), data)
             return (params, opt_state), loss
 
         (params, opt_state), losses = jax.lax.scan(
-            step, (params, opt_state), (batches, keys)
+            step, (params, opt_state), (batches, jax.random.key_data(noise_keys))
         )
         loss = jnp.mean(losses) / jnp.maximum(jnp.sum(data.client_weights > 0), 1)
         return params, opt_state, loss, len(losses)

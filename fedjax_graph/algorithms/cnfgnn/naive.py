@@ -22,6 +22,8 @@ SLOTS_PER_DAY, SLOTS_PER_WEEK = 288, 2016
 
 @dataclasses.dataclass(frozen=True)
 class NaiveConfig(Checked):
+    """Configures predictors that learn nothing: windows that are scored at once."""
+
     eval_batch_size: int = limited(48, lower=1)
 
 

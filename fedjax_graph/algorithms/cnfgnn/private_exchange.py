@@ -9,57 +9,77 @@ states are one release, its gradients another.
 """
 
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core.privacy import Privacy, private_windows
+from fedjax_graph.core.privacy import Privacy, private_windows, release
 from fedjax_graph.data.traffic.windows import TrafficData
 
-HIDDEN, GRADIENTS = 2**31 - 4, 2**31 - 5  # folded into a round's key
+_HIDDEN = 2**31 - 4  # folded into a round's key
 
 
-def sent_hidden(
-    config: Privacy, h_c: jax.Array, data: TrafficData, starts: jax.Array, key_data
-) -> jax.Array:
-    """Hidden states as they are sent.
+class Exchange(NamedTuple):
+    """What happens to h_c and gradients on their way: nothing without privacy."""
 
-    Args:
-      config: clipping and noise.
-      h_c: [K, B, H].
-      data: of the clients.
-      starts: [B], the windows.
-      key_data: of the release: under the same key a window's noise is the same.
-    """
-    key = jax.random.wrap_key_data(key_data)
-    norm = config.hidden_clip_norm
-    std = config.noise_multiplier * norm * math.sqrt(len(data.starts))
-    return private_windows(norm, std, h_c, data.client_ids, starts, key)
+    privacy: Privacy | None
+    server_rounds: int  # R_s, in each of which a window's gradient is sent once
 
+    def noise_key(self, key: jax.Array) -> Any:
+        """Of a round's key, data of that of its hidden states' noise, or ()."""
+        if self.privacy is None:
+            return ()
+        return jax.random.key_data(jax.random.fold_in(key, _HIDDEN))
 
-def sent_gradients(
-    config: Privacy,
-    gradients: jax.Array,
-    data: TrafficData,
-    starts: jax.Array,
-    weights: jax.Array,
-    key_data: jax.Array,
-    num_passes: int,
-) -> jax.Array:
-    """Gradients in h_G as they are sent; those of padding are 0.
+    def hidden(
+        self, h_c: jax.Array, data: TrafficData, starts: jax.Array, noise_key: Any
+    ) -> jax.Array | None:
+        """Hidden states as they are sent, or None for as they are.
 
-    Args:
-      config: clipping and noise.
-      gradients: [K, B, H].
-      data: of the clients.
-      starts: [B], the windows.
-      weights: [K, 12, B] of the errors, 0 for padded windows and clients alone.
-      key_data: of the step.
-      num_passes: R_s, in each of which a window is sent once.
-    """
-    key = jax.random.wrap_key_data(key_data)
-    norm, num_rows = config.gradient_clip_norm, num_passes * len(data.starts)
-    std = config.noise_multiplier * norm * math.sqrt(num_rows)
-    noisy = private_windows(norm, std, gradients, data.client_ids, starts, key)
-    is_real = jnp.any(weights > 0, axis=1)
-    return jnp.where(is_real[..., None], noisy, 0)
+        Args:
+          h_c: [K, B, H].
+          data: of the clients.
+          starts: [B], the windows.
+          noise_key: see `noise_key`: under the same one a window's noise is the same.
+        """
+        if self.privacy is None:
+            return None
+        norm, num_rows = self.privacy.hidden_clip_norm, len(data.starts)
+        return self._noisy(norm, num_rows, h_c, data, starts, noise_key)
+
+    def gradients(
+        self,
+        gradients: jax.Array,
+        data: TrafficData,
+        starts: jax.Array,
+        weights: jax.Array,
+        noise_key: jax.Array,
+    ) -> jax.Array:
+        """Gradients in h_G as they are sent; with noise, those of padding are 0.
+
+        Args:
+          gradients: [K, B, H].
+          data: of the clients.
+          starts: [B], the windows.
+          weights: [K, 12, B] of the errors, 0 for padded windows and clients alone.
+          noise_key: data of a key of the step.
+        """
+        if self.privacy is None:
+            return gradients
+        norm = self.privacy.gradient_clip_norm
+        num_rows = self.server_rounds * len(data.starts)
+        noisy = self._noisy(norm, num_rows, gradients, data, starts, noise_key)
+        is_real = jnp.any(weights > 0, axis=1)
+        return jnp.where(is_real[..., None], noisy, 0)
+
+    def release(self) -> None:
+        """Marks all of a round's hidden states, or gradients, as one mechanism."""
+        if self.privacy is not None:
+            release()
+
+    def _noisy(self, norm, num_rows, rows, data, starts, noise_key) -> jax.Array:
+        assert self.privacy is not None
+        std = self.privacy.noise_multiplier * norm * math.sqrt(num_rows)
+        key = jax.random.wrap_key_data(noise_key)
+        return private_windows(norm, std, rows, data.client_ids, starts, key)

@@ -49,10 +49,14 @@ OptStates = tuple[optax.OptState, optax.OptState]  # of clients, of the server
 
 @dataclasses.dataclass(frozen=True)
 class SplitLearningFedAvgConfig(SplitConfig):
+    """Configures split learning whose clients average their models."""
+
     average_every_step: bool = False  # or once a round
 
 
 class SplitLearningState(NamedTuple):
+    """Holds both halves of the model and their optimizers' states."""
+
     client_params: Any  # pytree of [1, ...], or [K, ...] without averages
     server_params: Any
     client_opt_state: optax.OptState  # [K, ...], or [1, ...] of one model for all
@@ -104,13 +108,12 @@ def joint_gradients(
     models = make_models(config)
     bits = models.exchange_bits
 
-    def gradients(params, data, starts, weights, feed_truth, own, common):
-        del own, common
+    def gradients(params, data, batch):
         client_params, server_params = params
         share = real_share(data, config.server_batch_size)
         share = Fraction(0) if is_centralized else share
         h_c, pull_encoders = jax.vjp(
-            lambda params: models.encode(params, data, starts), client_params
+            lambda params: models.encode(params, data, batch.starts), client_params
         )
         h_g, pull_network = jax.vjp(
             lambda params, h_c: models.embed(params, data, h_c),
@@ -120,9 +123,9 @@ def joint_gradients(
 
         def loss(client_params, h_c, h_g):
             outputs, targets = models.decode(
-                client_params, data, starts, h_c, h_g, feed_truth
+                client_params, data, batch.starts, h_c, h_g, batch.feed_truth
             )
-            return jnp.sum(weights * (outputs - targets) ** 2)
+            return jnp.sum(batch.weights * (outputs - targets) ** 2)
 
         value, (decoder_grads, h_c_grads, h_g_grads) = jax.value_and_grad(
             loss, argnums=(0, 1, 2)

@@ -52,6 +52,7 @@ class FLRLConfig(TrialConfig):
 
     @property
     def controller(self) -> "Controller":
+        """The network that draws codes."""
         return Controller(self.num_layers, self.controller_size, self.stages)
 
 

@@ -74,6 +74,7 @@ class SearchConfig(Checked):
 
     @property
     def supernet(self) -> SuperNet:
+        """The network that holds those of all codes."""
         return SuperNet(
             self.num_features,
             self.num_classes,
@@ -96,14 +97,19 @@ class SearchState(Protocol):
     """Names what the states of all searches have, which are NamedTuples."""
 
     @property
-    def weights(self) -> Weights: ...
+    def weights(self) -> Weights:
+        """The weights of all codes."""
+        ...
+
     @property
     def code(self) -> jax.Array:
         """The code [L + 2] int32 that the search would end with."""
         ...
 
     @property
-    def num_rounds(self) -> jax.Array: ...  # [] int32
+    def num_rounds(self) -> jax.Array:
+        """Rounds so far, [] int32."""
+        ...
 
 
 # --- Training ------------------------------------------------------------------------

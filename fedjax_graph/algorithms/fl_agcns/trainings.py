@@ -96,6 +96,7 @@ class Schedule(NamedTuple):
 
     @property
     def num_rounds(self) -> int:
+        """All rounds: generations, and steps of the rungs."""
         return self.num_evolving + len(self.rung)
 
 

@@ -41,7 +41,7 @@ import optax
 from fedjax_graph.algorithms.lg_fed_avg import is_representation
 from fedjax_graph.algorithms.sfl import structure_learning
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
-from fedjax_graph.core import aggregation, communication, graphs, trees
+from fedjax_graph.core import aggregation, channel, communication, graphs, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.client_state import (
@@ -67,6 +67,8 @@ from fedjax_graph.core.trees import IsPersonal, nothing
 
 @dataclasses.dataclass(frozen=True)
 class SFLConfig(FederatedConfig):
+    """Configures SFL: the graph convolution, the pulls, and where clients start."""
+
     propagation_steps: int = limited(3, lower=0)  # m
     alpha: float = limited(1.0, lower=0, upper=1)
     pull_weight: float = limited(0.0, lower=0)  # lambda, of each of the two pulls
@@ -77,6 +79,8 @@ class SFLConfig(FederatedConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SFLStarConfig(SFLConfig):
+    """Configures SFL*: SFL along a graph that is in part learnt."""
+
     client_graph: Literal["given", "none"] = "given"
     """none: A_learnt alone, which has no self edges, as in the released code."""
     learnt_share: float = limited(0.05, lower=0, upper=1)  # beta
@@ -84,6 +88,8 @@ class SFLStarConfig(SFLConfig):
 
 
 class SFLStarState(NamedTuple):
+    """Holds the clients' models, and the graph learnt from them."""
+
     models: Any  # u, leaves [K, ...]
     num_rounds: jax.Array  # [] int32
     learnt_adjacency: jax.Array  # A_learnt [K, K], a row as its client last took part
@@ -124,6 +130,9 @@ def _sfl(
     **settings: Any,
 ) -> FederatedAlgorithm:
     """What SFL and its kin share: the clients' half, and which models they keep."""
+    if config.start == "own":  # noise promises something of the way from a known start
+        reason = "under start='own' clients begin at models that no other knows"
+        channel.refuse(config, reason, "privacy")
     if config.start == "own" or config.score == "local":
         keeping = KeepsLocal(config.task, config.score)
         config = dataclasses.replace(config, task=keeping)

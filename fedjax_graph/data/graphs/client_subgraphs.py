@@ -210,11 +210,11 @@ def make_splits(
       split: its labels.
       outside_neighbours: whether a client also keeps copies of the nodes that an edge
         joins to its own, with their features. Edges run both ways between own nodes
-        and copies, and none between copies: a client knows of no others' edges.
+        and copies, and none between copies: a client knows of no others' edges. The
+        data then say which node of the dataset each row is (`node_ids`, `is_own`).
       normalise_features: whether the features of a node are divided by their sum;
         those of sum 0 are left.
-      is_linked: whether the data say which clients have edges between them (`graph`),
-        and which node of the dataset each row is (`node_ids`, `is_own`).
+      is_linked: whether the data say which clients have edges between them (`graph`).
       is_sparse: whether features are `SparseRows`, for models that multiply them by
         their first kernel and read them nowhere else.
 
@@ -252,8 +252,9 @@ def make_splits(
     )
     if is_linked:
         graph = graphs.from_adjacency(_edges_between(adjacency, parts.owners))
-        own = is_own.astype(np.float32)
-        train = train._replace(graph=graph, node_ids=nodes, is_own=own)
+        train = train._replace(graph=graph)
+    if outside_neighbours:
+        train = train._replace(node_ids=nodes, is_own=is_own.astype(np.float32))
     train = jax.device_put(train)  # `jnp.asarray` would copy the features twice
     test = train._replace(is_scored=jax.device_put(marks(split.test)))
     return dict(zip(batching.SPLITS, (train, train, test), strict=True))

@@ -425,7 +425,9 @@ def _read_csv(
     limits.check_table(path, np.dtype(dtype).itemsize)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "loadtxt: input contained no data")
-        table = np.loadtxt(path, dtype, delimiter=",", ndmin=2, skiprows=skipped)
+        table = np.loadtxt(
+            path, dtype, delimiter=",", ndmin=2, skiprows=skipped, encoding="utf-8-sig"
+        )
     if not len(table) or num_columns not in (None, table.shape[1]):
         raise InputError(
             f"a table of shape {table.shape}, expected at least one row and "

@@ -141,9 +141,9 @@ def _noted(dataset: ImageDataset) -> ImageDataset:
     sizes = (len(dataset.train_labels), len(dataset.test_labels))
     if sizes == CIFAR10_SIZES:
         return dataset
-    note = "{} training and {} test images, where {} and {} were published"
-    note = note.format(*sizes, *CIFAR10_SIZES)
-    return dataclasses.replace(dataset, notes=(*dataset.notes, note))
+    words = "{} training and {} test images, where {} and {} were published"
+    notes = (*dataset.notes, words.format(*sizes, *CIFAR10_SIZES))
+    return dataclasses.replace(dataset, notes=notes)
 
 
 def _read_cifar10(path: Path) -> ImageDataset:
@@ -168,12 +168,19 @@ def _read_archive(path: Path) -> ImageDataset:
             tarfile.open(fileobj=file, mode="r:") as archive,
         ):
             for name in (*_TRAIN_BATCHES, _TEST_BATCH, _META):
-                member = archive.extractfile(f"{_FOLDER}/{name}")
-                (folder / name).write_bytes(member.read())
+                (folder / name).write_bytes(_member(archive, f"{_FOLDER}/{name}"))
         try:
             return _read_folder(folder)
         except InputError as error:
             raise InputError(str(error).replace(temporary, str(path))) from error
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    """The content of a file that is in an archive whole."""
+    if not (member := archive.getmember(name)).isfile() or member.issparse():
+        raise InputError(f"{name} is no plain file in it; get CIFAR-10 again")
+    limits.check_bytes(f"its file {name}", member.size)
+    return archive.extractfile(member).read()
 
 
 def _read_folder(folder: Path) -> ImageDataset:

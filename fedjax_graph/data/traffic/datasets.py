@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files
 from fedjax_graph.data.traffic import formats as traffic_formats
-from fedjax_graph.data.traffic import largest, network, own_files, windows
+from fedjax_graph.data.traffic import hdf, largest, network, own_files, windows
 from fedjax_graph.data.traffic.formats import gaussian_kernel_adjacency, id_texts
 from fedjax_graph.data.traffic.network import (
     UNKNOWN_UNIT,
@@ -45,57 +45,9 @@ def load(
 ) -> TrafficDataset:
     """Loads a dataset by name, or a user's own file.
 
-    METR-LA and PEMS-BAY are looked for in `data_dir`, else in $FEDJAX_GRAPH_DATA, and
-    then in the download cache; in each also in the subfolders `METR-LA` or `PEMS-BAY`
-    and `sensor_graph`. Readings are taken from the first of `metr_la.npz`,
-    `metr-la.h5` and `metr-la.csv` (PEMS-BAY likewise), the graph of the latter two
-    from `adj_mx.pkl`, else from the road distances in `distances_la_2012.csv`
-    (`adj_mx_bay.pkl`, `distances_bay_2017.csv`), coordinates, where present, from
-    `graph_sensor_locations.csv` (`graph_sensor_locations_bay.csv`).
-
-    PEMSD4, of which the flow is forecast, is looked for likewise, also in the
-    subfolders `PEMS04` and `pems_d4_d8`: `pems_d4.npz`, `pems04.npz` or `PEMS04.npz`,
-    the graph of the latter two from the road distances in `PEMS04.distance.csv`,
-    `PEMS04.csv`, or a `distance.csv` in the folder of the readings (PEMSD8 with 8 in
-    place of 4). Roads are listed one way and used both ways. The lists hold roads
-    between neighbours only, so the threshold of `gaussian_kernel_adjacency` cuts many:
-    418 of 680 edges stay in PEMSD4, 270 of 548 in PEMSD8, and 67 and 48 sensors keep
-    no edge but that to themselves.
-
-    PEMSD3 and PEMSD7 are STSGCN's, in files of the same form but for the channels:
-    `PEMS03.npz`, `PEMS03.csv` with roads between ids, and `PEMS03.txt` with the ids in
-    the order of the readings; `PEMS07.npz` and `PEMS07.csv` between sensors 0 to 882.
-    884 of the 1092 edges stay in PEMSD3, 1580 of 1732 in PEMSD7, and 15 and 27 sensors
-    keep none but that to themselves. PEMSD7's readings cover 98 days and are taken to
-    follow each other from its first day, 2017-05-01, on; the span given for it, to
-    2017-08-31, is 123 days.
-
-    LargeST's networks (`largest_sd`, `largest_gba`, `largest_gla`, `largest_ca`) are
-    read from the publisher's files of California or of the part, see `largest`; looked
-    for also in the subfolders `sd`, `ca`, `LargeST/sd`, `LargeST/ca` and `LargeST`.
-
-    A user's own file is a `numpy.savez` archive without object arrays:
-
-        speed [T, N]            what is forecast; 0 or NaN where a reading is missing
-        mask [T, N]             optional: bool, False where one is missing
-        timestamps [T]          wall-clock time, evenly spaced (see
-                                `time_steps.step_of`): datetime64, or text in ISO 8601;
-        timestamps_ns [T]       or integers, ns since 1970-01-01;
-        start_ns, freq_ns       or the first time stamp and the step between rows
-        adjacency [N, N]        weights >= 0; [i, j] is an edge from sensor i to j;
-        distance_from [R], distance_to [R], distance_cost [R]
-                                or ids of two sensors and the road distance between
-                                them, for `gaussian_kernel_adjacency`
-        sensor_ids [N]          optional: integers or text; 0 to N - 1 if absent
-        latitude [N], longitude [N]
-                                optional: degrees
-        unit                    optional: text, the unit of `speed`, such as "mph" or
-                                "veh/5min"; "units of the data" if absent
-
-    Or it is a table `NAME.csv`, a header of sensor ids and a first column of time
-    stamps, with `NAME_adjacency.csv`, a row and a column for each sensor, or
-    `NAME_distances.csv`, rows from,to,distance, beside it, and where there are
-    coordinates `NAME_locations.csv`, rows id,latitude,longitude.
+    Published datasets are looked for in `data_dir`, else in $FEDJAX_GRAPH_DATA, and
+    then in the download cache, under the names that `published` lists; the forms of a
+    user's own file stand in `own_files`.
 
     Args:
       name: a name of `PUBLISHED`, or a path that ends in `.npz` or `.csv`.
@@ -276,7 +228,7 @@ def _readings(
     path: Path, published: Published, sensor_ids: tuple[str, ...] | None
 ) -> traffic_formats.Readings:
     if path.suffix == ".h5":
-        return traffic_formats.read_hdf(path)
+        return hdf.read(path)
     if path.suffix == ".csv":
         return traffic_formats.read_csv(path)
     shape = (published.num_steps, published.num_sensors, published.num_channels)

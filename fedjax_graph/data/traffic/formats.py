@@ -4,19 +4,21 @@ Each reader checks the structure of its file and raises `InputError`, one line t
 names the file. Sensors are named by their ids as text, whatever the file has.
 """
 
+import collections
 import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-import h5py
 import numpy as np
 
-from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.errors import InputError, one_line
 from fedjax_graph.data import files, limits, safe_pickle
 
 _PEMS_CHANNELS = ("flow", "occupancy", "speed")
+_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
+_ZONE = re.compile(r"(Z|[T ]\d.*[+-]\d\d(:?\d\d)?)\s*$")
 
 
 class Readings(NamedTuple):
@@ -56,82 +58,6 @@ def numbers(arrays: dict[str, np.ndarray], key: str, ndim: int) -> np.ndarray:
             f"{key} has shape {array.shape} and type {array.dtype}, expected numbers "
             f"with {ndim} axes"
         )
-    return array
-
-
-def read_hdf(path: str | os.PathLike) -> Readings:
-    """Reads a table in pandas' fixed HDF5 format: metr-la.h5, pems-bay.h5.
-
-    The file holds one table, under any key (`df` and `speed` in those two). Column
-    labels are sensor ids, integers or text; row labels are time stamps.
-    """
-    with files.reading(path, "pandas fixed-format .h5 file"), h5py.File(path) as file:
-        table, sensor_ids, timestamps = hdf_table(file)
-        limits.check_shape("its table", (len(timestamps), len(sensor_ids)), 8)
-        speed = np.full((len(timestamps), len(sensor_ids)), np.nan, np.float32)
-        column = {sensor: index for index, sensor in enumerate(sensor_ids)}
-        for key in (key for key in table if re.fullmatch(r"block\d+_values", str(key))):
-            values = hdf_array(table, key)
-            items = id_texts(hdf_array(table, key.replace("values", "items"))[()])
-            if values.shape != (len(timestamps), len(items)):
-                raise InputError(
-                    f"{key} has shape {values.shape}, expected a row for each of "
-                    f"{len(timestamps)} time stamps and a column for each of "
-                    f"{len(items)} sensors"
-                )
-            speed[:, [column.pop(item) for item in items]] = values[()]
-        if column:
-            raise InputError(f"no readings of sensor {next(iter(column))}")
-    return Readings(speed, timestamps, sensor_ids)
-
-
-def hdf_table(
-    file: h5py.File, most_rows: int | None = None
-) -> tuple[h5py.Group, tuple[str, ...], np.ndarray]:
-    """The one table in pandas' fixed format of a file, without its readings.
-
-    Args:
-      file: open.
-      most_rows: how many rows it may have; None for any number.
-
-    Returns:
-      The group, the column labels N, and the row labels [T] datetime64[ns].
-
-    Raises:
-      InputError: there is no such table, or it is larger or labelled by something else.
-    """
-    tables = [key for key in file if f"{key}/axis0" in file]
-    if len(tables) != 1:
-        raise InputError(
-            "expected one table in pandas' fixed format (key 'df' or 'speed'), "
-            f"found {len(tables)} under the keys {sorted(file)}"
-        )
-    table = cast(h5py.Group, file[tables[0]])
-    rows = hdf_array(table, "axis1")
-    if most_rows is not None and len(rows) > most_rows:
-        raise InputError(f"{len(rows)} rows, expected at most {most_rows}")
-    sensor_ids = id_texts(hdf_array(table, "axis0")[()])
-    return table, sensor_ids, _hdf_timestamps(rows)
-
-
-def hdf_array(table: h5py.Group, key: str, is_whole: bool = True) -> h5py.Dataset:
-    """An array of a table, not read yet; its content has to lie in the file itself.
-
-    Args:
-      table: where it is.
-      key: its name.
-      is_whole: whether all of it is going to be read at a time.
-
-    Raises:
-      InputError: there is none, it is a link to another file or made from parts, or
-        more is to be read at a time than there may be.
-    """
-    is_own = isinstance(table.get(key, getlink=True), h5py.HardLink)
-    array = table[key] if is_own else None
-    if not isinstance(array, h5py.Dataset) or array.external or array.is_virtual:
-        raise InputError(f"{key} is not an array that lies in this file")
-    for shape in (array.shape if is_whole else (), array.chunks or ()):
-        limits.check_shape(f"its array {key}", shape or (), array.dtype.itemsize)
     return array
 
 
@@ -185,15 +111,6 @@ def _numbered(num_sensors: int) -> tuple[str, ...]:
     return tuple(map(str, range(num_sensors)))
 
 
-def _hdf_timestamps(axis: h5py.Dataset) -> np.ndarray:
-    kind = axis.attrs.get("kind", "datetime64")
-    kind = kind.decode() if isinstance(kind, bytes) else str(kind)
-    match = re.fullmatch(r"datetime64(?:\[(\w+)\])?", kind)
-    if match is None or axis.dtype.kind != "i":
-        raise InputError(f"rows are labelled by {kind}, expected time stamps")
-    return axis[()].astype(f"M8[{match[1] or 'ns'}]").astype("M8[ns]")
-
-
 def read_csv(path: str | os.PathLike) -> Readings:
     """Reads a table with a header of sensor ids and a first column of time stamps.
 
@@ -204,11 +121,19 @@ def read_csv(path: str | os.PathLike) -> Readings:
         sensor_ids = id_texts(next(file, "").strip().replace('"', "").split(",")[1:])
         if not sensor_ids:
             raise InputError("expected a header line of sensor ids")
+        repeated = [
+            x for x, count in collections.Counter(sensor_ids).items() if count > 1
+        ]
+        if repeated:
+            raise InputError(f"sensor {repeated[0]} has several columns, expected one")
         stamps = []
         # The row of zeros fixes the number of columns, even of an empty table.
         rows = itertools.chain([",".join("0" * len(sensor_ids))], _rows(file, stamps))
         speed = np.loadtxt(rows, np.float32, delimiter=",", ndmin=2)[1:]
-        return Readings(speed, np.array(stamps, "M8[ns]"), sensor_ids)
+        timestamps = as_stamps(
+            "the first column", text_array("its time stamps", stamps)
+        )
+        return Readings(speed, timestamps, sensor_ids)
 
 
 def _rows(lines: Iterable[str], stamps: list[str]) -> Iterator[str]:
@@ -218,6 +143,56 @@ def _rows(lines: Iterable[str], stamps: list[str]) -> Iterator[str]:
         if stamp:
             stamps.append(stamp.strip('"'))
             yield re.sub(r"(?<![^,])(?=,|$)", "nan", row) if ",," in f",{row}," else row
+
+
+def as_stamps(key: str, stamps: np.ndarray) -> np.ndarray:
+    """Time stamps as datetime64[ns].
+
+    Args:
+      key: what has them, for the message.
+      stamps: [T] datetime64 of any unit, text in ISO 8601, or nanoseconds since 1970.
+
+    Raises:
+      InputError: if they are none of these, or out of the range of nanoseconds.
+    """
+    kind = stamps.dtype.kind
+    if stamps.ndim != 1 or kind not in "MUiuf":
+        raise InputError(
+            f"{key} has shape {stamps.shape} and type {stamps.dtype}, expected [T] of "
+            "datetime64, of text such as 2012-03-01T00:05, or of integers"
+        )
+    if kind in "iuf":
+        if key == "timestamps":
+            raise InputError(
+                "timestamps has numbers, expected datetime64 or text; save nanoseconds "
+                "since 1970 as 'timestamps_ns', or seconds by "
+                "timestamps.astype('datetime64[s]')"
+            )
+        return stamps.astype("M8[ns]")
+    if kind == "U":
+        stamps = _parsed(key, stamps)
+    with np.errstate(over="ignore"):
+        found = stamps.astype("M8[ns]")
+    is_same = (found.astype(stamps.dtype) == stamps) | np.isnat(stamps)
+    if not is_same.all():
+        first = np.datetime_as_string(stamps[np.argmin(is_same)])
+        raise InputError(f"{key} has {first}, expected years 1678 to 2261")
+    return found
+
+
+def _parsed(key: str, stamps: np.ndarray) -> np.ndarray:
+    """Text as datetime64, which by itself NumPy takes of numbers and of zones too."""
+    expected = "expected text such as 2012-03-01T00:05"
+    for stamp in stamps.tolist():
+        said = f"{key} has {one_line(stamp, 100)!a}"
+        if not _DATE.match(stamp):
+            raise InputError(f"{said}, {expected}")
+        if _ZONE.search(stamp):
+            raise InputError(f"{said}, expected wall-clock time without a zone")
+    try:
+        return stamps.astype("M8[us]")
+    except ValueError as error:
+        raise InputError(f"{key}: {error}; {expected}") from error
 
 
 def read_graph_pickle(path: str | os.PathLike) -> Graph:
@@ -246,16 +221,34 @@ def read_triples(path: str | os.PathLike) -> Triples:
     That is distances_*.csv (from, to, metres) and graph_sensor_locations*.csv
     ([index,] id, latitude, longitude).
     """
-    with files.reading(path, ".csv file with three columns or more"):
-        with limits.open_text(path, share=64) as file:
-            rows = [line.split(",") for line in file.read().splitlines() if line]
-        if rows and not files.is_number(rows[0][-1]):
-            rows = rows[1:]
-        columns = np.array([row[-3:] for row in rows])
-        if columns.ndim != 2 or columns.shape[1] != 3:
+    first, second, third = [], [], []
+    kind = ".csv file with three columns or more"
+    with files.reading(path, kind), limits.open_text(path, share=64) as file:
+        lines = (line for line in file if line.strip())
+        for number, line in enumerate(lines):
+            row = line.rsplit(",", 3)[-3:]
+            if number == 0 and not files.is_number(row[-1]):
+                continue
+            if len(row) != 3:
+                raise InputError("expected rows of three columns")
+            first.append(row[0].strip())
+            second.append(row[1].strip())
+            third.append(float(row[2]))
+        if not third:
             raise InputError("expected rows of three columns")
-        columns = np.char.strip(columns)
-        return Triples(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64))
+        first, second = text_array("its ids", first), text_array("its ids", second)
+        return Triples(first, second, np.array(third))
+
+
+def text_array(what: str, texts: Sequence[str]) -> np.ndarray:
+    """An array of text, each of which takes the room of the longest.
+
+    Raises:
+      InputError: if that is too much; see `limits.check_bytes`.
+    """
+    longest = max(map(len, texts), default=0)
+    limits.check_shape(what, (len(texts), longest), 4)
+    return np.array(texts, f"U{max(longest, 1)}")
 
 
 def gaussian_kernel_adjacency(
@@ -387,4 +380,6 @@ def id_texts(ids: Sequence) -> tuple[str, ...]:
         raise InputError("sensor ids have to be integers or text")
     texts = tuple(i.decode() if isinstance(i, bytes) else str(i) for i in plain)
     files.check_texts("sensor ids", texts)
+    longest = max(map(len, texts), default=0)  # as an array, see `text_array`
+    limits.check_shape("its sensor ids", (len(texts), longest), 4)
     return texts

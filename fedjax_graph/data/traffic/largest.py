@@ -36,7 +36,7 @@ import numpy as np
 
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files, limits
-from fedjax_graph.data.traffic import formats
+from fedjax_graph.data.traffic import formats, hdf
 
 STEP = np.timedelta64(15, "m").astype("timedelta64[ns]")
 ROWS_PER_STEP = 3  # of the raw readings
@@ -75,9 +75,9 @@ def read_sensors(path: str | os.PathLike, districts: Sequence[int]) -> Sensors:
             raise InputError(f"no sensor of district {', '.join(map(str, districts))}")
         return Sensors(
             ids=formats.id_texts([row["ID"] for row in rows]),
-            matrix_rows=np.array([row["ID2"] for row in rows]).astype(np.int64),
-            latitude=np.array([row["Lat"] for row in rows]).astype(np.float64),
-            longitude=np.array([row["Lng"] for row in rows]).astype(np.float64),
+            matrix_rows=np.array([int(row["ID2"]) for row in rows]),
+            latitude=np.array([float(row["Lat"]) for row in rows]),
+            longitude=np.array([float(row["Lng"]) for row in rows]),
         )
 
 
@@ -137,9 +137,9 @@ def read_flows(
       InputError: one line; the file is broken, too long, or lacks a sensor.
     """
     with files.reading(path, "pandas fixed-format .h5 file"), h5py.File(path) as file:
-        table, labels, timestamps = formats.hdf_table(file, ROWS_PER_STEP * most_steps)
-        values = formats.hdf_array(table, "block0_values", is_whole=False)
-        items = formats.id_texts(formats.hdf_array(table, "block0_items")[()])
+        table, labels, timestamps = hdf.table_of(file, ROWS_PER_STEP * most_steps)
+        values = hdf.array_of(table, "block0_values", is_whole=False)
+        items = formats.id_texts(hdf.array_of(table, "block0_items")[()])
         shape = (len(timestamps), len(items))
         if values.shape != shape or values.dtype.kind != "f":
             raise InputError(

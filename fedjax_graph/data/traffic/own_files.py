@@ -1,7 +1,31 @@
-"""Readers of a user's own sensor network: a .npz archive, or tables in csv."""
+"""Readers of a user's own sensor network: a .npz archive, or tables in csv.
 
+An archive is one of `numpy.savez`, without object arrays:
+
+    speed [T, N]            what is forecast; 0 or NaN where a reading is missing
+    mask [T, N]             optional: bool, False where one is missing
+    timestamps [T]          wall-clock time, evenly spaced (see
+                            `time_steps.step_of`): datetime64, or text in ISO 8601;
+    timestamps_ns [T]       or integers, ns since 1970-01-01;
+    start_ns, freq_ns       or the first time stamp and the step between rows
+    adjacency [N, N]        weights >= 0; [i, j] is an edge from sensor i to j;
+    distance_from [R], distance_to [R], distance_cost [R]
+                            or ids of two sensors and the road distance between them,
+                            for `gaussian_kernel_adjacency`
+    sensor_ids [N]          optional: integers or text; 0 to N - 1 if absent
+    latitude [N], longitude [N]
+                            optional: degrees
+    unit                    optional: text, the unit of `speed`, such as "mph" or
+                            "veh/5min"; "units of the data" if absent
+
+Tables are `NAME.csv`, a header of sensor ids and a first column of time stamps, with
+`NAME_adjacency.csv`, a row and a column for each sensor, or `NAME_distances.csv`, rows
+from,to,distance, beside it, and where there are coordinates `NAME_locations.csv`, rows
+id,latitude,longitude.
+"""
+
+import itertools
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +44,6 @@ _NAMES = {  # what is often meant: key -> names that others give it
     "adjacency": ("adj", "adj_mx", "adjacency_matrix", "weights", "A", "W"),
 }
 _OF_GRAPHS = {"edges", "edge", "edge_index", "labels", "y"}  # where no hint is right
-_ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 BESIDE = {  # what a table of readings NAME.csv may have beside it
     "adjacency": "{}_adjacency.csv",
     "distances": "{}_distances.csv",
@@ -37,7 +60,7 @@ def beside(path: Path, what: str) -> Path:
 
 
 def read_npz(path: str | os.PathLike, needs_graph: bool = True) -> dict[str, Any]:
-    """Reads a .npz file with the keys that `datasets.load` lists.
+    """Reads an archive of the keys above.
 
     Without a graph, where none is needed, the adjacency is that of self edges alone.
 
@@ -101,48 +124,11 @@ def _timestamps(arrays: dict[str, np.ndarray], num_steps: int) -> np.ndarray:
     """Time stamps [T] datetime64[ns], of whichever form there is."""
     key = next((key for key in _STAMP_KEYS if key in arrays), None)
     if key is not None:
-        return _as_stamps(key, arrays[key])
+        return formats.as_stamps(key, arrays[key])
     if "start_ns" not in arrays:
         _required(arrays, "timestamps")
     start, step = (int(numbers(arrays, key, 0)) for key in ("start_ns", "freq_ns"))
     return (start + step * np.arange(num_steps)).astype("M8[ns]")
-
-
-def _as_stamps(key: str, stamps: np.ndarray) -> np.ndarray:
-    """datetime64 of any unit, text in ISO 8601, or nanoseconds since 1970."""
-    kind = stamps.dtype.kind
-    if stamps.ndim != 1 or kind not in "MUiuf":
-        raise InputError(
-            f"{key} has shape {stamps.shape} and type {stamps.dtype}, expected [T] of "
-            "datetime64, of text such as 2012-03-01T00:05, or of integers"
-        )
-    if kind in "iuf":
-        if key == "timestamps":
-            raise InputError(
-                "timestamps has numbers, expected datetime64 or text; save nanoseconds "
-                "since 1970 as 'timestamps_ns', or seconds by "
-                "timestamps.astype('datetime64[s]')"
-            )
-        return stamps.astype("M8[ns]")
-    if kind == "U":
-        zoned = next((x for x in stamps.tolist() if _ZONE.search(x)), None)
-        if zoned is not None:
-            raise InputError(
-                f"{key} has {zoned!a}, expected wall-clock time without a zone"
-            )
-        try:
-            stamps = stamps.astype("M8[us]")
-        except ValueError as error:
-            raise InputError(
-                f"{key}: {error}; expected text such as 2012-03-01T00:05"
-            ) from error
-    with np.errstate(over="ignore"):
-        found = stamps.astype("M8[ns]")
-    is_same = (found.astype(stamps.dtype) == stamps) | np.isnat(stamps)
-    if not is_same.all():
-        first = np.datetime_as_string(stamps[np.argmin(is_same)])
-        raise InputError(f"{key} has {first}, expected years 1678 to 2261")
-    return found
 
 
 def _adjacency(
@@ -211,19 +197,38 @@ def read_csv(path: Path, needs_graph: bool = True) -> dict[str, Any]:
 def _read_matrix(path: Path, sensor_ids: tuple[str, ...]) -> Graph:
     """A table of weights: numbers alone, or with ids as first line and column."""
     with limits.open_text(path) as file:
-        rows = [line.strip().split(",") for line in file if line.strip()]
-    if not rows:
-        raise InputError("no rows")
-    if not files.is_number(rows[0][0]):
-        sensor_ids = formats.id_texts([x.strip('" ') for x in rows[0][1:]])
-        first = formats.id_texts([row[0].strip('" ') for row in rows[1:]])
-        if first != sensor_ids:
-            raise InputError("the ids of its rows are not those of its columns")
-        rows = [row[1:] for row in rows[1:]]
-    size = len(sensor_ids)
-    if [len(row) for row in rows] != [size] * size:
-        raise InputError(
-            f"{len(rows)} rows of {len(rows[0]) if rows else 0} weights, expected a "
-            f"row and a column for each of {size} sensors"
-        )
-    return Graph(np.array(rows).astype(np.float64), sensor_ids)
+        lines = (line.strip() for line in file if line.strip())
+        first = next(lines, None)
+        if first is None:
+            raise InputError("no rows")
+        has_ids = not files.is_number(first.partition(",")[0])
+        size = first.count(",") + (not has_ids)
+        limits.check_shape("its weights", (size, size), 8)
+        rows = (("", line) for line in itertools.chain([first], lines))
+        if has_ids:
+            sensor_ids = formats.id_texts([_id(x) for x in first.split(",")[1:]])
+            rows = (line.partition(",")[::2] for line in lines)
+        elif size != len(sensor_ids):
+            num_rows = sum(1 for _ in rows)
+            raise _no_square(f"{num_rows} rows of {size} weights", len(sensor_ids))
+        weights, number = np.zeros((size, size)), 0
+        for number, (key, row) in enumerate(rows, 1):
+            if has_ids and [_id(key)] != list(sensor_ids[number - 1 : number]):
+                raise InputError("the ids of its rows are not those of its columns")
+            if number > size or row.count(",") + 1 != size:
+                found = f"{row.count(',') + 1} weights in row {number}"
+                raise _no_square(found, size)
+            weights[number - 1] = [float(x) for x in row.split(",")]
+        if number < size:
+            raise _no_square(f"{number} rows of {size} weights", size)
+        return Graph(weights, sensor_ids)
+
+
+def _id(cell: str) -> str:
+    return cell.strip('" ')
+
+
+def _no_square(found: str, size: int) -> InputError:
+    return InputError(
+        f"{found}, expected a row and a column for each of {size} sensors"
+    )

@@ -1,4 +1,32 @@
-"""Published sensor networks: how large they are and what their files are called."""
+"""Published sensor networks: how large they are and what their files are called.
+
+METR-LA and PEMS-BAY are looked for also in the subfolders `METR-LA` or `PEMS-BAY` and
+`sensor_graph`. Readings are taken from the first of `metr_la.npz`, `metr-la.h5` and
+`metr-la.csv` (PEMS-BAY likewise), the graph of the latter two from `adj_mx.pkl`, else
+from the road distances in `distances_la_2012.csv` (`adj_mx_bay.pkl`,
+`distances_bay_2017.csv`), coordinates, where present, from `graph_sensor_locations.csv`
+(`graph_sensor_locations_bay.csv`).
+
+PEMSD4, of which the flow is forecast, is looked for likewise, also in the subfolders
+`PEMS04` and `pems_d4_d8`: `pems_d4.npz`, `pems04.npz` or `PEMS04.npz`, the graph of the
+latter two from the road distances in `PEMS04.distance.csv`, `PEMS04.csv`, or a
+`distance.csv` in the folder of the readings (PEMSD8 with 8 in place of 4). Roads are
+listed one way and used both ways. The lists hold roads between neighbours only, so the
+threshold of `gaussian_kernel_adjacency` cuts many: 418 of 680 edges stay in PEMSD4, 270
+of 548 in PEMSD8, and 67 and 48 sensors keep no edge but that to themselves.
+
+PEMSD3 and PEMSD7 are STSGCN's, in files of the same form but for the channels:
+`PEMS03.npz`, `PEMS03.csv` with roads between ids, and `PEMS03.txt` with the ids in the
+order of the readings; `PEMS07.npz` and `PEMS07.csv` between sensors 0 to 882. 884 of
+the 1092 edges stay in PEMSD3, 1580 of 1732 in PEMSD7, and 15 and 27 sensors keep none
+but that to themselves. PEMSD7's readings cover 98 days and are taken to follow each
+other from its first day, 2017-05-01, on; the span given for it, to 2017-08-31, is 123
+days.
+
+LargeST's networks (`largest_sd`, `largest_gba`, `largest_gla`, `largest_ca`) are read
+from the publisher's files of California or of the part, see `largest`; looked for also
+in the subfolders `sd`, `ca`, `LargeST/sd`, `LargeST/ca` and `LargeST`.
+"""
 
 from typing import NamedTuple
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.algorithms.cnfgnn import private_exchange
 from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig, cnfgnn
+from fedjax_graph.algorithms.cnfgnn.private_exchange import Exchange
 from fedjax_graph.core.privacy import Privacy
 
 pytest.importorskip("jax_privacy", reason="JAX-Privacy, of the extra [dp], is missing")
@@ -32,11 +32,12 @@ def rows_of(train, num_windows, seed=0):
 def test_hidden_states_have_the_noise_of_all_rows_of_a_sensor(train):
     starts = train.starts
     rows = rows_of(train, len(starts))
-    args = NOISY, rows, train, starts, KEY_DATA
-    noise = np.asarray(private_exchange.sent_hidden(*args)) - clipped(rows, 0.5)
+    exchange = Exchange(NOISY, server_rounds=1)
+    sent = exchange.hidden(rows, train, starts, KEY_DATA)
+    noise = np.asarray(sent) - clipped(rows, 0.5)
     assert noise.std() == pytest.approx(3 * 0.5 * np.sqrt(len(starts)), rel=0.03)
     part = starts[3:7]
-    again = private_exchange.sent_hidden(NOISY, rows[:, 3:7], train, part, KEY_DATA)
+    again = exchange.hidden(rows[:, 3:7], train, part, KEY_DATA)
     npt.assert_allclose(again - clipped(rows[:, 3:7], 0.5), noise[:, 3:7], atol=1e-4)
 
 
@@ -47,11 +48,8 @@ def test_gradients_have_the_noise_of_all_passes_and_padding_has_none(train):
     weights = np.ones((len(rows), 12, 8), np.float32)
     weights[:, :, 6:] = 0
     weights[2] = 0  # a padded client
-    sent = np.asarray(
-        private_exchange.sent_gradients(
-            NOISY, rows, train, starts, weights, KEY_DATA, num_passes=4
-        )
-    )
+    exchange = Exchange(NOISY, server_rounds=4)
+    sent = np.asarray(exchange.gradients(rows, train, starts, weights, KEY_DATA))
     npt.assert_array_equal(sent[:, 6:], 0)
     npt.assert_array_equal(sent[2], 0)
     real = np.array([0, 1, 3, 4])

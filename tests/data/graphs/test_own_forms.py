@@ -102,6 +102,14 @@ def test_a_folder_of_tables(tmp_path, has_headers):
     assert data.load(str(folder)).splits == {}
 
 
+@pytest.mark.parametrize("has_headers", [False, True])
+def test_a_mark_of_byte_order_is_no_part_of_a_table(tmp_path, has_headers):
+    folder = write_tables(tmp_path / "mine", has_headers)
+    for path in folder.iterdir():
+        path.write_bytes("\ufeff".encode() + path.read_bytes())
+    check(data.load(str(folder)))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [

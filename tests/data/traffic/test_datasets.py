@@ -328,7 +328,7 @@ def test_tables_of_text_that_are_broken(small):
     for content, match in [
         ("", "header"),
         (whole[:-20], "columns"),
-        (whole.replace("2012-03-01 00:05", "first of March"), "not a readable"),
+        (whole.replace("2012-03-01 00:05", "first of March"), "has 'first of March"),
         (whole.replace(",8.75", ",fast"), "fast"),
         (whole.splitlines()[0] + "\n", "0 time steps are too few"),
     ]:

@@ -75,6 +75,11 @@ def test_a_matrix_of_edges_or_none_has_weights_of_1(tmp_path):
         ),
         ({"timestamps": ["noon"] * 40}, STAMPS, "text such as 2012-03-01T00:05"),
         (
+            {"timestamps": ["1330560000"] * 40},
+            STAMPS,
+            "has '1330560000', expected text",
+        ),
+        (
             {"timestamps": np.array(["9999-01-01"] * 40, "M8[D]")},
             STAMPS,
             "expected years 1678 to 2261",
@@ -118,6 +123,40 @@ def test_tables_of_readings_and_weights(tmp_path, ids):
     assert dataset.step.delta == STEP
 
 
+@pytest.mark.parametrize("zone", ["Z", "-08:00", "+0100", "+01"])
+def test_time_stamps_of_a_table_have_no_zone(tmp_path, zone):
+    stamps = [f"{time}{zone}" for time in TIMESTAMPS.astype("M8[s]").astype(str)]
+    path = tmp_path / "mine.csv"
+    path.write_text(",a\n" + "".join(f"{stamp},1\n" for stamp in stamps))
+    with pytest.raises(InputError, match="expected wall-clock time without a zone"):
+        load(path, needs_graph=False)
+
+
+@pytest.mark.parametrize("stamp", ["1330560000", "20120301", "noon", "now", ""])
+def test_the_first_column_of_a_table_has_dates(tmp_path, stamp):
+    path = tmp_path / "mine.csv"
+    path.write_text(f',a\n"{stamp}",1\n')
+    words = f"the first column has {stamp!r}, expected text such as 2012-03-01T00:05"
+    with pytest.raises(InputError, match=words):
+        load(path, needs_graph=False)
+
+
+def test_a_sensor_has_one_column(tmp_path):
+    path = write_csv(tmp_path / "mine.csv", ids=(5, 6, 7, 6))
+    write_matrix(tmp_path / "mine_adjacency.csv", (5, 6, 7), ADJACENCY[:3, :3])
+    with pytest.raises(InputError, match="sensor 6 has several columns, expected one"):
+        load(path)
+
+
+@pytest.mark.parametrize("ids", [None, IDS], ids=["plain", "with ids"])
+def test_a_mark_of_byte_order_is_no_part_of_a_table(tmp_path, ids):
+    path, weights = write_csv(tmp_path / "mine.csv"), tmp_path / "mine_adjacency.csv"
+    write_matrix(weights, ids)
+    for table in (path, weights):
+        table.write_bytes("\ufeff".encode() + table.read_bytes())
+    npt.assert_array_equal(load(path).adjacency, ADJACENCY)
+
+
 def test_a_matrix_with_ids_gives_the_order(tmp_path):
     path = write_csv(tmp_path / "mine.csv")
     order = [2, 0, 3, 1]
@@ -159,7 +198,9 @@ def test_a_table_without_a_graph(tmp_path):
             "1,2\n3,4\n",
             "2 rows of 2 weights, expected a row and a column for each of 4",
         ),
-        ("1,2,3,4\n1,2,3\n", "expected a row and a column"),
+        ("1,2,3,4\n1,2,3\n", "3 weights in row 2, expected a row and a column"),
+        ("1,2,3,4\n" * 3, "3 rows of 4 weights, expected a row and a column"),
+        ("1,2,3,4\n" * 5, "4 weights in row 5, expected a row and a column"),
         (",1,2\n1,0,1\n3,1,0\n", "ids of its rows are not those of its columns"),
         (",1,2\n1,0,1\n2,1,0\n", "has readings but is not in the graph"),
         ("1,2,3,x\n" * 4, "not a readable table of weights"),

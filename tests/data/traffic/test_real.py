@@ -7,7 +7,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import download, safe_pickle
 from fedjax_graph.data.traffic import datasets as traffic
 from fedjax_graph.data.traffic import formats as traffic_formats
-from fedjax_graph.data.traffic import windows
+from fedjax_graph.data.traffic import hdf, windows
 from tests.data.traffic.traffic_files import NUM_STEPS, write_csv, write_h5
 
 
@@ -140,7 +140,7 @@ def test_all_of_metr_la_in_its_public_csv(original, metr_la, cache, tmp_path):
 
 
 def test_the_first_week_of_pems_bay_in_hdf5(original, subset):
-    readings = traffic_formats.read_hdf(original / "pems-bay-67.first_week.h5")
+    readings = hdf.read(original / "pems-bay-67.first_week.h5")
     graph = traffic_formats.read_graph_pickle(
         original / "sensor_graph" / "adj_mx_bay.pkl"
     )
