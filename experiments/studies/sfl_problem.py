@@ -26,6 +26,7 @@ from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 
 TaskType = TypeVar("TaskType", ImageTask, TrafficRNNTask)
 
+VALIDATION_FRACTION = 0.1  # of a client's training images
 IMAGE_OPTIONS = (
     *("num_clients", "shards", "relation_weights", "num_images", "num_test_images"),
     *("width", "drop_last"),
@@ -158,11 +159,19 @@ def image_problem(study: SFLSettings) -> Problem:
         )
     dataset = images.cut(dataset, study.num_images, study.num_test_images)
     num_clients = study.setting("num_clients")
+    per_client = len(dataset.train_images) // num_clients
+    if not round(VALIDATION_FRACTION * per_client):
+        raise InputError(
+            f"--num_clients={num_clients} of {len(dataset.train_images)} training "
+            f"images have {per_client} each, of which {VALIDATION_FRACTION:.0%} "
+            "validate: too few for one; take fewer clients or more --num_images"
+        )
     splits = label_shards.make_splits(
         dataset,
         num_clients,
         study.shards,
         study.seed,
+        validation_fraction=VALIDATION_FRACTION,
         relation_weights=study.relation_weights,
         ties="higher" if is_code else "lower",
     )

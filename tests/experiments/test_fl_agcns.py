@@ -5,6 +5,8 @@ import pytest
 
 from experiments.studies import fl_agcns_output
 from experiments.studies.fl_agcns import FLAGCNSStudy
+from experiments.studies.fl_agcns_problem import draw_split
+from fedjax_graph.data.graphs import client_subgraphs, synthetic
 from tests.experiments import binary
 from tests.experiments.fl_agcns_machine import (
     NUM_CLASSES,
@@ -50,7 +52,7 @@ BAD = {  # flags: words of the line
     ("--fusion=none",): ["--fusion", "leaves", "all"],
     ("--encryption=rsa",): ["--encryption", "ckks"],
     (f"--num_clients={NUM_NODES + 1}",): [f"{NUM_NODES + 1}", f"{NUM_NODES}"],
-    ("--labels=drawn",): ["num_test = 1000", "fewer"],
+    ("--labels=drawn",): ["--labels=drawn: mine has 60", "1560 are drawn: 20 of a"],
     ("--dataset=corra",): ["'corra'", "cora", "citeseer"],
     ("--eval_only",): ["holds no run to score"],
 }
@@ -171,6 +173,27 @@ def test_without_a_dataset_it_is_synthetic_and_short(training, more_outputs):
     assert found["dataset"] == "synthetic_mixed"
     assert (flags["num_generations"], flags["num_retrain"]) == (2, 3)
     assert found["settings"]["subgraphs"]["num_clients"] == 3
+
+
+def test_all_nodes_of_a_small_class_train():
+    """As of CoraFull's, the smallest of which has 15."""
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat([-1, 0, 1, 2, 3], [9, 900, 7, 800, 0]))
+    dataset = synthetic.node_graph(num_nodes=len(labels), num_classes=4)
+    dataset = dataset._replace(labels=labels.astype(np.int32))
+    noted, split = draw_split(FLAGCNSStudy(labels="drawn", seed=3), dataset)
+    assert noted.notes[-1].startswith("2 of 4 classes have fewer than 20 nodes, which")
+    counts = np.bincount(labels[split.train], minlength=4)
+    np.testing.assert_array_equal(counts, [20, 7, 20, 0])
+    assert (len(split.validation), len(split.test)) == (500, 1000)
+    assert set(labels[np.concatenate(split[1:])]) == {0, 2}
+    labels = rng.integers(4, size=len(labels), dtype=np.int32)
+    whole = dataset._replace(labels=labels)
+    same, split = draw_split(FLAGCNSStudy(seed=3), whole)
+    expected = client_subgraphs.make_split(whole, published=False, seed=3)
+    assert same is whole
+    for own, wanted in zip(split, expected, strict=True):
+        np.testing.assert_array_equal(own, wanted)
 
 
 def test_an_earlier_network_is_drawn_as_it_was(tmp_path, monkeypatch):

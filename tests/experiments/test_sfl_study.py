@@ -295,6 +295,10 @@ def test_a_checkpoint_may_be_older_than_a_checksum(monkeypatch, tmp_path):
         ({"num_days": 3}, "--num_days is for traffic"),
         ({"dataset": "synthetic", "drop_last": True}, "--drop_last is for images"),
         ({"drop_last": True, "batch_size": 91}, "--drop_last.* has 90 .*_size=91 or"),
+        (
+            {"num_clients": 100, "num_images": 200},
+            "--num_clients=100 of 200 .* 2 each, .* more --num_images",
+        ),
         ({"score": "w"}, "--score=w: expected one of aggregated, local"),
         ({"methods": ("fed_avg",), "score": "local"}, "--score concerns none of"),
         ({"plugin": ("nowhere.py",)}, "plugin nowhere.py: no such file"),
