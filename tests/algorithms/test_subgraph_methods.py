@@ -10,6 +10,7 @@ from fedjax_graph.algorithms import gcfl_plus, get_method, make_config
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import Misbehaviour, attackers
+from fedjax_graph.models import adaptive_propagation
 from fedjax_graph.models.adaptive_propagation import homophily
 from fedjax_graph.models.message_passing import Structure
 from fedjax_graph.tasks.subgraphs import query_halves, random_blocks
@@ -95,16 +96,38 @@ def test_random_blocks_have_edges_inside_alone():
     assert (np.diff(receivers) >= 0).all()
 
 
-@pytest.mark.parametrize("is_alike, least", [(True, 1.0), (False, 0.0)])
-def test_homophily_is_what_label_propagation_gets_right(is_alike, least):
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_homophily_is_what_label_propagation_gets_right(is_alike):
     """Two cliques of one label each, or of both in turn."""
     labels = np.repeat([0, 1], 6) if is_alike else np.tile([0, 1], 6)
     senders, receivers = np.nonzero(np.kron(np.eye(2), np.ones((6, 6))) - np.eye(12))
     ones = jnp.ones(len(senders))
     structure = Structure(senders, receivers, ones, jnp.full(12, 5.0), None)
     args = structure, jnp.asarray(labels), jnp.ones(12), 2
-    shares = [float(homophily(*args, jax.random.key(seed))) for seed in range(3)]
-    assert min(shares) >= least and (is_alike or max(shares) < 1)
+    found = [float(homophily(*args, jax.random.key(seed))) for seed in range(3)]
+    halves = [known_half(seed, 12) for seed in range(3)]
+    cliques = np.kron(np.eye(2), np.ones((6, 6)))  # S, with self edges
+    expected = [propagated_right(cliques / 6, labels, half) for half in halves]
+    npt.assert_allclose(found, expected, atol=1e-6)
+    assert len({tuple(half) for half in halves}) == 3
+    assert (expected == [1, 1, 1]) == is_alike
+
+
+def known_half(seed, size):
+    """Which half of the nodes is drawn: those of the lowest numbers."""
+    draws = np.asarray(jax.random.uniform(jax.random.key(seed), (size,)))
+    return np.argsort(np.argsort(draws)) < size // 2
+
+
+def propagated_right(matrix, labels, half):
+    """Eq. 5 in a loop: what is right of the nodes whose labels are hidden."""
+    first = np.where(half[:, None], np.eye(2)[labels], 0.5)
+    spread = first
+    for _ in range(adaptive_propagation.PROPAGATION_STEPS):
+        spread = (matrix @ spread + first) / 2
+        spread = spread + half[:, None] * first
+    right = np.argmax(spread, axis=1) == labels
+    return right[~half].mean()
 
 
 def test_query_nodes_are_every_second_training_node(data):
