@@ -39,7 +39,7 @@ class Run(NamedTuple):
         """The run with the settings of the command that put a method on record."""
         entry = self.methods[method]
         own = {key: entry[key] for key in OF_COMMAND if key in entry}
-        return self._replace(settings=self.settings | own)
+        return self._replace(settings=self.settings | own) if own else self
 
     @property
     def setting(self) -> dict[str, Any]:

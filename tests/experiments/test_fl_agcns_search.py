@@ -366,6 +366,8 @@ def test_a_killed_search_ends_as_if_never_stopped(searching, searches):
             binary.without_timings(searching.entry(name, method))
             for name in ("killed", "whole")
         )
+        assert killed.pop("flags")["methods"] == list(METHODS)  # of the command before
+        assert "--methods=fl_agcns,gcn" in killed.pop("command")
         assert killed == never_stopped
     assert list(binary.table_of(output(answers, "added"))) == ["SGC"]
     assert list(searching.results("killed")["methods"]) == [*METHODS, "sgc"]
