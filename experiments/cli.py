@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from absl import app, flags, logging
 
@@ -71,8 +71,12 @@ def run(main: Callable[[], Any]) -> None:
                 main()
             sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            _fail(f"nobody reads the output any more{_how_to_resume()}", CLOSED)
+            _silence(sys.stdout)
+            try:
+                _fail(f"nobody reads the output any more{_how_to_resume()}", CLOSED)
+            except BrokenPipeError:  # both go to one pipe
+                _silence(sys.stderr)
+                _leave(CLOSED)
         except InputError as error:
             _fail(error)
         except termination.Terminated as error:
@@ -152,6 +156,11 @@ def _how_to_resume() -> str:
 
 def _first_line(error: Exception) -> str:
     return one_line(str(error).partition("\n")[0].rstrip("."))
+
+
+def _silence(stream: TextIO) -> None:
+    """Lets what is still written to a pipe that nobody reads go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _fail(error: Exception | str, status: int = 2) -> NoReturn:

@@ -8,7 +8,8 @@ from experiments.studies.options import Options
 
 # Flags that say where and on what a method runs, which method, and how often.
 NOT_COMPARED = (
-    *("data_dir", "workdir", "methods", "strategy", "sweep", "sweep_values"),
+    *("data_dir", "dataset", "max_file_gib", "plugin", "workdir", "methods", "code"),
+    *("strategy", "sweep", "sweep_values"),
     *("resume", "eval_only", "split", "seed", "num_seeds", "num_retrain", "repeats"),
     "target_rmse",
     *("clients_per_chunk", "edges_per_chunk", "num_cpu_devices", "checkpoint_inner"),

@@ -117,7 +117,8 @@ class FLAGCNSSettings(FLAGCNSOptions):
         """
         is_shared = self.fitness_from == "shared"
         other, names = ("scratch", OF_SCRATCH) if is_shared else ("shared", OF_SHARED)
-        passed_over = ("supernet_steps",) if "fl_gradient" in methods else ()
+        of_gradient = ("supernet_steps", "scored_by")
+        passed_over = of_gradient if "fl_gradient" in methods else ()
         for name in filter(self.is_given, names):
             if name not in passed_over:
                 raise InputError(f"--{name}: of a search with --fitness_from={other}")

@@ -125,6 +125,10 @@ class SFLStudy(SFLSettings):
         for name, field in concerning.items():
             check_concerns(self, (name,), methods, having(field, methods))
         self.check_trust(methods)
+        for option in ("--client_start=own", "--protocol=code"):
+            name, _, value = option.removeprefix("--").partition("=")
+            if self.dp_noise_multiplier and getattr(self, name) == value:
+                raise InputError(f"--dp_noise_multiplier is not for {option}")
         for method in methods:
             self.method_values(method)  # raises before a folder is made
         return methods

@@ -20,7 +20,7 @@ from experiments.studies.subgraphs_settings import (
 from fedjax_graph.core import clients
 from fedjax_graph.data.graphs import structure
 from fedjax_graph.driver import plots, results
-from fedjax_graph.tasks.subgraphs import SubgraphTask
+from fedjax_graph.tasks.subgraphs import MODELS, SubgraphTask
 
 METHODS = (
     *("local", "fed_avg", "fed_avg_m", "fed_adam", "fed_yogi", "fed_prox"),
@@ -142,10 +142,11 @@ class SubgraphStudy(SubgraphSettings):
         is_network = method in NETWORKS
         encodes = method in ENCODES_STRUCTURE
         model = method if is_network else OWN_MODELS.get(method, self.model)
+        has_own_size = is_network or model == "sgc"  # which has no hidden units
         task = SubgraphTask(
             **(problem.structure_sizes if encodes else problem.sizes),
             model=model,
-            hidden_size=None if is_network else self.hidden_size,
+            hidden_size=None if has_own_size else self.hidden_size,
             dropout=self.dropout,
             drops_features=False,
             local_steps=self.local_epochs,
@@ -162,13 +163,19 @@ class SubgraphStudy(SubgraphSettings):
             values["server_optimizer"] = steps
         return values
 
+    def _multiplies_features(self, method: str) -> bool:
+        """Whether features are read by a first product alone, and so may be sparse."""
+        is_own = method not in METHODS  # of a plugin, as its model may be
+        if method not in NETWORKS:
+            is_own |= MODELS.is_users(OWN_MODELS.get(method, self.model))
+        return not is_own and method not in READS_FEATURES
+
     def _run_method(self, method: str, problem: Problem, workdir: pathlib.Path) -> Run:
         """Runs or scores one method."""
-        is_known = method in METHODS and method not in READS_FEATURES
         splits = problem.splits
         if method in SEES_OUTSIDE:
             splits = problem.deal(outside_neighbours=True)
-        elif is_known and problem.is_sparse:
+        elif problem.is_sparse and self._multiplies_features(method):
             splits = problem.deal(is_sparse=True)
         if method in ENCODES_STRUCTURE:
             splits = structure.with_structure(splits)

@@ -30,9 +30,9 @@ class FedAvgConfig(NamedAggregator, FederatedConfig):
     def __post_init__(self) -> None:
         """Checks types and limits; raises `InputError`."""
         super().__post_init__()
-        if self.aggregation_noise:
-            reason = "with aggregation_noise its noise would be on each model"
-            channel.refuse(self, reason, "privacy")
+        if self.aggregation_noise and self.aggregator == FedAvgConfig.aggregator:
+            reason = "beside aggregation_noise, noise would be on each model"
+            channel.refuse(self, reason, "privacy", instead="leave one of them out")
 
     def average(self, state: Any, data: Data, key: jax.Array) -> aggregation.Aggregator:
         """The named aggregator; by default the mean by number of examples."""

@@ -103,7 +103,8 @@ def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the task has none.
     """
-    channel.refuse(config, "fed_proto's clients send prototypes", "privacy")
+    sent = "fed_proto's clients send prototypes"
+    channel.refuse(config, sent, "privacy")
     task, embed = embedding_task(config.task, "fed_proto")
 
     def update(own, client_data, key, data, num_rounds):

@@ -66,7 +66,7 @@ class FedSagePlusConfig(FedAvgConfig):
 
 def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
     """Factory of FedSage+ on the task `subgraphs`; `InputError` for another."""
-    sent = "fed_sage_plus's clients send generators and encodings besides models"
+    sent = "fed_sage_plus's clients send generators and encodings besides"
     channel.refuse(config, sent, "privacy", "secure_aggregation")
     task = client_state.build_anew(config.task, "fed_sage_plus")
     server = server_step(config.server_optimizer)

@@ -46,7 +46,7 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
     is_plain = config.encryption == "none"
     if not is_plain:
         reason = "under encryption='ckks' there is no noise on the mean"
-        channel.refuse(config, reason, "privacy")
+        channel.refuse(config, reason, "privacy", instead="leave one of them out")
     task = client_state.build_anew(config.task, "fed_sgd")
     optimizer = config.server_optimizer.build()
     if task.train_loss is None:

@@ -59,7 +59,8 @@ def moon(config: MoonConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if the task has none.
     """
-    channel.refuse(config, "none is promised of what moon's clients send", "privacy")
+    none = "none is promised of what moon's clients send"
+    channel.refuse(config, none, "privacy")
     embedding_task(config.task, "moon")
 
     def update(task, w, previous, client_data, key, data, num_rounds):

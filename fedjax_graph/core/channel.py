@@ -75,14 +75,19 @@ def through(config: ChannelConfig, aggregate: Aggregator, sent: Sent) -> Aggrega
     return aggregate
 
 
-def refuse(config: ChannelConfig, reason: str, *names: str) -> None:
+def refuse(
+    config: ChannelConfig,
+    reason: str,
+    *names: str,
+    instead: str = "use fed_avg or fed_prox",
+) -> None:
     """Refuses options of the channel that a method would not honour.
 
     Args:
       config: of the method.
-      reason: why it would not, for the message, such as "fed_gta's clients send
-        confidences besides their models".
+      reason: why it would not, for the message.
       names: of the options; by default all.
+      instead: what to do.
 
     Raises:
       InputError: if one of them is not at its default, which it names.
@@ -91,7 +96,7 @@ def refuse(config: ChannelConfig, reason: str, *names: str) -> None:
         value = getattr(config, field.name)
         if (not names or field.name in names) and value != field.default:
             shown = f"={value}" if isinstance(value, str) else ""
-            raise InputError(f"{field.name}{shown}: {reason}; use fed_avg or fed_prox")
+            raise InputError(f"{field.name}{shown}: {reason}; {instead}")
 
 
 def _secure(config: ChannelConfig, aggregate: Aggregator, key: jax.Array) -> Aggregator:

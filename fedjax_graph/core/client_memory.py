@@ -37,7 +37,8 @@ def with_client_memory(
 ) -> FederatedAlgorithm:
     """Factory of a method of one model for all whose clients have a memory.
 
-    A memory never leaves its client, and who takes no part keeps the one it has.
+    A memory never leaves its client, and who takes no part keeps the one it has. Where
+    `update` sends more than a model, refuse privacy: see `channel.refuse`.
 
     Args:
       config: task, participation and mapping.
@@ -46,7 +47,7 @@ def with_client_memory(
       update: (task, model, memory, client data, key, data, num_rounds, *shared) ->
         (what the server averages, memory, loss), of ONE client.
       shared: (state, data) -> what `update` gets besides, the same for all clients.
-      server_optimizer: see `server.server_step`.
+      server_optimizer: see `server_optimizer.server_step`.
     """
     task = client_state.build_task(config.task)
     server = server_step(server_optimizer, client_state.in_opt_state)

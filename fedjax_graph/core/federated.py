@@ -343,7 +343,7 @@ def federated(
       started: (models, *shared) -> the models that clients start from.
       is_personal: task -> which leaves of a model stay with their client.
       server_optimizer: takes the server's step to what the aggregator returns, see
-        `server.server_step`; by default the server takes that over as it is.
+        `server_optimizer.server_step`; by default the server takes that over as it is.
       first_state: (models and counts, data) -> the method's own state before the first
         round, a NamedTuple that has `models`, `num_rounds` and what else the server
         keeps; if given, the aggregator returns (models, {field: what becomes of it}).

@@ -74,18 +74,23 @@ def check_copies(what: str, tree: Any) -> None:
     """Checks that a copy of some arrays on each device fits in what is free.
 
     An array that stands several times in the tree is copied once, as by
-    `mesh.put_replicated`, and for one device none is.
+    `mesh.put_replicated`, and what is on the one device already is not.
 
     Raises:
       InputError: if it does not.
     """
-    distinct = {id(x): getattr(x, "nbytes", 0) for x in jax.tree.leaves(tree)}
-    size = sum(distinct.values())
+    distinct = {id(x): x for x in jax.tree.leaves(tree) if hasattr(x, "nbytes")}
     free, place = _free()
-    copies = min(mesh.num_devices() - 1, 1)  # beside what is here
     if mesh.backend() == "cpu":
-        copies = _own_devices() - 1
-    _check(f"copies of {what} for the devices need", size * copies, free, place)
+        copies = _own_devices() - 1  # beside what is here
+    else:
+        copies = 1
+        if mesh.num_devices() == 1:
+            distinct = {
+                key: x for key, x in distinct.items() if not isinstance(x, jax.Array)
+            }
+    size = copies * sum(x.nbytes for x in distinct.values())
+    _check(f"copies of {what} for the devices need", size, free, place)
 
 
 def _own_devices() -> int:

@@ -18,7 +18,7 @@ from fedjax_graph import algorithms
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files
-from fedjax_graph.driver import rounds, writers
+from fedjax_graph.driver import results, rounds, writers
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.network import Network
 from fedjax_graph.driver.seeds import SeedState
@@ -270,6 +270,9 @@ def _card(
         with files.reading(path, "results of a run"):
             found = json.loads(path.read_text())
             settings, entry = found["settings"], found["methods"].get(method)
+            settings = settings | {
+                key: entry[key] for key in results.OF_COMMAND if key in (entry or {})
+            }
             words = shlex.split(settings["command"])
             command = [word for word in words if not word.startswith(FOLDER_FLAGS)]
             card |= {

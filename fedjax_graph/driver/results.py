@@ -32,7 +32,8 @@ from fedjax_graph.driver import provenance
 from fedjax_graph.driver.rounds import RunResult
 from fedjax_graph.driver.writers import to_jsonable, write_atomically
 
-OF_COMMAND = ("command", "flags", "setting")  # settings that an entry has itself
+# Settings that an entry of an earlier command has itself.
+OF_COMMAND = ("command", "flags", "setting", "source", "hardware", "versions")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "jraph", "numpy", "orbax-checkpoint")
 
 

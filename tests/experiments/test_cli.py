@@ -81,20 +81,22 @@ def test_a_signal_ends_in_one_line(sign, status, words):
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_output_that_nobody_reads_ends_in_one_line(flush):
-    """Whether it is written at once or when the process ends."""
+@pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT])
+def test_output_that_nobody_reads_ends_in_one_line(flush, stderr):
+    """Whether it is written at once or when the process ends; errors may go there."""
     read, write = os.pipe()
     os.close(read)
     process = subprocess.run(
         [sys.executable, "-c", MAIN.format(body=f"print('x', flush={flush})")],
         stdout=write,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         check=False,
     )
     os.close(write)
     line = "error: nobody reads the output any more\n"
-    assert (process.returncode, process.stderr) == (141, line)
+    said = line if stderr == subprocess.PIPE else None
+    assert (process.returncode, process.stderr) == (141, said)
 
 
 def test_ctrl_c_while_a_binary_is_imported_is_one_line():

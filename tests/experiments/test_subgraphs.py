@@ -14,12 +14,19 @@ from tests import tables
 
 SMALL = {"num_rounds": 2, "num_clients": 3}
 PLUGIN = """
-from fedjax_graph.models.fixed_gnns import FixedGNN
+import flax.linen as nn
 from fedjax_graph.tasks.subgraphs import register_model
 
-@register_model("my_sgc")
-def my_sgc(task):
-    return FixedGNN("sgc", task.num_classes)
+class Perceptron(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, graph, mask=None, is_training=False):
+        return nn.Dense(self.num_classes, name="head")(graph.nodes)
+
+@register_model("my_model")
+def my_model(task):
+    return Perceptron(task.num_classes)
 """
 
 
@@ -75,20 +82,23 @@ def test_methods_of_an_earlier_command_keep_its_flags(tmp_path, capsys):
 
 
 def test_a_model_of_a_plugin_is_trained(tmp_path):
-    """Chosen by name, like the library's; those that methods bring are no choice."""
+    """On arrays, also where the library's models get sparse features.
+
+    It is chosen by name; models that methods bring are no choice.
+    """
     plugin = tmp_path / "plugin.py"
     plugin.write_text(PLUGIN)
     settings = {"methods": ("fed_avg",), "num_rounds": 1, "num_clients": 3}
     with tables.kept():
         study = SubgraphStudy(
-            model="my_sgc",
+            model="my_model",
             plugin=(str(plugin),),
             workdir=str(tmp_path / "run"),
             **settings,
         )
         entry = study.run()["fed_avg"]
-    assert entry["config"]["task"]["model"] == "my_sgc"
-    for name in ("my_sgc", "decoupled_gin"):
+    assert entry["config"]["task"]["model"] == "my_model"
+    for name in ("my_model", "decoupled_gin"):
         with pytest.raises(InputError, match=f"--model={name}: unknown; known: gat, "):
             SubgraphStudy(model=name, workdir=str(tmp_path / "no"), **settings).run()
 

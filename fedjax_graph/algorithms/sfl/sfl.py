@@ -132,7 +132,8 @@ def _sfl(
     """What SFL and its kin share: the clients' half, and which models they keep."""
     if config.start == "own":  # noise promises something of the way from a known start
         reason = "under start='own' clients begin at models that no other knows"
-        channel.refuse(config, reason, "privacy")
+        instead = "use start='global' or 'personal'"
+        channel.refuse(config, reason, "privacy", instead=instead)
     if config.start == "own" or config.score == "local":
         keeping = KeepsLocal(config.task, config.score)
         config = dataclasses.replace(config, task=keeping)
