@@ -329,4 +329,4 @@ AGGREGATORS: Registry[Aggregator] = Registry(
     is_callable=True,
 )
 """Those that need nothing but the cohort, under the names that a config gives."""
-register_aggregator = AGGREGATORS.register
+register_aggregator = AGGREGATORS.registering()

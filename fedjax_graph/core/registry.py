@@ -109,6 +109,17 @@ class Registry(Mapping[str, T]):
         self._entries[name] = value
         return value
 
+    def registering(self) -> Callable[..., Any]:
+        """Makes `register` a function of its own, which a module offers.
+
+        Sphinx writes signatures into functions, of which bound methods share one.
+        """
+
+        def register(name: str, value: Any = None) -> Any:
+            return self.register(name, value)
+
+        return register
+
 
 def check_name(kind: str, name: object) -> None:
     """Checks a name that is to be registered: it becomes a folder of a run.

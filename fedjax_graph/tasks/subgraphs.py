@@ -165,7 +165,7 @@ MODELS: Registry[Callable[[SubgraphTask], SubgraphModel]] = Registry(
     is_callable=True,
 )
 """Name -> factory: the task's config -> module; see `register_model`."""
-register_model = MODELS.register
+register_model = MODELS.registering()
 """Registers a model of one's own by a function of the task's config.
 
     register_model("mine", lambda task: FixedGNN("gcn", task.num_classes))
