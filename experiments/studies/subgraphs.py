@@ -123,8 +123,8 @@ class SubgraphStudy(SubgraphSettings):
         """The methods to run.
 
         Raises:
-          InputError: if one is not known, an option concerns none of them, or the
-            server's optimizer cannot be read.
+          InputError: if one is not known, an option concerns none of them, the
+            server's optimizer cannot be read, or see `TrustStudy.check_trust`.
         """
         methods = self.choose_methods(METHODS, DEFAULT)
         own = [method for method in methods if method not in NETWORKS]
@@ -135,6 +135,7 @@ class SubgraphStudy(SubgraphSettings):
         check_concerns(self, ("server_optimizer",), methods, stepping)
         for method in stepping:  # raises before a folder is made
             server_optimizer_of(self, registered_name(method))
+        self.check_trust(methods, registered_name)
         return methods
 
     def method_values(self, method: str, problem: Problem) -> dict[str, Any]:
@@ -154,7 +155,7 @@ class SubgraphStudy(SubgraphSettings):
             query_every=2 if method == "graphfl" else 0,
             fitness="accuracy",
         )
-        values = {
+        values = self.trust_values() | {
             "task": task,
             "participation": self.participation,
             "first_order": True,  # Adam's root has no derivative at 0

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from experiments.studies.base import Study
 from experiments.studies.options import option
+from experiments.studies.trust import TrustStudy
 from fedjax_graph.core import batching
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -24,7 +24,7 @@ ONLY_OF = {  # option: the partition that it concerns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SubgraphSettings(Study):
+class SubgraphSettings(TrustStudy):
     """Settings of a comparison on one graph whose parts are the clients.
 
     By default those of OpenFGL's subgraph scenario.

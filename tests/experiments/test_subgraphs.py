@@ -103,6 +103,28 @@ def test_a_model_of_a_plugin_is_trained(tmp_path):
             SubgraphStudy(model=name, workdir=str(tmp_path / "no"), **settings).run()
 
 
+def test_clients_may_misbehave_and_servers_withstand_it(tmp_path):
+    study = SubgraphStudy(
+        methods=("fed_avg",),
+        aggregator="median",
+        byzantine_fraction=0.4,
+        attack="label_flip",
+        num_rounds=1,
+        num_clients=3,
+        workdir=str(tmp_path / "run"),
+    )
+    config = study.run()["fed_avg"]["config"]
+    assert config["aggregator"] == "median"
+    assert config["misbehaviour"]["attack"] == "label_flip"
+    for changes, words in (
+        ({"methods": ("local",)}, "--aggregator concerns none of the methods local"),
+        ({"methods": ("gcfl_plus",), "aggregator": "weighted_mean"}, "gcfl_plus does"),
+    ):
+        other = dataclasses.replace(study, workdir=str(tmp_path / "no"), **changes)
+        with pytest.raises(InputError, match=words):
+            other.run()
+
+
 @pytest.mark.parametrize("partition", ["louvain", "metis", "random", "label_dirichlet"])
 def test_every_partition_deals_all_nodes(partition):
     problem = make_problem(SubgraphStudy(partition=partition, num_clients=4))

@@ -6,12 +6,13 @@ from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.running import config_of
 from experiments.studies.sfl import SFLStudy
+from experiments.studies.subgraphs import SubgraphStudy
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import HONEST, Misbehaviour
 from fedjax_graph.core.privacy import Privacy
 
 CONDUCT = {"dropout_rate": 0.2, "byzantine_fraction": 0.1, "attack": "noise"}
-STUDIES = (CNFGNNStudy, GraphFLStudy, SFLStudy)
+STUDIES = (CNFGNNStudy, GraphFLStudy, SFLStudy, SubgraphStudy)
 
 
 @pytest.mark.parametrize("study_type", STUDIES)
