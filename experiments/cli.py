@@ -47,9 +47,9 @@ def run(main: Callable[[], Any]) -> None:
     """Runs a binary; a bad flag or an `InputError` becomes one line and status 2.
 
     So does running out of memory or of space on the disk, and a file that the system
-    does not let one read or write. SIGTERM ends in one line and
-    status 143, after the round that runs is saved; Ctrl-C at once, with status 130;
-    output that nobody reads any more, as of `| head`, with status 141.
+    does not let one read or write. SIGTERM ends in one line and status 143, after the
+    round that runs is saved; Ctrl-C at once, with status 130; output that nobody reads
+    any more, as of `| head`, with status 141.
     """
 
     def parse(argv: list[str]) -> list[str]:

@@ -29,8 +29,8 @@ NOT_CHOSEN = {  # flag of `experiments.graphfl`: what decides instead
     "aggregator": "--aggregators names those to compare",
     "byzantine_fraction": "--fractions has the shares",
     "on_nan": "a model that diverges is scored as it is",
-    "sweep": "aggregators and --fractions are what is swept",
-    "sweep_values": "aggregators and --fractions are what is swept",
+    "sweep": "--aggregators and --fractions are what is swept",
+    "sweep_values": "--aggregators and --fractions are what is swept",
 }
 
 

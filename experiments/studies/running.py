@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -133,9 +133,7 @@ def run_method(
         if not registered.is_trained:
             raise InputError(f"--compile_for: {name} is not trained, so has no round")
         data = rounds.of_seed(splits["train"], 0, run_config.is_drawn)
-        target = compile_for.parse(study.compile_for)
-        report = compile_for.compile_round(algorithm, data, target, study.edge_parts)
-        raise compile_for.Compiled(name, report)
+        _compile(study, name, algorithm, data)
     settings = writers.to_jsonable(
         {
             "method": registered_name,
@@ -163,6 +161,15 @@ def run_method(
         defaults={"config": config_defaults(config), **also},
     )
     return Run(algorithm, result, settings["config"])
+
+
+def _compile(
+    study: Study, name: str, algorithm: FederatedAlgorithm, data: Data
+) -> NoReturn:
+    """Compiles a round for the chip of `compile_for`; its report ends the study."""
+    target = compile_for.parse(study.compile_for)
+    report = compile_for.compile_round(algorithm, data, target, study.edge_parts)
+    raise compile_for.Compiled(name, report)
 
 
 def run_all(

@@ -20,6 +20,7 @@ from experiments.studies.subgraphs_settings import (
 from fedjax_graph.core import clients
 from fedjax_graph.data.graphs import structure
 from fedjax_graph.driver import plots, results
+from fedjax_graph.models.fixed_gnns import FIXED_GNNS
 from fedjax_graph.tasks.subgraphs import MODELS, SubgraphTask
 
 METHODS = (
@@ -143,7 +144,9 @@ class SubgraphStudy(SubgraphSettings):
         is_network = method in NETWORKS
         encodes = method in ENCODES_STRUCTURE
         model = method if is_network else OWN_MODELS.get(method, self.model)
-        has_own_size = is_network or model == "sgc"  # which has no hidden units
+        has_own_size = is_network or (
+            model in FIXED_GNNS and FIXED_GNNS[model].hidden_size is None
+        )
         task = SubgraphTask(
             **(problem.structure_sizes if encodes else problem.sizes),
             model=model,

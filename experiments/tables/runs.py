@@ -12,7 +12,7 @@ from experiments.studies import options
 from experiments.studies.earlier import NOT_COMPARED
 from experiments.tables.papers import Metric, Paper, Row, Table, Value
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver.results import OF_COMMAND, system_of
+from fedjax_graph.driver.results import settings_of, system_of
 
 STUDIES = {
     "cnfgnn": "experiments.studies.cnfgnn:CNFGNNStudy",
@@ -37,9 +37,8 @@ class Run(NamedTuple):
 
     def of(self, method: str) -> "Run":
         """The run with the settings of the command that put a method on record."""
-        entry = self.methods[method]
-        own = {key: entry[key] for key in OF_COMMAND if key in entry}
-        return self._replace(settings=self.settings | own) if own else self
+        own = settings_of(self.settings, self.methods[method])
+        return self._replace(settings=own)
 
     @property
     def setting(self) -> dict[str, Any]:

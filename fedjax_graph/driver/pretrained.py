@@ -270,9 +270,7 @@ def _card(
         with files.reading(path, "results of a run"):
             found = json.loads(path.read_text())
             settings, entry = found["settings"], found["methods"].get(method)
-            settings = settings | {
-                key: entry[key] for key in results.OF_COMMAND if key in (entry or {})
-            }
+            settings = results.settings_of(settings, entry or {})
             words = shlex.split(settings["command"])
             command = [word for word in words if not word.startswith(FOLDER_FLAGS)]
             card |= {

@@ -170,6 +170,11 @@ def read_methods(
     }
 
 
+def settings_of(settings: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings, of which an entry of an earlier command has some of its own."""
+    return settings | {key: entry[key] for key in OF_COMMAND if key in entry}
+
+
 def system_of(settings: dict[str, Any]) -> str | None:
     """The name of the binary that made some results; None where they do not say it."""
     words = str(settings.get("command", "")).split()

@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from experiments.studies import running
 from experiments.studies.subgraphs import METHODS, SubgraphStudy
 from experiments.studies.subgraphs_problem import make_problem
 from fedjax_graph.core.errors import InputError
@@ -79,6 +80,14 @@ def test_methods_of_an_earlier_command_keep_its_flags(tmp_path, capsys):
     dataclasses.replace(first, resume=True).run()
     found = json.loads((tmp_path / "results.json").read_text())["methods"]
     assert [name for name in found if "flags" in found[name]] == ["sgc"]
+
+
+@pytest.mark.parametrize(("model", "size"), [("sgc", None), ("gcn", 64)])
+def test_a_network_without_hidden_units_is_built_too(model, size):
+    study = SubgraphStudy(model=model)
+    values = study.method_values("fed_avg", make_problem(study))
+    assert values["task"].hidden_size == size
+    running.build("fed_avg", values | {"clients_per_chunk": 1})
 
 
 def test_a_model_of_a_plugin_is_trained(tmp_path):
