@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
+from fedjax_graph.models import architecture
 from fedjax_graph.models.architecture import ACTIVATIONS
-from fedjax_graph.models.supernet import SuperNet
+from fedjax_graph.models.supernet import SuperNet, empty_graph
 
 NUM_NODES, NUM_EDGES, PADDED_NODES, PADDED_EDGES = 7, 18, 10, 24
 NUM_FEATURES, NUM_CLASSES = 5, 3
@@ -71,3 +72,24 @@ def total_loss(outputs, mask):
     """A loss of the masked nodes in which no two outputs count alike."""
     coefficients = jnp.linspace(0.2, 1, outputs.size).reshape(outputs.shape)
     return jnp.sum(mask[:, None] * coefficients * (outputs + outputs**2))
+
+
+def unpacked(net, model, code):
+    """The variables of `net.network(code)`, cut out of a `PackedNet`'s rows by hand."""
+    network = architecture.decode_static(code, net.space)
+    variables = {"params": dict(model["params"]), "batch_stats": {}}
+    del variables["params"]["layers"]
+    for i in np.flatnonzero(network.is_present):
+        op = architecture.OPS[network.op[i]]
+        drawn = net.module(op).init(jax.random.key(0), empty_graph(net.width))
+        rows = {
+            "params": model["params"]["layers"],
+            "batch_stats": model["batch_stats"],
+        }
+        for kind in drawn:
+            leaves, structure = jax.tree.flatten(drawn[kind])
+            ends = np.cumsum([x.size for x in leaves])
+            parts = np.split(np.asarray(rows[kind][i])[: ends[-1]], ends[:-1])
+            own = [x.reshape(y.shape) for x, y in zip(parts, leaves, strict=True)]
+            variables[kind][f"layer_{i + 1}"] = jax.tree.unflatten(structure, own)
+    return variables

@@ -8,17 +8,17 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.models import architecture, packed, supernet
+from fedjax_graph.models import packed, supernet
 from fedjax_graph.models.packed import PackedNet
 from tests.models.supernet_cases import (
     NUM_CLASSES,
     NUM_FEATURES,
     make_graph,
     total_loss,
+    unpacked,
 )
 
-OPS = ("GATConv", "GINConv", "APPNP")  # of several heads, with statistics, no weights
-CODES = [(3, 1, 5, 5), (2, 3, 0, 4)]  # GIN of GAT; APPNP alone
+CODES = [(3, 1, 5, 5), (2, 3, 0, 4)]  # of `few_convolutions`: GIN of GAT; APPNP
 
 
 @pytest.fixture(scope="module")
@@ -38,27 +38,6 @@ def programs(net, quick_jit):
         return total_loss(own.apply(model, graph, code, mask)[0], mask)
 
     return quick_jit(own.init), quick_jit(outputs), quick_jit(jax.grad(loss))
-
-
-def unpacked(net, model, code):
-    """The variables of `net.network(code)`, cut out of the rows by hand."""
-    network = architecture.decode_static(code, net.space)
-    variables = {"params": dict(model["params"]), "batch_stats": {}}
-    del variables["params"]["layers"]
-    for i in np.flatnonzero(network.is_present):
-        op = OPS[network.op[i]]
-        drawn = net.module(op).init(jax.random.key(0), supernet.empty_graph(net.width))
-        rows = {
-            "params": model["params"]["layers"],
-            "batch_stats": model["batch_stats"],
-        }
-        for kind in drawn:
-            leaves, structure = jax.tree.flatten(drawn[kind])
-            ends = np.cumsum([x.size for x in leaves])
-            parts = np.split(np.asarray(rows[kind][i])[: ends[-1]], ends[:-1])
-            own = [x.reshape(y.shape) for x, y in zip(parts, leaves, strict=True)]
-            variables[kind][f"layer_{i + 1}"] = jax.tree.unflatten(structure, own)
-    return variables
 
 
 @pytest.mark.parametrize("code", CODES)

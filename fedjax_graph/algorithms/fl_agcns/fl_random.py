@@ -2,9 +2,8 @@
 
 The baseline of FL-AGCNS (Wang et al., arXiv 2104.04141, Section 4.1), where each is
 trained for 50 epochs. A round is one trial of `codes_per_round` codes, and the best so
-far is kept. So that all codes run in one compiled program, a code trains its path
-through a fresh SuperNet: each layer has weights of all twelve ops, of which one learns
-(the others decay unused). The ledger counts the whole path, encryption what learns.
+far is kept. A trial is judged by its best epoch, as the training of what a search ends
+with is; the paper does not say which epoch counts.
 """
 
 import dataclasses
@@ -13,14 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
+from fedjax_graph.algorithms.fl_agcns.code_training import make_begin, make_epoch
 from fedjax_graph.algorithms.fl_agcns.search import (
     WORST,
     SearchConfig,
     Weights,
-    gradient_round,
-    make_scorer,
     searched,
 )
 from fedjax_graph.core import encryption
@@ -30,7 +27,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.masks import mean_where
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import random_codes
-from fedjax_graph.tasks import subgraphs
+from fedjax_graph.models.packed import PackedNet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +48,9 @@ class Trial(NamedTuple):
     """Holds what became of a code."""
 
     code: jax.Array  # [L + 2]
-    score: jax.Array  # [] federated, after the last epoch
-    client_scores: jax.Array  # [K]
-    weights: Weights
+    score: jax.Array  # [] federated, of the best epoch
+    client_scores: jax.Array  # [K], each the best of its epochs
+    weights: Weights  # of a `PackedNet`, after that epoch
     loss: jax.Array  # [] mean over the epochs with a finite one
     cost: Metrics  # of the encryption
 
@@ -80,7 +77,7 @@ def fl_random(config: TrialConfig) -> FederatedAlgorithm:
         state, _, metrics = try_codes(config, state, data, codes, trial_key)
         return state, metrics
 
-    return searched(config, init, round_)
+    return searched(config, init, round_, PackedNet(config.supernet).apply)
 
 
 def first_state(config: TrialConfig, key: jax.Array) -> TrialState:
@@ -88,7 +85,8 @@ def first_state(config: TrialConfig, key: jax.Array) -> TrialState:
     code_key, weights_key = jax.random.split(key)
     code = draw_codes(config, code_key, 1)[0]
     worst = jnp.float32(-jnp.finfo(jnp.float32).max)
-    return TrialState(fresh_weights(config, weights_key), code, jnp.int32(0), worst)
+    weights = Weights(PackedNet(config.supernet).init(weights_key, code), None)
+    return TrialState(weights, code, jnp.int32(0), worst)
 
 
 def draw_codes(config: TrialConfig, key: jax.Array, num: int) -> jax.Array:
@@ -96,11 +94,6 @@ def draw_codes(config: TrialConfig, key: jax.Array, num: int) -> jax.Array:
     return random_codes(
         key, num, config.num_layers, space=config.space, stages=config.stages
     )
-
-
-def fresh_weights(config: TrialConfig, key: jax.Array) -> Weights:
-    """Draws a SuperNet's weights; no optimizer's state outlives a trial."""
-    return Weights(config.supernet.init(key), None)
 
 
 def try_codes(
@@ -156,53 +149,23 @@ def make_trial(
     config: TrialConfig,
 ) -> Callable[[SubgraphData, jax.Array, jax.Array], Trial]:
     """Factory of (data, code [L + 2], key) -> Trial."""
-    net, optimizer = config.supernet, config.server_optimizer.build(config.num_epochs)
-
-    def loss(params, stats, client_data, key, code):
-        outputs, stats = net.apply_path(
-            {"params": params, "batch_stats": stats},
-            subgraphs.as_graph(client_data),
-            code,
-            client_data.is_real,
-            key=key,
-        )
-        return subgraphs.cross_entropy(
-            outputs, client_data.labels, client_data.is_trained
-        ), stats
-
-    gradient = gradient_round(config, loss)
+    begin = make_begin(config, config.num_epochs)
+    epoch = make_epoch(config, config.num_epochs)
 
     def run(data, code, key):
         init_key, epochs_key = jax.random.split(key)
-        model, _ = fresh_weights(config, init_key)
-        path = net.path(model, code)
-        sent = net.path(net.touched(model, code[None]), code)
-
-        def epoch(carry, key):
-            path, opt_state = carry
-            merged, loss, cost = gradient(path, data, key, code, sent=sent)
-            updates, opt_state = optimizer.update(
-                merged["params"], opt_state, path["params"]
-            )
-            params = optax.apply_updates(path["params"], updates)
-            return (merged | {"params": params}, opt_state), (loss, cost)
-
-        (path, _), (losses, costs) = jax.lax.scan(
-            epoch,
-            (path, optimizer.init(path["params"])),
+        training, (losses, costs) = jax.lax.scan(
+            lambda training, key: epoch(training, data, code, key),
+            begin(data, code, init_key),
             jax.random.split(epochs_key, config.num_epochs),
-        )
-        model = net.with_path(model, code, path)
-        (score,), by_client, cost = make_scorer(config, model, data).federated(
-            code[None]
         )
         return Trial(
             code,
-            score,
-            by_client[:, 0],
-            Weights(model, None),
+            training.score,
+            training.client_scores,
+            Weights(training.best_model, None),
             mean_where(losses, jnp.isfinite(losses)),  # divergence ends no search
-            encryption.total(costs, cost),
+            encryption.total(costs),
         )
 
     return run

@@ -34,6 +34,7 @@ from fedjax_graph.core.local import Params
 from fedjax_graph.core.masks import mean_where
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import ANY_STAGES, NUM_LAYERS, Stages, is_gene
+from fedjax_graph.models.packed import PackedNet
 
 INIT_RANGE = 0.1  # GraphNAS's, of embeddings and decoders
 TEMPERATURE = 5.0  # GraphNAS's: a logit is 2.5 tanh(x / 5)
@@ -96,7 +97,7 @@ def fl_rl(config: FLRLConfig) -> FederatedAlgorithm:
         learnt = learn(config, learnt, codes, scores, entropies, is_first)
         return state._replace(learnt=learnt), metrics | {"entropy": jnp.mean(entropies)}
 
-    return searched(config, init, round_)
+    return searched(config, init, round_, PackedNet(config.supernet).apply)
 
 
 # --- Learning ------------------------------------------------------------------------

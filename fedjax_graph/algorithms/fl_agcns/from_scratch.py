@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.algorithms.fl_agcns import evolution
+from fedjax_graph.algorithms.fl_agcns.code_training import NEVER
 from fedjax_graph.algorithms.fl_agcns.search import Weights, searched
 from fedjax_graph.algorithms.fl_agcns.trainings import (
-    NEVER,
     TRAININGS,
     Best,
     Cache,

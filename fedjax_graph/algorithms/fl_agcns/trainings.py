@@ -1,9 +1,8 @@
 """Training codes from scratch: a search's schedule, and one program for all trainings.
 
 A search by such trainings (`from_scratch`) has rounds of S steps, and a step is a chunk
-of epochs of one training, whose state goes on to the next: fifteen epochs of many codes
-or fifty of few are the same program. An epoch is a federated step by Eq. 2 of FL-AGCNS
-(arXiv 2104.04141) on the code alone, and its scores by Eq. 1.
+of epochs of one training (`code_training`), whose state goes on to the next: fifteen
+epochs of many codes or fifty of few are the same program.
 """
 
 import dataclasses
@@ -15,29 +14,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedjax_graph.algorithms.fl_agcns import evolution
-from fedjax_graph.algorithms.fl_agcns.search import (
-    WORST,
-    SearchConfig,
-    Weights,
-    federated_scores,
-    gradient_round,
-    score_outputs,
+from fedjax_graph.algorithms.fl_agcns.code_training import (
+    Training,
+    make_begin,
+    make_epoch,
 )
-from fedjax_graph.core import clients, encryption
+from fedjax_graph.algorithms.fl_agcns.search import WORST, SearchConfig, Weights
+from fedjax_graph.core import encryption
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.masks import mean_where
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
-from fedjax_graph.models.packed import PackedNet
-from fedjax_graph.tasks import subgraphs
 
 TRAININGS = (1, 3, 5)  # of a code after each rung, from other initial weights
 MOST_CODE_EPOCHS = 25_000  # 250 generations of 5 steps of 20 codes
-NEVER = -jnp.inf  # the score of a training that was not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,76 +187,6 @@ class ScratchState(NamedTuple):
 
 
 # --- Trainings -----------------------------------------------------------------------
-
-
-class Training(NamedTuple):
-    """Holds a training under way."""
-
-    model: Any
-    opt_state: Any
-    best_model: Any  # at the epoch with the best federated score
-    score: jax.Array  # [] that score
-    client_scores: jax.Array  # [K], each the best of its epochs
-
-
-def make_epoch(config: EvolutionConfig) -> Callable[..., tuple[Training, Any]]:
-    """Factory of one federated epoch of a code's training, and its scores.
-
-    Returns:
-      (training, data, code, key) -> (training, (mean loss, metrics of the encryption)).
-    """
-    net, optimizer = PackedNet(config.supernet), config.server_optimizer.build()
-
-    def loss(params, stats, client_data, key, code):
-        model = {"params": params, "batch_stats": stats}
-        graph = subgraphs.as_graph(client_data)
-        outputs, stats = net.apply(model, graph, code, client_data.is_real, key)
-        labels, mask = client_data.labels, client_data.is_trained
-        return subgraphs.cross_entropy(outputs, labels, mask), stats
-
-    def score(client_data, model, code):
-        outputs, _ = net.apply(model, subgraphs.as_graph(client_data), code)
-        return score_outputs(config, outputs, client_data)
-
-    gradient = gradient_round(config, loss)
-    score_all = clients.map_clients(score, config.clients_per_chunk)
-
-    def epoch(training: Training, data: SubgraphData, code, key):
-        merged, value, cost = gradient(training.model, data, key, code)
-        params = training.model["params"]
-        updates, opt_state = optimizer.update(
-            merged["params"], training.opt_state, params
-        )
-        model = merged | {"params": optax.apply_updates(params, updates)}
-        own = score_all(data, shared=(model, code))
-        (federated,), scoring_cost = federated_scores(config, own[:, None], data)
-        is_better = federated > training.score
-        best_model = jax.tree.map(
-            lambda new, old: jnp.where(is_better, new, old), model, training.best_model
-        )
-        training = Training(
-            model,
-            opt_state,
-            best_model,
-            jnp.maximum(federated, training.score),
-            jnp.maximum(own, training.client_scores),
-        )
-        return training, (value, encryption.total(cost, scoring_cost))
-
-    return epoch
-
-
-def make_begin(config: EvolutionConfig) -> Callable[..., Training]:
-    """Factory of (data, code, key) -> a training before its first epoch."""
-    net, optimizer = PackedNet(config.supernet), config.server_optimizer.build()
-
-    def begin(data: SubgraphData, code, key):
-        model = net.init(key, code)
-        opt_state = optimizer.init(model["params"])
-        own = jnp.full(len(data.client_ids), NEVER)
-        return Training(model, opt_state, model, jnp.float32(NEVER), own)
-
-    return begin
 
 
 def make_chunk(config: EvolutionConfig) -> Callable[..., tuple[Training, Any]]:

@@ -20,6 +20,7 @@ from fedjax_graph.algorithms.fl_agcns.fl_random import (
 from fedjax_graph.algorithms.fl_agcns.search import WORST, Weights
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import check, random_codes
+from fedjax_graph.models.packed import PackedNet
 from fedjax_graph.tasks.subgraphs import as_graph
 from tests.client_graphs import (
     NUM_CLASSES,
@@ -28,6 +29,7 @@ from tests.client_graphs import (
     NUM_TRAINED,
     NUM_VALIDATED,
 )
+from tests.models.supernet_cases import unpacked
 
 pytestmark = pytest.mark.usefixtures("quick_compiles", "few_convolutions")
 
@@ -64,15 +66,18 @@ def masked_losses(outputs, labels, mask):
 
 
 @pytest.mark.parametrize(
-    "code", [pytest.param(CODES[0], marks=pytest.mark.slow), *CODES[1:]]
+    ("code", "best_epoch"),
+    [pytest.param(CODES[0], 0, marks=pytest.mark.slow), (CODES[1], 0)],
 )
-def test_a_trial_is_the_network_trained_alone(code, train, run_trial, quick_jit):
-    """By Adam on the mean gradient, with no weights but the network's own."""
+def test_a_trial_is_the_network_trained_alone(
+    code, best_epoch, train, run_trial, quick_jit
+):
+    """By Adam on the mean gradient, judged by its best epoch."""
     key, net = jax.random.key(4), CONFIG.supernet
     trial = run_trial(train, jnp.array(code), key)
     init_key, _ = jax.random.split(key)
-    first = quick_jit(lambda key: module.fresh_weights(CONFIG, key))(init_key).model
-    network, own = net.network(code), net.extract(first, code)
+    first = quick_jit(PackedNet(net).init)(init_key, jnp.array(code))
+    network, own = net.network(code), unpacked(net, first, code)
     apply = jax.vmap(
         functools.partial(network.apply, mutable=["batch_stats"]), (None, 0, 0)
     )
@@ -87,7 +92,7 @@ def test_a_trial_is_the_network_trained_alone(code, train, run_trial, quick_jit)
     forward = quick_jit(apply)
     optimizer = optax.chain(optax.add_decayed_weights(0.01), optax.adam(0.02))
     params, stats = own["params"], {"batch_stats": own["batch_stats"]}
-    opt_state, losses = optimizer.init(params), []
+    opt_state, losses, trained, scores = optimizer.init(params), [], [], []
     for _ in range(CONFIG.num_epochs):
         gradient = mean(gradients(params, stats), NUM_TRAINED)
         outputs, new = forward({"params": params, **stats}, graphs, train.is_real)
@@ -96,17 +101,17 @@ def test_a_trial_is_the_network_trained_alone(code, train, run_trial, quick_jit)
         update, opt_state = optimizer.update(gradient, opt_state, params)
         params = optax.apply_updates(params, update)
         stats = {"batch_stats": mean(dict(new).get("batch_stats", {}), NUM_TRAINED)}
-    trained = {"params": params, **stats}
-    found = net.extract(trial.weights.model, code)
-    close = functools.partial(npt.assert_allclose, rtol=1e-4, atol=2e-5)
-    assert jax.tree.structure(found) == jax.tree.structure(trained)
-    jax.tree.map(close, found, trained)
-    outputs = jax.vmap(network.apply, (None, 0))(trained, graphs)
-    scores = -masked_losses(outputs, train.labels, train.is_scored)
-    npt.assert_allclose(trial.client_scores, scores, rtol=1e-3, atol=1e-5)
-    npt.assert_allclose(
-        trial.score, np.average(scores, weights=NUM_VALIDATED), rtol=1e-3
-    )
+        trained.append({"params": params, **stats})
+        outputs = jax.vmap(network.apply, (None, 0))(trained[-1], graphs)
+        scores.append(-masked_losses(outputs, train.labels, train.is_scored))
+    federated = np.average(scores, axis=1, weights=NUM_VALIDATED)
+    best = np.argmax(federated)
+    assert best == best_epoch
+    close = functools.partial(npt.assert_allclose, rtol=1e-3, atol=2e-5)
+    found = unpacked(net, trial.weights.model, code)
+    jax.tree.map(close, found, trained[best])
+    close(trial.client_scores, np.max(scores, axis=0))
+    close(trial.score, federated[best])
     npt.assert_allclose(trial.loss, np.mean(losses), rtol=1e-4)
     npt.assert_array_equal(trial.code, code)
 
@@ -152,8 +157,15 @@ def numbered_trial(config):
 @pytest.fixture
 def numbers(monkeypatch):
     monkeypatch.setattr(module, "make_trial", numbered_trial)
-    first = Weights(jnp.float32(-1), None)
-    monkeypatch.setattr(module, "fresh_weights", lambda config, key: first)
+
+    class Numbered:
+        def __init__(self, net):
+            self.apply = None
+
+        def init(self, key, code):
+            return jnp.float32(-1)
+
+    monkeypatch.setattr(module, "PackedNet", Numbered)
 
 
 def test_the_best_of_all_trials_is_kept(numbers, train, quick_jit):

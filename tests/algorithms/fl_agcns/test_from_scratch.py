@@ -14,8 +14,8 @@ import numpy.testing as npt
 import optax
 import pytest
 
+from fedjax_graph.algorithms.fl_agcns import code_training, trainings
 from fedjax_graph.algorithms.fl_agcns import fl_agcns as module
-from fedjax_graph.algorithms.fl_agcns import trainings
 from fedjax_graph.algorithms.fl_agcns.fl_agcns import FLAGCNSConfig
 from fedjax_graph.core import communication
 from fedjax_graph.core.errors import InputError
@@ -167,14 +167,14 @@ def test_epochs_are_federated_steps_of_the_network_alone(fitness, train, quick_j
     assert bool(decode_static(code).is_present.all())
     begun = quick_jit(net.init)(jax.random.key(0), code)
     optimizer = config.server_optimizer.build()
-    training = trainings.Training(
+    training = code_training.Training(
         begun,
         optimizer.init(begun["params"]),
         begun,
         jnp.float32(-jnp.inf),
         jnp.full(NUM_CLIENTS, -jnp.inf),
     )
-    epoch = quick_jit(trainings.make_epoch(config))
+    epoch = quick_jit(code_training.make_epoch(config))
 
     def loss(params, stats, own):
         model, graph = {"params": params, "batch_stats": stats}, subgraphs.as_graph(own)

@@ -1,0 +1,110 @@
+"""One architecture trained from scratch, epoch by epoch, and scored after each.
+
+An epoch is a federated step by Eq. 2 of FL-AGCNS (arXiv 2104.04141) on the code alone,
+and its score is that of Eq. 1. A training is judged by its best epoch. A search trains
+many codes so in one program (`trainings`), FL-Random and FL-RL code after code.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_graph.algorithms.fl_agcns.search import (
+    SearchConfig,
+    federated_scores,
+    gradient_round,
+    score_outputs,
+)
+from fedjax_graph.core import clients, encryption
+from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
+from fedjax_graph.models.packed import PackedNet
+from fedjax_graph.tasks import subgraphs
+
+NEVER = -jnp.inf  # the score of a training that was not
+
+
+class Training(NamedTuple):
+    """Holds a training under way."""
+
+    model: Any
+    opt_state: Any
+    best_model: Any  # at the epoch with the best federated score
+    score: jax.Array  # [] that score
+    client_scores: jax.Array  # [K], each the best of its epochs
+
+
+def make_epoch(
+    config: SearchConfig, num_epochs: int | None = None
+) -> Callable[..., tuple[Training, Any]]:
+    """Factory of one federated epoch of a code's training, and its scores.
+
+    Args:
+      config: of the search.
+      num_epochs: of a training, where the optimizer's schedule spans it.
+
+    Returns:
+      (training, data, code, key) -> (training, (mean loss, metrics of the encryption)).
+    """
+    net, optimizer = (
+        PackedNet(config.supernet),
+        config.server_optimizer.build(num_epochs),
+    )
+
+    def loss(params, stats, client_data, key, code):
+        model = {"params": params, "batch_stats": stats}
+        graph = subgraphs.as_graph(client_data)
+        outputs, stats = net.apply(model, graph, code, client_data.is_real, key)
+        labels, mask = client_data.labels, client_data.is_trained
+        return subgraphs.cross_entropy(outputs, labels, mask), stats
+
+    def score(client_data, model, code):
+        outputs, _ = net.apply(model, subgraphs.as_graph(client_data), code)
+        return score_outputs(config, outputs, client_data)
+
+    gradient = gradient_round(config, loss)
+    score_all = clients.map_clients(score, config.clients_per_chunk)
+
+    def epoch(training: Training, data: SubgraphData, code, key):
+        merged, value, cost = gradient(training.model, data, key, code)
+        params = training.model["params"]
+        updates, opt_state = optimizer.update(
+            merged["params"], training.opt_state, params
+        )
+        model = merged | {"params": optax.apply_updates(params, updates)}
+        own = score_all(data, shared=(model, code))
+        (federated,), scoring_cost = federated_scores(config, own[:, None], data)
+        is_better = federated > training.score
+        best_model = jax.tree.map(
+            lambda new, old: jnp.where(is_better, new, old), model, training.best_model
+        )
+        training = Training(
+            model,
+            opt_state,
+            best_model,
+            jnp.maximum(federated, training.score),
+            jnp.maximum(own, training.client_scores),
+        )
+        return training, (value, encryption.total(cost, scoring_cost))
+
+    return epoch
+
+
+def make_begin(
+    config: SearchConfig, num_epochs: int | None = None
+) -> Callable[..., Training]:
+    """Factory of (data, code, key) -> a training before its first epoch."""
+    net, optimizer = (
+        PackedNet(config.supernet),
+        config.server_optimizer.build(num_epochs),
+    )
+
+    def begin(data: SubgraphData, code, key):
+        model = net.init(key, code)
+        opt_state = optimizer.init(model["params"])
+        own = jnp.full(len(data.client_ids), NEVER)
+        return Training(model, opt_state, model, jnp.float32(NEVER), own)
+
+    return begin
