@@ -40,10 +40,8 @@ READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
 KEYS = ("accuracy", "cross_entropy")
 NUM_ROUNDS = 100
-OF_LOCAL_STEPS = (  # a network of `NETWORKS` has its own, and the server steps
-    *("hidden_size", "local_epochs", "learning_rate", "weight_decay"),
-    "client_optimizer",
-)
+# a network of `NETWORKS` has its own size, and the server steps
+OF_LOCAL_STEPS = ("hidden_size", "local_epochs", "client_optimizer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,7 +161,8 @@ class SubgraphStudy(SubgraphSettings):
             "participation": self.participation,
             "first_order": True,  # Adam's root has no derivative at 0
         }
-        if steps := server_optimizer_of(self, registered_name(method)):
+        own = self.adam() if is_network else None
+        if steps := server_optimizer_of(self, registered_name(method), own):
             values["server_optimizer"] = steps
         return values
 

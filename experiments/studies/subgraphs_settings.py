@@ -121,5 +121,10 @@ class SubgraphSettings(TrustStudy):
 
     def client_optimizer_config(self) -> OptimizerConfig:
         """What the clients step with."""
-        rates = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
-        return self.client_steps(OptimizerConfig("adam", **rates))
+        return self.client_steps(self.adam())
+
+    def adam(self) -> OptimizerConfig:
+        """Adam by the options, of clients or of the server of a fixed network."""
+        return OptimizerConfig(
+            "adam", self.learning_rate, weight_decay=self.weight_decay
+        )

@@ -11,6 +11,7 @@ from experiments.studies import running
 from experiments.studies.subgraphs import METHODS, SubgraphStudy
 from experiments.studies.subgraphs_problem import make_problem
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 from tests import tables
 
 SMALL = {"num_rounds": 2, "num_clients": 3}
@@ -88,6 +89,12 @@ def test_a_network_without_hidden_units_is_built_too(model, size):
     values = study.method_values("fed_avg", make_problem(study))
     assert values["task"].hidden_size == size
     running.build("fed_avg", values | {"clients_per_chunk": 1})
+
+
+def test_a_fixed_network_steps_as_the_options_say():
+    study = SubgraphStudy(learning_rate=0.05, weight_decay=0.001)
+    found = study.method_values("gcn", make_problem(study))["server_optimizer"]
+    assert found == OptimizerConfig("adam", 0.05, weight_decay=0.001)
 
 
 def test_a_model_of_a_plugin_is_trained(tmp_path):

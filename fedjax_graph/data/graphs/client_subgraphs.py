@@ -261,12 +261,15 @@ def make_splits(
 
 
 def _edges_between(adjacency: scipy.sparse.csr_array, owners: np.ndarray) -> np.ndarray:
-    """Counts the edges between the nodes of any two clients: [K, K], 0 of one alone."""
+    """Counts the neighbours that nodes of each client have at each: [K, K].
+
+    That is P^T A P of the parts' indicators P, with a client's own edges twice on the
+    diagonal, once for either end: the self edge of what mixes models along it.
+    """
     num_clients = owners.max() + 1
     rows, columns = (owners[ends] for ends in adjacency.nonzero())
     counts = np.zeros((num_clients, num_clients), np.float32)
     np.add.at(counts, (rows, columns), 1)
-    np.fill_diagonal(counts, 0)
     return counts
 
 
