@@ -41,7 +41,7 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         None, "Most communication rounds.", lower=1, upper=MOST_ROUNDS
     )
     eval_every: int = option(
-        1, "Rounds between evaluations and checkpoints.", lower=1, upper=MOST_ROUNDS
+        1, "Rounds between evaluations.", lower=1, upper=MOST_ROUNDS
     )
     patience: int | None = option(
         None,

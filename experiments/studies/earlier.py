@@ -13,7 +13,7 @@ NOT_COMPARED = (
     *("resume", "eval_only", "split", "seed", "num_seeds", "num_retrain", "repeats"),
     "target_rmse",
     *("clients_per_chunk", "edges_per_chunk", "num_cpu_devices", "checkpoint_inner"),
-    *("check_memory", "compilation_cache", "profile"),
+    *("check_memory", "checkpoint_seconds", "compilation_cache", "profile"),
     *("coordinator", "num_processes", "process_id"),
 )
 

@@ -30,6 +30,13 @@ class FolderOptions(Options):
     workdir: str | None = option(
         None, "Folder for all output; by default a new one under runs/."
     )
+    checkpoint_seconds: float = option(
+        15.0,
+        "Least time between checkpoints, which are made after evaluations: what a kill "
+        "may cost. The last evaluation, and that before SIGTERM ends a run, always "
+        "make one; several processes make all.",
+        lower=0,
+    )
     resume: bool = option(False, "Go on from --workdir's checkpoint.")
     eval_only: bool = option(False, "Score --workdir's checkpoint.")
     split: str = option(

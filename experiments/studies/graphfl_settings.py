@@ -33,8 +33,7 @@ class GraphFLSettings(TrustStudy):
     )
     eval_every: int = option(
         5,
-        "Rounds between evaluations and checkpoints; where not given, 1 of "
-        "--protocol=code.",
+        "Rounds between evaluations; where not given, 1 of --protocol=code.",
         lower=1,
     )
     num_seeds: int = option(

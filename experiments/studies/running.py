@@ -126,6 +126,7 @@ def run_method(
         rate_name=rate_name,
         profile=study.profile,
         on_nan=study.on_nan,
+        checkpoint_seconds=study.checkpoint_seconds,
         check_memory=study.check_memory,
     )
     run_config = dataclasses.replace(run_config, **run_settings)

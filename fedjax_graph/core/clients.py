@@ -32,7 +32,8 @@ def map_axis(
       fn: function of pytrees that belong to one row.
       rows_per_chunk: how many rows run side by side. None: all (`vmap`). 1: one after
         another. In between: `vmap` inside `lax.map`. The results differ by rounding
-        alone.
+        alone. One row is never mapped: under `vmap` its `lax.cond` would take all
+        branches.
 
     Raises:
       InputError: if that is no count.
@@ -42,7 +43,10 @@ def map_axis(
 
     def mapped(*args):
         num_rows = jax.tree.leaves(args)[0].shape[0]
-        if rows_per_chunk is None or rows_per_chunk >= num_rows > 1:
+        if num_rows == 1:
+            result = fn(*jax.tree.map(lambda x: x[0], args))
+            return jax.tree.map(lambda x: x[None], result)
+        if rows_per_chunk is None or rows_per_chunk >= num_rows:
             return jax.vmap(fn)(*args)
         batch_size = None if rows_per_chunk == 1 else rows_per_chunk
         return jax.lax.map(lambda one: fn(*one), args, batch_size=batch_size)

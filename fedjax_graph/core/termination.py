@@ -1,12 +1,14 @@
 """An orderly end on SIGTERM: what a scheduler sends a while before it kills.
 
 Inside `deferred`, where rounds are trained, the end waits for the round and its
-checkpoint; elsewhere it is at once. A second SIGTERM ends at once everywhere.
+checkpoint (`is_asked`, `end`); elsewhere it is at once. A second SIGTERM ends at once
+everywhere.
 """
 
 import contextlib
 import signal
 from collections.abc import Iterator
+from typing import NoReturn
 
 from fedjax_graph.core import processes
 
@@ -50,7 +52,7 @@ def _ask(number: int, frame: object) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Lets a SIGTERM wait, inside the `with` block, for the next `check`."""
+    """Lets a SIGTERM wait, inside the `with` block, for who asks `is_asked`."""
     global _num_deferring
     _num_deferring += 1
     try:
@@ -59,14 +61,18 @@ def deferred() -> Iterator[None]:
         _num_deferring -= 1
 
 
-def check(reached: str) -> None:
-    """Ends if a SIGTERM has come; of several processes all, if it came to one.
+def is_asked() -> bool:
+    """Tells whether a SIGTERM has come, to any of several processes."""
+    return any(processes.gather("asked" if _is_asked else ""))
+
+
+def end(reached: str) -> NoReturn:
+    """Ends as a SIGTERM asks to.
 
     Args:
       reached: what is done and saved, for the message.
 
     Raises:
-      Terminated: then.
+      Terminated: always.
     """
-    if any(processes.gather("asked" if _is_asked else "")):
-        raise Terminated(f"ended by SIGTERM after {reached}, which is saved")
+    raise Terminated(f"ended by SIGTERM after {reached}, which is saved")

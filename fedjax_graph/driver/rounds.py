@@ -75,6 +75,9 @@ class RunConfig(Checked):
     """What is done where a training loss or the model is not finite: the run stops and
     keeps its last checkpoint; clients whose update is not finite have weight 0 in that
     round, and the run stops if that does not help; or it goes on."""
+    checkpoint_seconds: float = limited(0.0, lower=0)
+    """Least time between checkpoints, which are made after evaluations, always after
+    the last one and before a SIGTERM ends the run; several processes make all."""
     check_memory: bool = True
     """Whether data or a compiled round that would not fit in memory is refused."""
     keep_last: bool = False
@@ -284,6 +287,7 @@ class _Loop:
         self._workdir, self._checkpoints = workdir, checkpoints
         self._programs = {}
         self._note = lambda text: None  # until there is progress to show
+        self._saved_at = time.monotonic()
         self._divergence = Divergence(name, config.on_nan)
         self.compile_seconds = 0.0
         self.bytes_per_round = communication.Bytes()
@@ -343,10 +347,8 @@ class _Loop:
         config, divergence = self._config, self._divergence
         divergence.start(_on_host(seed_state.state))
         again = functools.partial(self._again, round_)
-        while round_ < config.num_rounds:
-            stopped = is_stopped(seed_state, config.patience)
-            if stopped.all():
-                break
+        running = watched = ~is_stopped(seed_state, config.patience)
+        while round_ < config.num_rounds and running.any():
             num_rounds = self._num_rounds_from(round_)
             program = self._program(num_rounds, seed_state, divergence.watch)
             with profile.call():
@@ -360,12 +362,12 @@ class _Loop:
             again = functools.partial(self._again, round_ + num_rounds)
             for i in range(num_rounds):
                 number = round_ + 1 + i
-                losses = metrics["train_loss"][~stopped, i]
+                losses = metrics["train_loss"][running, i]
                 divergence.check_losses(number, losses, again)
-                record = self._record(metrics, i, number, stopped)
+                record = self._record(metrics, i, number, ~running)
                 record["seconds"] = elapsed / num_rounds
                 if config.examples_per_round:
-                    examples = config.examples_per_round * int(np.sum(~stopped))
+                    examples = config.examples_per_round * int(np.sum(running))
                     record[config.rate_name] = examples / record["seconds"]
                 if cost := self.privacy_after(number):
                     record["epsilon"] = cost["epsilon"]
@@ -375,12 +377,19 @@ class _Loop:
                     writer.write(record)
                 progress.update(record)
             round_ += num_rounds
+            watched, running = running, ~is_stopped(seed_state, config.patience)
             if self._checkpoints:
-                self._save(round_, seed_state, seconds, ~stopped, again)
-                termination.check(f"round {round_} of {self._name}")
+                is_last = round_ >= config.num_rounds or not running.any()
+                is_asked = termination.is_asked()
+                if is_last or is_asked or self._is_due():
+                    if writer:
+                        writer.sync()
+                    self._save(round_, seed_state, seconds, watched, again)
+                if is_asked:
+                    termination.end(f"round {round_} of {self._name}")
         if not self._checkpoints:
             state = _on_host(seed_state.state)
-            divergence.check_state(round_, state, ~stopped, again)
+            divergence.check_state(round_, state, watched, again)
         return seed_state, seconds
 
     def _save(self, round_, seed_state, seconds, is_running, again) -> None:
@@ -388,6 +397,12 @@ class _Loop:
         saved = _on_host(seed_state)
         self._divergence.check_state(round_, saved.state, is_running, again)
         self._checkpoints.save(round_, (saved, np.float64(seconds)))
+        self._saved_at = time.monotonic()
+
+    def _is_due(self) -> bool:
+        """Tells whether the last checkpoint is old; processes do not share a clock."""
+        age = time.monotonic() - self._saved_at
+        return processes.count() > 1 or age >= self._config.checkpoint_seconds
 
     def _num_rounds_from(self, round_: int) -> int:
         """Rounds up to the next evaluation, which falls on a multiple of `eval_every`.

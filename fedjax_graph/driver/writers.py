@@ -120,8 +120,8 @@ def note_missing_rounds(
 class MetricsWriter:
     """Writes a line for each method and round, and the same scalars for TensorBoard.
 
-    Lines are on disk before the checkpoint of their round is. After a kill, lines
-    beyond the restored round are dropped, so each round stands there once.
+    Lines are on disk before the checkpoint of their round is (`sync`). After a kill,
+    lines beyond the restored round are dropped, so each round stands there once.
     """
 
     def __init__(self, workdir: pathlib.Path, method: str, restored_round: int) -> None:
@@ -134,6 +134,7 @@ class MetricsWriter:
         before = self._path.read_text(errors="replace") if records else None
         if before != lines:
             write_atomically(self._path, lines)
+        self._file = open(self._path, "a")  # noqa: SIM115, until `close`
         folder = workdir / "tensorboard" / method
         folder.mkdir(parents=True, exist_ok=True)
         self._tensorboard = EventsWriter(
@@ -148,12 +149,10 @@ class MetricsWriter:
         return record["round"] <= restored_round
 
     def write(self, record: Record) -> None:
-        """Appends a record with keys `method` and `round` and waits for the disk."""
+        """Appends a record with keys `method` and `round`."""
         record = to_jsonable(record)
-        with open(self._path, "a") as file:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
         for key, value in record.items():
             if isinstance(value, float):
                 self._tensorboard.write_event(
@@ -163,10 +162,15 @@ class MetricsWriter:
                         wall_time=time.time(),
                     )
                 )
+
+    def sync(self) -> None:
+        """Waits until all records are on the disk."""
+        os.fsync(self._file.fileno())
         self._tensorboard.flush()
 
     def close(self) -> None:
         """Closes the files."""
+        self._file.close()
         self._tensorboard.close()
 
 

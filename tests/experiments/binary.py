@@ -72,6 +72,7 @@ for line in json.load(sys.stdin):
 print(json.dumps(answers))
 """
 
+EVERY_ROUND = "--checkpoint_seconds=0"  # has a checkpoint
 # Kills itself before anything is renamed to a path that ends so.
 KILLED = """
 import os, runpy, signal, sys
@@ -138,7 +139,7 @@ class Machine:
 
     def run_killed(self, path, *command_line):
         """A run that dies before anything is renamed to a path that ends so."""
-        return self.python(KILLED, self.module, path, *command_line)
+        return self.python(KILLED, self.module, path, *command_line, EVERY_ROUND)
 
     def run_many(self, command_lines):
         """Status, output and errors of each, by name."""

@@ -64,7 +64,8 @@ def machine(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(machine):
     """The process of a run that was never stopped, in the folder `whole`."""
-    line = machine.command_line("whole", "--num_seeds=2", "--clients_per_chunk=2")
+    flags = ("--num_seeds=2", "--clients_per_chunk=2", binary.EVERY_ROUND)
+    line = machine.command_line("whole", *flags)
     process = machine.run(*line)
     assert process.returncode == 0, process.stderr
     return process
