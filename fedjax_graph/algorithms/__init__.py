@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fedjax_graph.core import configs
+from fedjax_graph.core import clients, configs
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
@@ -99,7 +99,13 @@ def _checked(factory: Factory, config_type: type, title: str) -> Factory:
         promised = getattr(config, "privacy", None)
         if promised is not None and algorithm.privacy is None:
             raise InputError(f"method {title!r}: privacy is promised and not kept")
-        return algorithm
+        scored = functools.partial(
+            clients.scored_in_chunks,
+            clients_per_chunk=getattr(config, "clients_per_chunk", None),
+        )
+        return algorithm._replace(
+            evaluate=scored(algorithm.evaluate), predict=scored(algorithm.predict)
+        )
 
     return build
 

@@ -112,7 +112,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
             return adaptive.mixed(found, known, homophily)
 
         client_data = beside(state.server.models).client_data(data)
-        mapped = clients.map_clients(one, clients.auto_clients_per_chunk())
+        mapped = clients.map_clients(one, clients.chunk_scored())
         return mapped(state.models["params"], client_data, state.homophily)
 
     def logits(state, data):

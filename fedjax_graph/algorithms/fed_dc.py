@@ -11,7 +11,8 @@ last round where all went g on average, minimises
 with K steps of rate eta. Equation numbers are those of this list. With plain SGD
 -g_i / (eta K) is the mean of the gradients of (1) along the way, and this is how it is
 computed here, so that it also holds with momentum and step sizes that vary. g is the
-mean over all clients. alpha = 0.1 is that of the released code's CIFAR-10.
+mean over all clients. alpha = 0.1 is that of the released code's MNIST; it has 0.01 for
+CIFAR-10 and CIFAR-100, and divides alpha by a client's examples over the clients' mean.
 
 Differences from the paper: batch statistics are averaged without a drift. OpenFGL 1.1.0
 differs: it has no penalties in the first round, its gradient of the last term of (1) is

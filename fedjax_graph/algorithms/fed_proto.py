@@ -9,7 +9,10 @@ Heterogeneous Clients", AAAI 2022, Algorithm 1. With z what the last layer reads
 
 Equation numbers are those of this list. In Eq. 3 a client's own prototypes are those of
 the examples of a step, and d is the squared distance divided by the number of
-dimensions, as in the released code. lambda = 1 is its default.
+dimensions. lambda = 1 is the released code's default. That code has neither of our two
+distances: it takes one mean over the examples of a step, of all classes, of |z - C^j|^2
+divided by the number of dimensions, 0 for a class without a C^j, so that classes count
+by their examples; and in Eq. 2 clients count alike.
 
 Differences from the paper: its weights in Eq. 2 are divided by the number of clients
 once more, though they sum to 1 already; a class that nobody in a cohort has keeps its

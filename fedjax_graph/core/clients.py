@@ -5,8 +5,10 @@ key is `fold_in(round_key, client_id)`, so sampling, padding, chunking or reorde
 clients never changes another client's draw.
 """
 
+import contextvars
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,11 @@ import numpy as np
 
 from fedjax_graph.core import arrays, mesh, sharding
 from fedjax_graph.core.errors import InputError
+
+_Result = TypeVar("_Result")
+_scored_side_by_side: contextvars.ContextVar[int | None] = contextvars.ContextVar(
+    "_scored_side_by_side", default=None
+)
 
 
 class Cohort(NamedTuple):
@@ -119,6 +126,32 @@ def map_rows(
 def auto_clients_per_chunk(backend: str | None = None) -> int | None:
     """Returns 1 on a CPU, where one at a time measured fastest; else None, for all."""
     return 1 if (backend or mesh.backend()) == "cpu" else None
+
+
+def scored_in_chunks(
+    fn: Callable[..., _Result], clients_per_chunk: int | None
+) -> Callable[..., _Result]:
+    """Makes `chunk_scored` that number inside a function, which evaluates or predicts.
+
+    Args:
+      fn: traced or called as before.
+      clients_per_chunk: of the method's config; None leaves it to the backend.
+    """
+
+    @functools.wraps(fn)
+    def run(*args, **named):
+        token = _scored_side_by_side.set(clients_per_chunk)
+        try:
+            return fn(*args, **named)
+        finally:
+            _scored_side_by_side.reset(token)
+
+    return run
+
+
+def chunk_scored() -> int | None:
+    """Returns how many clients are evaluated side by side on a device."""
+    return _scored_side_by_side.get() or auto_clients_per_chunk()
 
 
 def parse_clients_per_chunk(text: str, backend: str | None = None) -> int | None:

@@ -241,7 +241,7 @@ def map_logits(
         return reduce(logits, data.labels[indices], mask)
 
     def run(models: Model, data: ImageData):
-        chunk = clients.auto_clients_per_chunk()
+        chunk = clients.chunk_scored()
         mapped = clients.map_rows(one_client, chunk)
         return mapped(models, data.indices, data.mask, shared=(data,))
 

@@ -80,6 +80,28 @@ def test_auto_chooses_by_backend():
     assert chosen == clients.auto_clients_per_chunk(jax.default_backend())
 
 
+def test_what_is_scored_is_in_chunks_of_its_own():
+    scored = clients.scored_in_chunks(lambda x: (x, clients.chunk_scored()), 3)
+    auto = clients.auto_clients_per_chunk()
+    assert (clients.chunk_scored(), scored(5), clients.chunk_scored()) == (
+        auto,
+        (5, 3),
+        auto,
+    )
+
+
+def test_one_row_alone_takes_one_branch():
+    """Under `vmap` a choice becomes a selection among what all branches compute."""
+    mapped = clients.map_axis(lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x))
+    branches = [
+        {eqn.primitive.name for eqn in jax.make_jaxpr(mapped)(jnp.ones(n)).eqns}
+        & {"cond", "select_n"}
+        for n in (1, 2)
+    ]
+    assert branches == [{"cond"}, {"select_n"}]
+    npt.assert_allclose(mapped(jnp.array([2.0])), [np.sin(2)], rtol=1e-6)
+
+
 def test_a_key_belongs_to_an_identity_not_to_a_place():
     key = jax.random.key(3)
     ids = jnp.array([4, 0, 9])

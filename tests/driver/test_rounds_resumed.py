@@ -1,6 +1,9 @@
 """Runs that are killed, damaged, prolonged or only scored."""
 
+import itertools
 import shutil
+import time
+import types
 
 import pytest
 
@@ -94,6 +97,27 @@ def test_a_killed_run_ends_as_if_never_stopped(
         run(script, tmp_path, **config)
     run(script, tmp_path, **config, resume=True)
     assert_same_run(tmp_path, folders[eval_every], script)
+
+
+def test_checkpoints_are_made_when_they_are_due(tmp_path, monkeypatch, never_stopped):
+    """By a clock that goes on by 5 seconds whenever it is looked at."""
+    script, folders = never_stopped
+    clock, saved, save = itertools.count(step=5), [], Checkpoints.save
+    times = {"monotonic": lambda: next(clock), "perf_counter": time.perf_counter}
+    monkeypatch.setattr(rounds, "time", types.SimpleNamespace(**times))
+    monkeypatch.setattr(
+        Checkpoints,
+        "save",
+        lambda self, round_, tree: saved.append(round_) or save(self, round_, tree),
+    )
+    config = {"seeds": SEEDS, "checkpoint_seconds": 15.0}
+    with pytest.raises(Killed), monkeypatch.context() as patch:
+        kill_in(patch, MetricsWriter, "write", 6, when="after")
+        run(script, tmp_path, **config)
+    assert saved == [3]
+    run(script, tmp_path, **config, resume=True)
+    assert saved == [3, 6, 8]
+    assert_same_run(tmp_path, folders[1], script)
 
 
 @pytest.mark.parametrize(("eval_every", "before"), [(1, 7), (3, 6)])

@@ -60,7 +60,11 @@ WARM_UP: dict[Space, int] = {"paper": 0, "2022": 50}
 
 @dataclasses.dataclass(frozen=True)
 class FLAGCNSConfig(EvolutionConfig):
-    """Hyper-parameters of the search, by default the paper's and its code's."""
+    """Hyper-parameters of the search.
+
+    By default it judges codes by trainings from scratch, and the defaults are ours;
+    with `fitness_from="shared"` they are the paper's and its code's.
+    """
 
     fitness_from: FitnessFrom = "scratch"
     # with shared weights: their steps in a generation

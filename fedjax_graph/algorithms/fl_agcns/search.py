@@ -384,7 +384,7 @@ def searched(
             outputs, _ = apply(model, graph, code, mask)
             return reduce(outputs, client_data)
 
-        mapped = clients.map_clients(one, clients.auto_clients_per_chunk())
+        mapped = clients.map_clients(one, clients.chunk_scored())
         return mapped(data, shared=(state.weights.model, state.code))
 
     def evaluate(state, data):
