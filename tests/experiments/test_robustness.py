@@ -84,7 +84,7 @@ def test_the_picture_names_all_draws(tmp_path, monkeypatch):
         ({"aggregator": "krum"}, "--aggregator: --aggregators names those"),
         ({"byzantine_fraction": 0.2}, "--byzantine_fraction: --fractions has"),
         ({"on_nan": "skip_client"}, "--on_nan: a model that diverges is scored"),
-        ({"sweep": "overlap"}, "--sweep: aggregators and --fractions are what is"),
+        ({"sweep": "overlap"}, "--sweep: --aggregators and --fractions are what is"),
         ({"model": "gat"}, "--model=gat: unknown"),
         ({"patience": 3}, "--patience needs --protocol=code"),
     ],
