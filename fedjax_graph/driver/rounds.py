@@ -39,6 +39,7 @@ from fedjax_graph.driver.seeds import (
     SeedState,
     abstract_seeds,
     advance,
+    check_in_step,
     init_seeds,
     is_stopped,
     map_seeds,
@@ -185,7 +186,8 @@ def run(
     Raises:
       InputError: if the loss is no longer finite, or the checkpoint does not fit, is
         missing, or is there and not asked for, or its lines of `metrics.jsonl` lack
-        what the best round is chosen by; or no client has anything to train on, or two
+        what the best round is chosen by, or seeds that stopped early would go on from
+        other rounds than the rest; or no client has anything to train on, or two
         have the same id.
     """
     clients.check_clients(splits["train"], "the split train")
@@ -321,6 +323,13 @@ class _Loop:
             note_missing_rounds(self._workdir, self._name, round_)
         if round_ >= config.num_rounds or is_stopped(seed_state, config.patience).all():
             return seed_state, seconds
+        check_in_step(self._name, config.seeds, seed_state, config.patience)
+        if round_ % config.eval_every:
+            print(
+                f"note: {self._name}: the run so far ended with round {round_}, which "
+                f"it evaluated beside those of eval_every={config.eval_every}; one "
+                "that did not end there may have another best round and stop elsewhere"
+            )
         shown = ("train_loss", f"validation_{self._algorithm.monitor}")
         progress = Progress(self._name, config.num_rounds, round_, shown)
         self._note = progress.note
@@ -405,9 +414,10 @@ class _Loop:
         return processes.count() > 1 or age >= self._config.checkpoint_seconds
 
     def _num_rounds_from(self, round_: int) -> int:
-        """Rounds up to the next evaluation, which falls on a multiple of `eval_every`.
+        """Rounds up to the next evaluation: a multiple of `eval_every`, or the last.
 
-        So it does however the run was cut.
+        So it is where a run was killed. One that ended between two multiples and is
+        prolonged has evaluated one round more than if it had not ended there.
         """
         every, last = self._config.eval_every, self._config.num_rounds
         return min(every - round_ % every, last - round_)

@@ -1,7 +1,7 @@
 """The seeds of a run: their states, and some rounds of each in one program."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -157,3 +157,29 @@ def _monitored(algorithm: FederatedAlgorithm, scores: Metrics) -> jax.Array:
 def is_stopped(seed_state: SeedState, patience: int) -> np.ndarray:
     """Marks the seeds [seeds] that have run out of patience."""
     return np.asarray(seed_state.round - seed_state.best_round) >= patience
+
+
+def check_in_step(
+    name: str, seeds: Sequence[int], seed_state: SeedState, patience: int
+) -> None:
+    """Checks that seeds which would still run have done equally many rounds.
+
+    Args:
+      name: of the method.
+      seeds: of the run.
+      seed_state: of a checkpoint.
+      patience: of the run that goes on from it.
+
+    Raises:
+      InputError: if one stopped earlier, and has patience again.
+    """
+    rounds = np.asarray(seed_state.round)
+    is_late = ~is_stopped(seed_state, patience) & (rounds < rounds.max())
+    if is_late.any():
+        places = np.flatnonzero(is_late)
+        late = ", ".join(f"seed {seeds[i]} at round {rounds[i]}" for i in places)
+        raise InputError(
+            f"{name}: patience={patience} would have seeds that stopped ({late}) go on "
+            f"beside round {rounds.max()}: leave patience as it was, or run the seeds "
+            "apart"
+        )

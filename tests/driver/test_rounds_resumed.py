@@ -171,6 +171,46 @@ def test_a_run_may_be_prolonged(tmp_path, never_stopped, eval_every, first):
     assert_same_run(tmp_path, folders[eval_every], script)
 
 
+def test_seeds_that_stopped_do_not_go_on_beside_later_rounds(tmp_path):
+    """One at round 5, its best 2 and patience 3; the other went on to 6, the last."""
+    script, config = make_script([FALLING, FALLS_TWICE], SEEDS), {"seeds": SEEDS}
+    run(script, tmp_path, **config, num_rounds=6)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError) as caught:
+        run(script, tmp_path, **config, patience=100, resume=True)
+    assert str(caught.value) == (
+        "fake: patience=100 would have seeds that stopped (seed 5 at round 5) go on "
+        "beside round 6: leave patience as it was, or run the seeds apart"
+    )
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    run(script, tmp_path, **config, resume=True)
+    assert [line["round"] for line in records(tmp_path)] == [*range(1, 9)]
+
+
+def test_seeds_that_stopped_together_may_be_given_more_patience(tmp_path):
+    script, config = make_script([FALLS_TWICE] * 2, SEEDS), {"seeds": SEEDS}
+    run(script, tmp_path / "cut", **config)
+    run(script, tmp_path / "cut", **config, patience=100, resume=True)
+    run(script, tmp_path / "whole", **config, patience=100)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole", script)
+
+
+def test_a_run_prolonged_between_evaluations_says_that_it_may_differ(tmp_path, capsys):
+    """Its best round is 4, which one that did not end there never evaluates."""
+    script = make_script([9, 8, 7, 1, 5, 4, 4, 4])
+    run(script, tmp_path, num_rounds=4, eval_every=3)
+    assert "note" not in capsys.readouterr().out
+    prolonged = run(script, tmp_path, eval_every=3, resume=True, patience=9)
+    (note,) = [x for x in capsys.readouterr().out.splitlines() if "note: " in x]
+    assert note == (
+        "note: fake: the run so far ended with round 4, which it evaluated beside "
+        "those of eval_every=3; one that did not end there may have another best round "
+        "and stop elsewhere"
+    )
+    whole = run(script, eval_every=3, patience=9)
+    assert (prolonged.best_round, whole.best_round) == ([4], [6])
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path):
     script, traced = make_script([3, 2, 1, 2, 2, 2, 2, 2]), []
     algorithm = make_algorithm(traced)
