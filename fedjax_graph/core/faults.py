@@ -6,12 +6,12 @@ costs a call back from the device; elsewhere nothing is looked for and nothing c
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_graph.core import mesh
 from fedjax_graph.core.clients import Cohort
@@ -20,8 +20,10 @@ from fedjax_graph.core.clients import Cohort
 class Watch(NamedTuple):
     """What is done about updates that are not finite."""
 
-    report: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
-    """(round, client ids [C], weights [C], is_finite [C]) of each cohort of a seed."""
+    report: Callable[..., None]
+    """Takes (round, client ids [C], weights [C], is_finite [C]) of each cohort of a
+    seed; of one inside `trial` also is_trial=True. Round 0 is one that does not count,
+    of a seed that has stopped and is computed beside others."""
     skips: bool = False  # whether such a client has weight 0 in its round
     explain: Callable[[str], None] = lambda reason: None
     """Takes a reason why what a server computed is not finite."""
@@ -39,6 +41,22 @@ def watching(watch: Watch | None, round_: jax.Array) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+@contextlib.contextmanager
+def trial() -> Iterator[None]:
+    """Has cohorts that are traced inside reported as those of one trial of many.
+
+    If it loses all its clients it has failed, and the run goes on.
+    """
+    current = _current.get()
+    if current is None:
+        yield
+        return
+    watch, round_ = current
+    report = functools.partial(watch.report, is_trial=True)
+    with watching(watch._replace(report=report), round_):
+        yield
 
 
 def explain(is_so: jax.Array, reason: str) -> None:

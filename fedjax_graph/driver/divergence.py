@@ -25,18 +25,22 @@ class Divergence:
     def __init__(self, name: str, on_nan: OnNaN) -> None:
         self._name, self._on_nan = name, on_nan
         self._diverged: dict[int, set[int]] = defaultdict(set)
-        self._intact: dict[int, int] = defaultdict(int)  # how many were finite
+        self._deserted: set[int] = set()  # rounds with a cohort that lost everybody
         self._had_nan: bool | None = None
         self._reasons: set[str] = set()
         skips, found = on_nan == "skip_client", self._reasons.add
         self.watch = faults.Watch(self._report, True, found) if skips else None
         self.search = faults.Watch(self._report, False, found)
 
-    def _report(self, round_, client_ids, weights, is_finite) -> None:
+    def _report(self, round_, client_ids, weights, is_finite, is_trial=False) -> None:
+        """Takes note of one cohort of one seed; a round may have several of them."""
         takes_part = np.asarray(weights) > 0
         is_lost = takes_part & ~np.asarray(is_finite)
+        if not round_ or not is_lost.any():
+            return
         self._diverged[int(round_)] |= set(np.asarray(client_ids)[is_lost].tolist())
-        self._intact[int(round_)] += int(np.sum(takes_part & ~is_lost))
+        if not is_trial and is_lost.sum() == takes_part.sum():
+            self._deserted.add(int(round_))
 
     def skipped(self, round_: int) -> list[int]:
         """The clients that were left out of a round, by any seed."""
@@ -53,13 +57,12 @@ class Divergence:
           again: computes the rounds since the last checkpoint, watched.
 
         Raises:
-          InputError: if one is not finite, or no client is left, and this is not to be
-            ignored.
+          InputError: if one is not finite, or no client of a cohort is left, and this
+            is not to be ignored.
         """
         if self._on_nan == "ignore":
             return
-        nobody = self._diverged.get(round_) and not self._intact.get(round_)
-        if not np.all(np.isfinite(losses)) or nobody:
+        if not np.all(np.isfinite(losses)) or round_ in self._deserted:
             self._stop(f"the training loss of round {round_}", again)
 
     def check_state(

@@ -115,9 +115,12 @@ def advance(
     @functools.partial(jax.jit, inline=True)  # is traced once, for both branches
     def run(seed_state):
         key = jax.random.wrap_key_data(seed_state.key_data)
+        is_active = _is_active(seed_state, patience)
 
         def body(state, round_):
-            with faults.watching(watch, round_):
+            # Under `vmap` seeds that have stopped are computed as well.
+            reported = jnp.where(is_active, round_, 0) if watch else round_
+            with faults.watching(watch, reported):
                 return algorithm.round(state, train, jax.random.fold_in(key, round_))
 
         rounds = seed_state.round + 1 + jnp.arange(num_rounds)
@@ -140,8 +143,11 @@ def advance(
         nothing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
         return seed_state, nothing
 
-    active = seed_state.round - seed_state.best_round < patience
-    return jax.lax.cond(active, run, skip, seed_state)
+    return jax.lax.cond(_is_active(seed_state, patience), run, skip, seed_state)
+
+
+def _is_active(seed_state: SeedState, patience: int) -> jax.Array:
+    return seed_state.round - seed_state.best_round < patience
 
 
 def _monitored(algorithm: FederatedAlgorithm, scores: Metrics) -> jax.Array:
@@ -156,7 +162,7 @@ def _monitored(algorithm: FederatedAlgorithm, scores: Metrics) -> jax.Array:
 
 def is_stopped(seed_state: SeedState, patience: int) -> np.ndarray:
     """Marks the seeds [seeds] that have run out of patience."""
-    return np.asarray(seed_state.round - seed_state.best_round) >= patience
+    return ~np.asarray(_is_active(seed_state, patience))
 
 
 def check_in_step(

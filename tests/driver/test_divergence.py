@@ -8,6 +8,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
+from fedjax_graph.algorithms.ditto import DittoConfig, ditto
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.mesh import make_mesh
@@ -106,6 +107,78 @@ def test_where_nobody_is_left_a_run_stops():
     config = rounds.RunConfig(NUM_ROUNDS, on_nan="skip_client")
     with pytest.raises(InputError, match="round 3 .* began in round 3 with client 4"):
         rounds.run("fake", algorithm, data, config)
+
+
+def run_seeds(algorithm, splits, workdir=None, **config):
+    """Two seeds with features and targets of their own; client 4 alone has a weight."""
+
+    def is_drawn(path):
+        return path[-1].name in ("features", "targets")
+
+    def beside(path, *leaves):
+        return jnp.stack(leaves) if is_drawn(path) else leaves[0]
+
+    splits = {
+        name: jax.tree_util.tree_map_with_path(beside, *(own[name] for own in splits))
+        for name in ("train", "validation", "test")
+    }
+    config = rounds.RunConfig(
+        NUM_ROUNDS, seeds=(0, 1), is_drawn=is_drawn, on_nan="skip_client", **config
+    )
+    return rounds.run("fake", algorithm, splits, config, workdir, {})
+
+
+ALONE = (0, 0, 5, 0, 0)
+
+
+def unmarked(weights=ALONE):
+    return dict.fromkeys(("train", "validation", "test"), make_data(weights))
+
+
+@pytest.mark.parametrize("seeds_per_chunk", [None, 1])
+def test_where_one_seed_loses_everybody_a_run_stops(seeds_per_chunk):
+    """The other one does not; clients count for their seed."""
+    algorithm = fed_avg(FedAvgConfig(Failing()))
+    splits = make_splits(ALONE), unmarked()
+    with pytest.raises(InputError, match="round 3 .* began in round 3 with client 4"):
+        run_seeds(algorithm, splits, seeds_per_chunk=seeds_per_chunk)
+
+
+@pytest.mark.parametrize("seeds_per_chunk", [None, 1])
+def test_a_seed_that_has_stopped_loses_nobody(tmp_path, seeds_per_chunk):
+    """It would from round 3 on; what it learns is the opposite of its validation."""
+    splits = make_splits(ALONE), unmarked()
+    for own, factor in zip(splits, (-100, 100), strict=True):
+        targets = own["train"].targets.at[FAILING].multiply(factor)
+        own["validation"] = own["train"]._replace(targets=targets)
+    result = run_seeds(
+        fed_avg(FedAvgConfig(Failing())),
+        splits,
+        tmp_path,
+        patience=1,
+        seeds_per_chunk=seeds_per_chunk,
+    )
+    assert list(result.best_round) == [1, NUM_ROUNDS]
+    lines = read_records(tmp_path / "metrics.jsonl")
+    assert not any("skipped_clients" in line for line in lines)
+
+
+class FailsIfPulled(QuadraticTask):
+    """Nobody is finite from round 3 on where something is added to the gradients."""
+
+    def update(self, start, own, key, data, adjust, num_rounds):
+        result = super().update(start, own, key, data, adjust, num_rounds)
+        bad = jnp.where((num_rounds >= 2) & (adjust is not None), jnp.nan, 0)
+        return result._replace(model=jax.tree.map(lambda x: x + bad, result.model))
+
+
+def test_where_one_of_a_rounds_cohorts_loses_everybody_a_run_stops():
+    """Ditto's personal models fail, and the global one does not."""
+    data = unmarked(WEIGHTS)
+    config = rounds.RunConfig(NUM_ROUNDS, on_nan="skip_client", keep_last=True)
+    with pytest.raises(InputError, match="round 3 .* began in round 3 with client"):
+        rounds.run("fake", ditto(DittoConfig(FailsIfPulled())), data, config)
+    rounds.run("fake", fed_avg(FedAvgConfig(FailsIfPulled())), data, config)
 
 
 def test_what_is_not_finite_may_be_ignored(tmp_path):

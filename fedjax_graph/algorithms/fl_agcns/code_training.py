@@ -18,7 +18,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     gradient_round,
     score_outputs,
 )
-from fedjax_graph.core import clients, encryption
+from fedjax_graph.core import clients, encryption, faults
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.packed import PackedNet
 from fedjax_graph.tasks import subgraphs
@@ -68,7 +68,8 @@ def make_epoch(
     score_all = clients.map_clients(score, config.clients_per_chunk)
 
     def epoch(training: Training, data: SubgraphData, code, key):
-        merged, value, cost = gradient(training.model, data, key, code)
+        with faults.trial():
+            merged, value, cost = gradient(training.model, data, key, code)
         params = training.model["params"]
         updates, opt_state = optimizer.update(
             merged["params"], training.opt_state, params

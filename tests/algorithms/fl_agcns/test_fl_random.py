@@ -18,7 +18,9 @@ from fedjax_graph.algorithms.fl_agcns.fl_random import (
     make_trial,
 )
 from fedjax_graph.algorithms.fl_agcns.search import WORST, Weights
+from fedjax_graph.core import faults
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.driver.divergence import Divergence
 from fedjax_graph.models.architecture import check, random_codes
 from fedjax_graph.models.packed import PackedNet
 from fedjax_graph.tasks.subgraphs import as_graph
@@ -129,6 +131,18 @@ def test_a_trial_that_diverges_is_the_worst_and_ends_nothing(train, quick_jit):
     trial = quick_jit(make_trial(config))(train, jnp.array(CODES[0]), jax.random.key(0))
     assert trial.score == WORST
     assert jnp.isfinite(trial.loss)
+
+
+def test_a_trial_that_loses_all_its_clients_does_not_end_a_run(train, quick_jit):
+    config = dataclasses.replace(CONFIG, server_optimizer=OptimizerConfig("adam", 1e30))
+    divergence = Divergence("fl_random", "skip_client")
+    with faults.watching(divergence.watch, jnp.int32(1)):
+        run = quick_jit(make_trial(config))
+        trial = run(train, jnp.array(CODES[0]), jax.random.key(0))
+    jax.effects_barrier()
+    divergence.check_losses(1, np.atleast_1d(trial.loss), again=None)
+    everybody = train.client_ids[train.client_weights > 0]
+    assert divergence.skipped(1) == sorted(np.asarray(everybody).tolist())
 
 
 # --- Rounds --------------------------------------------------------------------------
