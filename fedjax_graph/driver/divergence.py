@@ -26,7 +26,7 @@ class Divergence:
         self._name, self._on_nan = name, on_nan
         self._diverged: dict[int, set[int]] = defaultdict(set)
         self._deserted: set[int] = set()  # rounds with a cohort that lost everybody
-        self._had_nan: bool | None = None
+        self._kinds: list[np.ndarray] | None = None  # of the first state's numbers
         self._reasons: set[str] = set()
         skips, found = on_nan == "skip_client", self._reasons.add
         self.watch = faults.Watch(self._report, True, found) if skips else None
@@ -69,7 +69,8 @@ class Divergence:
         self,
         round_: int,
         state: Any,
-        is_running: np.ndarray,
+        is_watched: np.ndarray,
+        first_state: Callable[[], Any],
         again: Callable[[faults.Watch], Any],
     ) -> None:
         """Checks what a checkpoint is to be made of; see `check_losses`.
@@ -77,21 +78,23 @@ class Divergence:
         Args:
           round_: the last one.
           state: NumPy arrays [seeds, ...].
-          is_running: [seeds] bool.
+          is_watched: [seeds] bool, of those that ran since the last one.
+          first_state: computes the state before the first round, likewise.
           again: see `check_losses`.
 
         Raises:
-          InputError: if it has a NaN that was not there from the start, and this is not
-            to be ignored.
+          InputError: if a number is not finite that was in the first state, or is NaN
+            where that was infinite, as a score of nothing yet, and this is not to be
+            ignored.
         """
-        if self._on_nan == "ignore" or self._had_nan:
+        found = floats(state)
+        if self._on_nan == "ignore" or all(np.isfinite(x).all() for x in found):
             return
-        if has_nan(state, is_running):
-            self._stop(f"the model after round {round_}", again)
-
-    def start(self, state: Any) -> None:
-        """Notes whether a method has NaN in its state by itself."""
-        self._had_nan = has_nan(state)
+        if self._kinds is None:
+            self._kinds = [kinds(x) for x in floats(first_state())]
+        for x, first in zip(found, self._kinds, strict=True):
+            if np.any((kinds(x) > first)[is_watched]):
+                self._stop(f"the model after round {round_}", again)
 
     def _stop(self, what: str, again: Callable[[faults.Watch], Any]) -> None:
         if not self.watch:
@@ -109,7 +112,12 @@ class Divergence:
         raise InputError(f"{self._name}: {what} is not finite: {who}; {ways}")
 
 
-def has_nan(tree: Any, rows: Any = slice(None)) -> bool:
-    """Whether a pytree of arrays [R, ...] has a NaN in some rows."""
-    floats = (x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact))
-    return any(np.isnan(np.asarray(x)[rows]).any() for x in floats)
+def floats(tree: Any) -> list[np.ndarray]:
+    """The arrays of a pytree that may hold what is not finite."""
+    leaves = jax.tree.leaves(tree)
+    return [np.asarray(x) for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+
+def kinds(x: np.ndarray) -> np.ndarray:
+    """Marks each number of an array: 0 if it is finite, 1 if infinite, 2 if NaN."""
+    return np.isnan(x) * np.int8(2) + np.isinf(x)

@@ -354,9 +354,9 @@ class _Loop:
 
     def _rounds(self, seed_state, seconds, round_, writer, progress, profile):
         config, divergence = self._config, self._divergence
-        divergence.start(_on_host(seed_state.state))
         again = functools.partial(self._again, round_)
-        running = watched = ~is_stopped(seed_state, config.patience)
+        running = ~is_stopped(seed_state, config.patience)
+        watched = running  # at any time since the last checkpoint
         while round_ < config.num_rounds and running.any():
             num_rounds = self._num_rounds_from(round_)
             program = self._program(num_rounds, seed_state, divergence.watch)
@@ -386,7 +386,7 @@ class _Loop:
                     writer.write(record)
                 progress.update(record)
             round_ += num_rounds
-            watched, running = running, ~is_stopped(seed_state, config.patience)
+            running = ~is_stopped(seed_state, config.patience)
             if self._checkpoints:
                 is_last = round_ >= config.num_rounds or not running.any()
                 is_asked = termination.is_asked()
@@ -394,17 +394,19 @@ class _Loop:
                     if writer:
                         writer.sync()
                     self._save(round_, seed_state, seconds, watched, again)
+                    watched = running
                 if is_asked:
                     termination.end(f"round {round_} of {self._name}")
         if not self._checkpoints:
             state = _on_host(seed_state.state)
-            divergence.check_state(round_, state, watched, again)
+            divergence.check_state(round_, state, watched, self._first_state, again)
         return seed_state, seconds
 
-    def _save(self, round_, seed_state, seconds, is_running, again) -> None:
+    def _save(self, round_, seed_state, seconds, watched, again) -> None:
         """Makes a checkpoint of what is finite."""
         saved = _on_host(seed_state)
-        self._divergence.check_state(round_, saved.state, is_running, again)
+        args = watched, self._first_state, again
+        self._divergence.check_state(round_, saved.state, *args)
         self._checkpoints.save(round_, (saved, np.float64(seconds)))
         self._saved_at = time.monotonic()
 
@@ -412,6 +414,11 @@ class _Loop:
         """Tells whether the last checkpoint is old; processes do not share a clock."""
         age = time.monotonic() - self._saved_at
         return processes.count() > 1 or age >= self._config.checkpoint_seconds
+
+    def _first_state(self) -> Any:
+        args = self._algorithm, self._config, self._data[0], None
+        seed_state, _ = _start(*args, eval_only=False)
+        return _on_host(seed_state.state)
 
     def _num_rounds_from(self, round_: int) -> int:
         """Rounds up to the next evaluation: a multiple of `eval_every`, or the last.

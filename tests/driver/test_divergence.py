@@ -1,6 +1,7 @@
 """Clients whose updates are not finite: named, left out, or let through."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 from fedjax_graph.algorithms.ditto import DittoConfig, ditto
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.mesh import make_mesh
 from fedjax_graph.driver import rounds
@@ -25,11 +27,12 @@ class Failing(QuadraticTask):
     """The client with a mark in its data is not finite from round 3 on."""
 
     what: str = "params"
+    value: float = jnp.nan
 
     def update(self, start, own, key, data, adjust, num_rounds):
         result = super().update(start, own, key, data, adjust, num_rounds)
         is_bad = (own[0][0, 0] == MARK) & (num_rounds >= 2)
-        bad = jnp.where(is_bad, jnp.nan, 0)
+        bad = jnp.where(is_bad, self.value, 0)
         if self.what == "loss":
             return result._replace(loss=result.loss + bad)
         model = jax.tree.map(lambda x: x + bad, result.model)
@@ -45,8 +48,8 @@ def make_splits(weights=WEIGHTS):
     return dict.fromkeys(("train", "validation", "test"), data)
 
 
-def run(on_nan, workdir=None, what="params", resume=False, **config):
-    algorithm = fed_avg(FedAvgConfig(Failing(what=what)))
+def run(on_nan, workdir=None, what="params", resume=False, value=jnp.nan, **config):
+    algorithm = fed_avg(FedAvgConfig(Failing(what=what, value=value)))
     run_config = rounds.RunConfig(NUM_ROUNDS, on_nan=on_nan, keep_last=True, **config)
     args = "fake", algorithm, make_splits(), run_config, workdir, {}
     return rounds.run(*args, resume=resume)
@@ -71,6 +74,71 @@ def test_a_model_that_is_not_finite_is_not_saved_and_the_run_goes_on(tmp_path):
     resumed = run("skip_client", tmp_path, resume=True)
     whole = run("skip_client")
     jax.tree.map(npt.assert_array_equal, resumed.best_state, whole.best_state)
+
+
+@pytest.mark.parametrize("value", [jnp.inf, -jnp.inf])
+def test_a_model_that_is_infinite_is_not_saved(tmp_path, value):
+    with pytest.raises(InputError, match="round 3 is not finite: it began .* client 4"):
+        run("stop", tmp_path, value=value)
+    folder = tmp_path / "fake" / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
+
+
+class SearchState(NamedTuple):
+    num_rounds: jax.Array
+    scores: jax.Array  # [3] minus infinity where nothing has been scored yet
+    weights: jax.Array  # [3]
+
+
+def search(**later):
+    """Each round scores one of three in turn; the third forgets the second score.
+
+    From round 4 on the first number of a field is what `later` says.
+    """
+
+    def round_(state, data, key):
+        scores = state.scores.at[state.num_rounds % 3].set(0.5)
+        scores = jnp.where(
+            (state.num_rounds == 2) & (jnp.arange(3) == 1), -jnp.inf, scores
+        )
+        state = SearchState(state.num_rounds + 1, scores, state.weights + 1)
+        for name, value in later.items():
+            x = getattr(state, name)
+            x = x.at[0].set(jnp.where(state.num_rounds >= 4, value, x[0]))
+            state = state._replace(**{name: x})
+        return state, {"train_loss": jnp.float32(1)}
+
+    def init(key, data):
+        return SearchState(jnp.int32(0), jnp.full(3, -jnp.inf), jnp.zeros(3))
+
+    return FederatedAlgorithm(
+        init,
+        round_,
+        evaluate=lambda state, data: {"loss": jnp.float32(1)},
+        predict=lambda state, data: data.targets,
+    )
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_what_was_infinite_from_the_start_may_be_so_again(tmp_path, first):
+    """Also in a run that goes on from a checkpoint in which it was not."""
+    args = "fake", search(), make_splits()
+    rounds.run(*args, rounds.RunConfig(first), tmp_path, {})
+    rounds.run(*args, rounds.RunConfig(6), tmp_path, {}, resume=True)
+    assert len(read_records(tmp_path / "metrics.jsonl")) == 6
+
+
+@pytest.mark.parametrize(
+    "later",
+    [{"scores": jnp.nan}, {"weights": jnp.nan}, {"weights": jnp.inf}],
+    ids=str,
+)
+@pytest.mark.parametrize("first", [2, 6])
+def test_another_number_that_is_not_finite_ends_the_run(tmp_path, later, first):
+    args = "fake", search(**later), make_splits()
+    with pytest.raises(InputError, match="the model after round 4 is not finite"):
+        rounds.run(*args, rounds.RunConfig(first), tmp_path, {})
+        rounds.run(*args, rounds.RunConfig(6), tmp_path, {}, resume=True)
 
 
 def test_without_a_folder_a_model_that_is_not_finite_ends_the_run_as_well():
@@ -122,9 +190,8 @@ def run_seeds(algorithm, splits, workdir=None, **config):
         name: jax.tree_util.tree_map_with_path(beside, *(own[name] for own in splits))
         for name in ("train", "validation", "test")
     }
-    config = rounds.RunConfig(
-        NUM_ROUNDS, seeds=(0, 1), is_drawn=is_drawn, on_nan="skip_client", **config
-    )
+    config = {"seeds": (0, 1), "is_drawn": is_drawn, "on_nan": "skip_client"} | config
+    config = rounds.RunConfig(NUM_ROUNDS, **config)
     return rounds.run("fake", algorithm, splits, config, workdir, {})
 
 
@@ -161,6 +228,21 @@ def test_a_seed_that_has_stopped_loses_nobody(tmp_path, seeds_per_chunk):
     assert list(result.best_round) == [1, NUM_ROUNDS]
     lines = read_records(tmp_path / "metrics.jsonl")
     assert not any("skipped_clients" in line for line in lines)
+
+
+def test_a_seed_that_stopped_between_two_checkpoints_is_looked_at(tmp_path):
+    """Its model is infinite after round 3, its last one."""
+    splits = make_splits(ALONE), unmarked()
+    for own in splits:
+        targets = own["train"].targets.at[FAILING].multiply(100)
+        own["validation"] = own["train"]._replace(targets=targets)
+    algorithm = fed_avg(FedAvgConfig(Failing(value=jnp.inf)))
+    config = {"patience": 1, "checkpoint_seconds": 1e6, "on_nan": "stop"}
+    with pytest.raises(InputError, match="the model .* began in round 3 with client 4"):
+        run_seeds(algorithm, splits, tmp_path, **config)
+    lines = read_records(tmp_path / "metrics.jsonl")
+    ran = [line["train_loss_by_seed"][0] is not None for line in lines]
+    assert ran == [True, True, True, False, False]
 
 
 class FailsIfPulled(QuadraticTask):
