@@ -4,6 +4,7 @@ State comes first in and first out, so a round is a `lax.scan` body and a method
 mapped over seeds. Data is an argument, never a closed-over constant.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ State = Any  # pytree of arrays
 Data = Any  # pytree of arrays: one split of a dataset
 Metrics = dict[str, Any]  # pytree of arrays
 
+NO_LOSS = -math.inf  # the training loss of a round in which nobody took part
+
 
 class FederatedAlgorithm(NamedTuple):
     """A federated method, built by a factory that closes over a frozen config.
@@ -24,7 +27,8 @@ class FederatedAlgorithm(NamedTuple):
 
     init: Callable[[jax.Array, Data], State]  # (key, training data)
     round: Callable[[State, Data, jax.Array], tuple[State, Metrics]]
-    """One communication round: (state, training data, key of the round)."""
+    """One communication round: (state, training data, key of the round). Its metrics
+    have `train_loss`, `NO_LOSS` where nobody took part, which a run leaves out."""
     evaluate: Callable[[State, Data], Metrics]
     """Scores a state on a split; `monitor` names what the best round is chosen by."""
     predict: Callable[[State, Data], jax.Array]

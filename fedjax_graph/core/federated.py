@@ -26,7 +26,7 @@ from fedjax_graph.core import (
     trees,
 )
 from fedjax_graph.core.aggregation import Aggregator
-from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
+from fedjax_graph.core.algorithm import NO_LOSS, Data, FederatedAlgorithm
 from fedjax_graph.core.channel import DIRECT, ChannelConfig
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.clients import Cohort
@@ -57,8 +57,8 @@ def cohort_update(
 
     Returns:
       (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
-      *shared) -> (updated models [C, ...], mean loss of the cohort, 0 where all its
-      weights are, Cohort).
+      *shared) -> (updated models [C, ...], mean loss of the cohort, `NO_LOSS` where all
+      its weights are 0, Cohort).
 
     Raises:
       InputError: by the function, if its arguments are not of as many clients.
@@ -94,7 +94,7 @@ def cohort_update(
         updated, losses = trees.kept_rows((updated, losses), cohort.weights > 0)
         loss = jnp.sum(cohort.weights * losses)
         total = jnp.sum(cohort.weights)
-        loss = loss / jnp.where(total > 0, total, 1)
+        loss = jnp.where(total > 0, loss / jnp.where(total > 0, total, 1), NO_LOSS)
         return _cross(communication.up, updated, is_personal), loss, cohort
 
     return run
@@ -184,8 +184,8 @@ def federated_round(
 
     Returns:
       (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
-      *shared) -> (models [1 or K, ...], mean loss of the cohort), or with `has_aux`
-      also what the server learnt.
+      *shared) -> (models [1 or K, ...], mean loss of the cohort or `NO_LOSS`), or with
+      `has_aux` also what the server learnt.
 
     Raises:
       InputError: by the round, if `aggregate` returns another structure or shape.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_graph.core import faults
+from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.errors import InputError
 
 OnNaN = Literal["stop", "skip_client", "ignore"]
@@ -62,7 +63,8 @@ class Divergence:
         """
         if self._on_nan == "ignore":
             return
-        if not np.all(np.isfinite(losses)) or round_ in self._deserted:
+        known = losses[losses != NO_LOSS]
+        if not np.all(np.isfinite(known)) or round_ in self._deserted:
             self._stop(f"the training loss of round {round_}", again)
 
     def check_state(

@@ -27,7 +27,13 @@ from fedjax_graph.core import (
     reporter,
     termination,
 )
-from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
+from fedjax_graph.core.algorithm import (
+    NO_LOSS,
+    Data,
+    FederatedAlgorithm,
+    Metrics,
+    State,
+)
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import everything, nothing
@@ -470,6 +476,8 @@ class _Loop:
     def _record(self, metrics, i, round_, stopped) -> dict[str, Any]:
         """Makes a line of `metrics.jsonl`: means over the seeds still running.
 
+        The training loss is a mean over those in which somebody took part.
+
         Of the evaluation, each metric that is one number for a seed.
         """
         scores = metrics["validation"]
@@ -480,7 +488,10 @@ class _Loop:
                     figures[f"validation_{key}"] = values
         record = {"method": self._name, "round": round_}
         for key, values in figures.items():
-            record[key] = float(np.mean(values[~stopped]))
+            known = values[~stopped]
+            if key == "train_loss":
+                known = known[known != NO_LOSS]
+            record[key] = float(np.mean(known)) if known.size else None
             if len(values) > 1:
                 record[f"{key}_by_seed"] = values
         return record

@@ -28,6 +28,7 @@ import pytest
 from jax.extend import core as jex_core
 
 from fedjax_graph.algorithms import REGISTRY, get_method, make_config
+from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.errors import InputError
 from tests import client_graphs
 from tests.algorithms.problems import (
@@ -324,6 +325,9 @@ def test_two_rounds_leave_a_finite_state(system, outcome):
 def test_a_round_of_nobody_leaves_a_finite_state(system, outcome):
     nobody = system.train._replace(client_weights=0 * system.train.client_weights)
     state, metrics, *_ = system.step(outcome[0], nobody, KEYS[0])
+    loss = metrics.pop("train_loss")
+    assert np.isfinite(loss) or loss == NO_LOSS
+    assert loss == NO_LOSS or not hasattr(state, "models") or system.name in CENTRALISED
     for leaf in jax.tree.leaves((state, metrics)):
         assert np.all(np.isfinite(leaf))
     is_moved = system.name in CENTRALISED or getattr(state, "server_opt_state", ())

@@ -10,6 +10,7 @@ import pytest
 from fedjax_graph.algorithms import make_config
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import aggregation, misbehaviour
+from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.channel import ChannelConfig
 from fedjax_graph.core.clients import Cohort, client_keys
 from fedjax_graph.core.errors import InputError
@@ -69,6 +70,12 @@ def test_who_drops_out_or_comes_too_late_is_as_if_not_sampled(conduct):
     npt.assert_allclose(models[0], START + expected, atol=1e-6)
     losses = READINGS[comes].sum(axis=1)
     npt.assert_allclose(loss, np.average(losses, weights=WEIGHTS[comes]), rtol=1e-5)
+
+
+def test_a_round_that_all_drop_out_of_has_no_loss():
+    models, loss = run_round(dropout_rate=1 - 1e-7)
+    npt.assert_array_equal(models[0], START)
+    assert loss == NO_LOSS
 
 
 def test_drop_outs_are_as_many_as_said_and_change_from_round_to_round():

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_graph.core import communication
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver import rounds
+from fedjax_graph.driver import plots, rounds
 from fedjax_graph.driver.writers import read_records
 from tests.driver.scripted import (
     ALGORITHM,
@@ -217,6 +217,28 @@ def test_metrics_have_one_line_for_each_round(tmp_path):
             root = np.sqrt(line["validation_loss"])
             assert line["validation_root"] == pytest.approx(root)
         assert line["windows_per_s"] == pytest.approx(10 / line["seconds"])
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip_client", "ignore"])
+def test_a_round_of_nobody_has_no_training_loss(tmp_path, capsys, on_nan):
+    """Of two seeds: in round 2 nobody took part in the first, in round 3 in both."""
+    losses = np.array([[3, -np.inf, -np.inf, 1], [5, 4, -np.inf, 2]])
+    script = make_script([FALLING] * 2, (0, 5), losses)
+    run(script, tmp_path, seeds=(0, 5), num_rounds=4, on_nan=on_nan)
+    lines = read_records(tmp_path / "metrics.jsonl")
+    assert [line["train_loss"] for line in lines] == [4, 4, None, 1.5]
+    by_seed = [[3, 5], [None, 4], [None, None], [1, 2]]
+    assert [line["train_loss_by_seed"] for line in lines] == by_seed
+    assert "round 3/4  validation_loss 7" in capsys.readouterr().out
+    curve = plots.history(lines, "train_loss")
+    assert (curve.x, curve.y) == ([1, 2, 4], [4, 4, 1.5])
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf])
+def test_a_seed_that_diverges_beside_a_round_of_nobody_ends_the_run(loss):
+    script = make_script([FALLING] * 2, (0, 5), np.array([[3, -np.inf], [5, loss]]))
+    with pytest.raises(InputError, match="the training loss of round 2 is not finite"):
+        run(script, seeds=(0, 5), num_rounds=2)
 
 
 @pytest.mark.parametrize("monitor", ["error", "weights"])
