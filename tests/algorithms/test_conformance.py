@@ -301,6 +301,16 @@ def test_no_method_is_forgotten():
         assert set(TINY[problem][name]) <= fields
 
 
+def test_which_methods_read_what_clients_outside_of_the_cohort_keep():
+    """A mean over all clients: of controls or gradients, and of neighbours' rows."""
+    made = {
+        name: get_method(name).factory(make_config(name, TINY[problem][name]))
+        for name, problem in CASES.values()
+    }
+    found = {name for name, method in made.items() if method.reads_all_clients}
+    assert found == {"fed_dc", "fed_gcn", "fed_sage_plus", "scaffold"}
+
+
 def test_unknown_methods_are_refused():
     with pytest.raises(InputError, match="gru_fmtl"):
         get_method("no_such_method")

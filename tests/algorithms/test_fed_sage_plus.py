@@ -101,6 +101,9 @@ def test_the_ledger_counts_generators_or_classifiers(train):
     up, down = NUM_CLIENTS * generator + encodings, NUM_CLIENTS * generator
     assert early.up == 4 * STEPS * NUM_CLIENTS * up
     assert early.down == 4 * STEPS * NUM_CLIENTS * (down + 4 * encodings)
+    for everybody, rounds in ((later, 0), (early, 10)):
+        two, _ = cost(generator_rounds=rounds, participation=0.4)
+        assert two.times(NUM_CLIENTS) == everybody.times(2)
 
 
 def test_a_task_without_graphs_is_refused():

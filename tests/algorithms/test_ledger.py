@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from fedjax_graph.algorithms import get_method, make_config
-from fedjax_graph.core.communication import bytes_per_round
+from fedjax_graph.core.communication import Bytes, bytes_per_round
 from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES as C
 from tests.client_graphs import NUM_CLIENTS as K
@@ -51,20 +51,31 @@ CASES = {
     "fed_gta": Case(K * (MODEL + FLOAT * (1 + 6 * C)), K * MODEL, {"num_moments": 3}),
     # theta_i and h_i; u_i
     "fed_pub": Case(K * (MODEL + FLOAT * C), K * MODEL, {"block_size": 3}),
-    "ada_fgl": Case(K * MODEL, K * MODEL, {"hidden_size": 4}),  # at most
+    "ada_fgl": Case(K * MODEL, K * MODEL, {"hidden_size": 4, "num_hops": 1}),  # at most
     "fed_gcn": Case(K * MODEL, K * MODEL, data=linked),
     "gcfl_plus": Case(K * (MODEL + FLOAT), K * MODEL),  # the norm of a gradient
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_round_exchanges_what_the_paper_says(name):
+def exchanged(name, **settings):
     case = CASES[name]
-    config = make_config(name, {"task": TASK} | case.values)
+    config = make_config(name, {"task": TASK} | case.values | settings)
     algorithm, data = get_method(name).factory(config), case.data()
     state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
-    counted = bytes_per_round(algorithm.round, state, data, jax.random.key(1))
-    assert counted == (case.up, case.down)
+    return bytes_per_round(algorithm.round, state, data, jax.random.key(1))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_exchanges_what_the_paper_says(name):
+    assert exchanged(name) == (CASES[name].up, CASES[name].down)
+
+
+@pytest.mark.parametrize(
+    "name", ["ada_fgl", "fed_gcn", "fed_gta", "fed_pub", "gcfl_plus"]
+)
+def test_two_of_five_clients_exchange_two_fifths(name):
+    counted = exchanged(name, participation=0.4)
+    assert counted.times(5) == Bytes(CASES[name].up, CASES[name].down).times(2)
 
 
 def test_fed_gcn_exchanges_a_sum_and_a_scale_of_each_row_before_the_rounds():

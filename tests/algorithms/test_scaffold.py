@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.algorithms.scaffold import control, scaffold
+from fedjax_graph.algorithms.scaffold import control, control_mean, scaffold
 from fedjax_graph.core.local import local_steps
 from tests.algorithms import quadratic
 from tests.algorithms.quadratic import (
@@ -65,13 +65,19 @@ def test_rounds_are_those_of_algorithm_1(quick_jit, participation, weights):
     assert np.abs(c).max() > 0.05
 
 
-def test_the_servers_control_is_the_mean_of_all_controls():
+def test_the_servers_control_is_the_mean_of_all_controls(quick_jit):
     """What line 17 keeps, whoever takes part: c is not stored here."""
-    twin = Twin(quadratic.make_data(), TASK, participation=0.6)
-    x, c, controls = np.ones(9), np.zeros(5), np.zeros((NUM_CLIENTS, 5))
-    for key in FOUR_KEYS:
-        x, c, controls, _ = scaffold_round(twin, x, c, controls, key)
-        npt.assert_allclose(c, controls.mean(axis=0), atol=1e-12)
+    data, config = quadratic.make_data(), FedAvgConfig(TASK, 0.6)
+    twin, c = Twin(data, TASK, 0.6), np.zeros(5)
+    (before, _), *later = run(scaffold(config), data, quick_jit, FOUR_KEYS)
+    for key, (state, _) in zip(FOUR_KEYS, later, strict=True):
+        sampled = list(twin.cohort(key))
+        change = (controls_of(state) - controls_of(before))[sampled]
+        c = c + len(sampled) / NUM_CLIENTS * change.mean(axis=0)
+        (found,) = control_mean(config, state.memories, data)
+        assert np.abs(change).max() > 0.05
+        npt.assert_allclose(np.hstack([found["base"], found["head"]]), c, atol=1e-5)
+        before = state
 
 
 def test_the_first_round_is_that_of_fed_avg(quick_jit):

@@ -15,6 +15,8 @@ from fedjax_graph.models.adaptive_propagation import homophily
 from fedjax_graph.models.message_passing import Structure
 from fedjax_graph.tasks.subgraphs import query_halves, random_blocks
 from tests import client_graphs
+from tests.algorithms import quadratic
+from tests.algorithms.oracle import draw_cohort
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES
 
 RATE = 0.1
@@ -190,17 +192,37 @@ def test_attackers_of_labels_have_false_ones_all_along(data, quick_jit, name, va
     )
 
 
-def test_a_cluster_has_one_model_also_where_few_take_part(data, quick_jit):
-    config = make_config("gcfl_plus", {"task": TASK, "participation": 0.4})
+@pytest.mark.slow
+def test_two_of_five_train_their_own_networks(data, quick_jit):
+    """Those of AdaFGL, in the second round, which exchanges nothing."""
+    values = {"federated_rounds": 1, "num_hops": 1, "hidden_size": 4}
+    settings = {"task": TASK, "participation": 0.4} | values
+    method = get_method("ada_fgl").factory(make_config("ada_fgl", settings))
+    keys = [jax.random.key(seed) for seed in (1, 2)]
+    *_, (before, _), (after, _) = quadratic.run(method, data, quick_jit, keys)
+    for old, new in zip(
+        *(jax.tree.leaves(state.models["params"]) for state in (before, after)),
+        strict=True,
+    ):
+        changed = np.any(np.reshape(old != new, (NUM_CLIENTS, -1)), axis=1)
+        assert changed.sum() == 2
+
+
+def test_a_cluster_takes_the_mean_of_who_came(quick_jit):
+    """All five are in one, also those who did not come."""
+    task, data = quadratic.QuadraticTask(), quadratic.make_data()
+    config = make_config("gcfl_plus", {"task": task, "participation": 0.4})
     method = get_method("gcfl_plus").factory(config)
-    state = method.init(jax.random.key(0), data)
-    after, _ = quick_jit(method.round)(state, data, jax.random.key(1))
-    for before, model in zip(*map(jax.tree.leaves, (state, after)), strict=True):
-        del before
-        if model.ndim > 2:  # a kernel of each client
-            npt.assert_array_equal(model, np.broadcast_to(model[:1], model.shape))
-    first = jax.tree.leaves(state.models)[0]
-    assert not np.array_equal(first, jax.tree.leaves(after.models)[0])
+    (state, _), *later = quadratic.run(method, data, quick_jit)
+    twin, rows = quadratic.Twin(data, task, 0.4), quadratic.to_rows(state.models)
+    for key, (state, _) in zip(quadratic.KEYS, later, strict=True):
+        cohort_key, update_key = jax.random.split(key)
+        sampled = draw_cohort(cohort_key, twin.ids, twin.size)
+        keys = {i: jax.random.fold_in(update_key, twin.ids[i]) for i in sampled}
+        trained = {i: twin.steps(i, rows[i], own)[0] for i, own in keys.items()}
+        assert len(trained) == 2
+        rows = np.tile(twin.mean(trained), (NUM_CLIENTS, 1))
+        quadratic.assert_rows(state.models, rows)
 
 
 @pytest.mark.parametrize("num_idle", [0, 1, 2])

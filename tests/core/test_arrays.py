@@ -1,5 +1,6 @@
 """What JAX would clamp, broadcast or average to NaN is refused in one line."""
 
+import re
 import types
 
 import jax
@@ -48,64 +49,171 @@ def data(ids, weights):
     )
 
 
-WRONG = {
-    "other clients": lambda: aggregation.weighted_mean(MODELS, cohort([1, 1])),
-    "a column of weights": lambda: aggregation.median(
-        MODELS, Cohort(np.arange(3), np.ones((3, 1)))
+WRONG = {  # what it is -> (words of the refusal, the call)
+    "other clients": (
+        "expected a row for each of 2 clients",
+        lambda: aggregation.weighted_mean(MODELS, cohort([1, 1])),
     ),
-    "a negative weight": lambda: aggregation.weighted_mean(MODELS, cohort([1, -1, 1])),
-    "one weight for all": lambda: aggregation.client_mean(MODELS, np.ones(1)),
-    "a server without axis": lambda: aggregation.attention({"w": np.ones(2)})(
-        MODELS, cohort()
+    "a column of weights": (
+        "cohort.weights has shape (3, 1)",
+        lambda: aggregation.median(MODELS, Cohort(np.arange(3), np.ones((3, 1)))),
     ),
-    "indices beyond": lambda: convolve(np.ones((3, 3)), cohort(indices=[0, 1, 7])),
-    "a negative index": lambda: convolve(np.ones((3, 3)), cohort(indices=[0, 1, -1])),
-    "negative edges": lambda: convolve(-np.ones((3, 3))),
-    "edges of NaN": lambda: convolve(np.full((3, 3), np.nan)),
-    "a negative power": lambda: convolve(np.ones((3, 3)), num_steps=-1),
-    "negative noise": lambda: aggregation.with_noise(aggregation.none, KEY, -1.0),
-    "an oblong adjacency": lambda: graphs.from_adjacency(np.ones((2, 3))),
-    "a NaN edge": lambda: graphs.from_adjacency(np.full((2, 2), np.nan)),
-    "a complex edge": lambda: graphs.from_adjacency(np.ones((2, 2), complex)),
-    "a sender beyond": lambda: graphs.dense_adjacency(with_first("senders", 9)),
-    "a negative receiver": lambda: graphs.dense_adjacency(with_first("receivers", -1)),
-    "receivers that fall": lambda: graphs.dense_adjacency(with_first("receivers", 2)),
-    "senders of floats": lambda: graphs.dense_adjacency(
-        GRAPH._replace(senders=GRAPH.senders * 1.0)
+    "a negative weight": (
+        "cohort.weights has -1.0",
+        lambda: aggregation.weighted_mean(MODELS, cohort([1, -1, 1])),
     ),
-    "one edge weight": lambda: graphs.dense_adjacency(
-        GRAPH._replace(weights=GRAPH.weights[:1])
+    "one weight for all": (
+        "expected a row for each of 1 clients",
+        lambda: aggregation.client_mean(MODELS, np.ones(1)),
     ),
-    "features of twice the nodes": lambda: graphs.neighbour_sum(GRAPH, jnp.ones(6)),
-    "an order with a node twice": lambda: graphs.permute(GRAPH, np.array([0, 0, 1])),
-    "fewer nodes": lambda: graphs.pad_nodes(GRAPH, 2),
-    "a graph of others": lambda: graphs.client_adjacency(data([0, 1], [1, 1])),
-    "a column to normalise": lambda: graphs.row_normalise(jnp.ones((2, 1))),
-    "two shares": lambda: clients.sample_cohort(KEY, np.arange(4), np.ones(4), 2.0),
-    "fewer weights": lambda: clients.sample_cohort(KEY, np.arange(4), np.ones(3), 1.0),
-    "nobody": lambda: clients.sample_cohort(KEY, np.arange(0), np.ones(0), 1.0),
-    "ids of floats": lambda: clients.client_keys(KEY, np.array([0.2, 0.7])),
-    "chunks of none": lambda: clients.map_axis(jnp.sum, 0)(jnp.ones((3, 2))),
-    "1, 2 and 3 rows": lambda: clients.map_rows(lambda *x: x[0])(
-        jnp.ones(1), jnp.ones(2), jnp.ones(3)
+    "a server without axis": (
+        "leaf of server has shape (2,), expected (1, 2)",
+        lambda: aggregation.attention({"w": np.ones(2)})(MODELS, cohort()),
     ),
-    "no examples": lambda: batching.batches(jnp.zeros(0, int), 4),
-    "no batch": lambda: batching.batches(jnp.zeros(3, int), 0),
-    "no epoch": lambda: batching.shuffled_batches(KEY, 3, 4, 0),
-    "a row beyond": lambda: trees.take(MODELS, np.array([7])),
-    "a mask that broadcasts": lambda: masks.masked_mean(jnp.ones(3), jnp.ones((3, 1))),
-    "integers in 8 bits": lambda: communication.pack(np.ones((2, 2), int), 8),
-    "sent by others": lambda: encryption.mean("none")(
-        MODELS, cohort(), {"w": np.ones((5, 2), bool)}
+    "indices beyond": (
+        "cohort.indices has 7",
+        lambda: convolve(np.ones((3, 3)), cohort(indices=[0, 1, 7])),
     ),
-    "an id twice": lambda: clients.check_clients(data([0, 0], [1, 1]), "data"),
-    "no data": lambda: clients.check_clients(data([0, 1], [[1, 0], [0, 0]]), "data"),
+    "a negative index": (
+        "cohort.indices has -1",
+        lambda: convolve(np.ones((3, 3)), cohort(indices=[0, 1, -1])),
+    ),
+    "negative edges": (
+        "adjacency has -1.0",
+        lambda: convolve(-np.ones((3, 3))),
+    ),
+    "edges of NaN": (
+        "adjacency has nan",
+        lambda: convolve(np.full((3, 3), np.nan)),
+    ),
+    "a negative power": (
+        "num_steps = -1",
+        lambda: convolve(np.ones((3, 3)), num_steps=-1),
+    ),
+    "negative noise": (
+        "scale has -1.0",
+        lambda: aggregation.with_noise(aggregation.none, KEY, -1.0),
+    ),
+    "an oblong adjacency": (
+        "adjacency has shape (2, 3)",
+        lambda: graphs.from_adjacency(np.ones((2, 3))),
+    ),
+    "a NaN edge": (
+        "adjacency has nan",
+        lambda: graphs.from_adjacency(np.full((2, 2), np.nan)),
+    ),
+    "a complex edge": (
+        "type complex128, expected real",
+        lambda: graphs.from_adjacency(np.ones((2, 2), complex)),
+    ),
+    "a sender beyond": (
+        "senders has 9, expected 0 to 2",
+        lambda: graphs.dense_adjacency(with_first("senders", 9)),
+    ),
+    "a negative receiver": (
+        "receivers has -1, expected 0 to 2",
+        lambda: graphs.dense_adjacency(with_first("receivers", -1)),
+    ),
+    "receivers that fall": (
+        "expected them to ascend",
+        lambda: graphs.dense_adjacency(with_first("receivers", 2)),
+    ),
+    "senders of floats": (
+        "senders has type float32",
+        lambda: graphs.dense_adjacency(GRAPH._replace(senders=GRAPH.senders * 1.0)),
+    ),
+    "one edge weight": (
+        "expected weights of shape (9,)",
+        lambda: graphs.dense_adjacency(GRAPH._replace(weights=GRAPH.weights[:1])),
+    ),
+    "features of twice the nodes": (
+        "expected those of the 3 nodes",
+        lambda: graphs.neighbour_sum(GRAPH, jnp.ones(6)),
+    ),
+    "an order with a node twice": (
+        "each of 3 nodes once",
+        lambda: graphs.permute(GRAPH, np.array([0, 0, 1])),
+    ),
+    "fewer nodes": (
+        "num_nodes=2: the graph has 3",
+        lambda: graphs.pad_nodes(GRAPH, 2),
+    ),
+    "a graph of others": (
+        "3 nodes, expected one for each of 2 clients",
+        lambda: graphs.client_adjacency(data([0, 1], [1, 1])),
+    ),
+    "a column to normalise": (
+        "adjacency has shape (2, 1)",
+        lambda: graphs.row_normalise(jnp.ones((2, 1))),
+    ),
+    "two shares": (
+        "participation=2.0",
+        lambda: clients.sample_cohort(KEY, np.arange(4), np.ones(4), 2.0),
+    ),
+    "fewer weights": (
+        "client_weights has shape (3,), expected (4)",
+        lambda: clients.sample_cohort(KEY, np.arange(4), np.ones(3), 1.0),
+    ),
+    "nobody": (
+        "number of clients = 0",
+        lambda: clients.sample_cohort(KEY, np.arange(0), np.ones(0), 1.0),
+    ),
+    "ids of floats": (
+        "client_ids has type float64",
+        lambda: clients.client_keys(KEY, np.array([0.2, 0.7])),
+    ),
+    "chunks of none": (
+        "rows_per_chunk = 0",
+        lambda: clients.map_axis(jnp.sum, 0)(jnp.ones((3, 2))),
+    ),
+    "1, 2 and 3 rows": (
+        "leaf of shape (2,): expected 1 or 3 rows",
+        lambda: clients.map_rows(lambda *x: x[0])(
+            jnp.ones(1), jnp.ones(2), jnp.ones(3)
+        ),
+    ),
+    "no examples": (
+        "number of examples = 0",
+        lambda: batching.batches(jnp.zeros(0, int), 4),
+    ),
+    "no batch": (
+        "batch_size = 0",
+        lambda: batching.batches(jnp.zeros(3, int), 0),
+    ),
+    "no epoch": (
+        "num_epochs = 0",
+        lambda: batching.shuffled_batches(KEY, 3, 4, 0),
+    ),
+    "a row beyond": (
+        "indices has 7, expected 0 to 2",
+        lambda: trees.take(MODELS, np.array([7])),
+    ),
+    "a mask that broadcasts": (
+        "values (3,), mask (3, 1): expected the same",
+        lambda: masks.masked_mean(jnp.ones(3), jnp.ones((3, 1))),
+    ),
+    "integers in 8 bits": (
+        "cannot cross in 8 bits, expected rows of floats",
+        lambda: communication.pack(np.ones((2, 2), int), 8),
+    ),
+    "sent by others": (
+        "sent has a leaf of shape (5, 2)",
+        lambda: encryption.mean("none")(MODELS, cohort(), {"w": np.ones((5, 2), bool)}),
+    ),
+    "an id twice": (
+        "two clients with a weight have one id",
+        lambda: clients.check_clients(data([0, 0], [1, 1]), "data"),
+    ),
+    "no data": (
+        "all client_weights are 0",
+        lambda: clients.check_clients(data([0, 1], [[1, 0], [0, 0]]), "data"),
+    ),
 }
 
 
-@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
-def test_what_would_be_wrong_in_silence_is_refused(call):
-    with pytest.raises(InputError) as raised:
+@pytest.mark.parametrize(("words", "call"), WRONG.values(), ids=WRONG)
+def test_what_would_be_wrong_in_silence_is_refused(words, call):
+    with pytest.raises(InputError, match=re.escape(words)) as raised:
         call()
     assert "\n" not in str(raised.value)
 

@@ -51,6 +51,23 @@ def who_comes(key, **conduct):
     return np.asarray(cohort.weights) > 0
 
 
+def drawn_to_come(key, dropout_rate=0.0, straggler_rate=0.0, straggler_work=0.5):
+    """The same in a loop, from each client's own key of the round."""
+    _, update_key = jax.random.split(key)
+    comes = np.ones(NUM_CLIENTS, bool)
+    for place, client_id in enumerate(IDS):
+        own = jax.random.fold_in(update_key, client_id)
+        is_out, is_slow = (
+            bool(jax.random.bernoulli(jax.random.fold_in(own, number), rate))
+            for number, rate in (
+                (2**31 - 1, dropout_rate),
+                (2**31 - 2, straggler_rate),
+            )
+        )
+        comes[place] = not (is_out or (is_slow and not straggler_work))
+    return comes
+
+
 # --- Drop-outs and stragglers ---------------------------------------------------------
 
 
@@ -64,7 +81,7 @@ def who_comes(key, **conduct):
 )
 def test_who_drops_out_or_comes_too_late_is_as_if_not_sampled(conduct):
     models, loss = run_round(**conduct)
-    comes = who_comes(KEY, **conduct)
+    comes = drawn_to_come(KEY, **conduct)
     assert 0 < comes.sum() < NUM_CLIENTS
     expected = np.average(READINGS[comes], axis=0, weights=WEIGHTS[comes])
     npt.assert_allclose(models[0], START + expected, atol=1e-6)
@@ -82,6 +99,18 @@ def test_drop_outs_are_as_many_as_said_and_change_from_round_to_round():
     rounds = [who_comes(jax.random.key(i), dropout_rate=0.3) for i in range(60)]
     assert np.mean(rounds) == pytest.approx(0.7, abs=0.06)  # three standard errors
     assert len({x.tobytes() for x in rounds}) > 50
+
+
+def test_who_drops_out_and_who_falls_behind_are_drawn_apart():
+    """Of 300 clients a sixth does both, and falling behind goes with nothing else."""
+    conduct = Misbehaviour(dropout_rate=0.4, straggler_rate=0.4)
+    cohort = Cohort(jnp.arange(300), jnp.ones(300))
+    keys = jax.random.split(KEY, 300)
+    attends, work = misbehaviour.attendance(conduct, cohort, keys)
+    is_out, is_slow = np.asarray(attends.weights) == 0, np.asarray(work) == 0.5
+    assert is_out.mean() == pytest.approx(0.4, abs=0.09)  # three standard errors
+    assert is_slow.mean() == pytest.approx(0.4, abs=0.09)
+    assert (is_out & is_slow).mean() == pytest.approx(0.16, abs=0.065)
 
 
 @pytest.mark.parametrize("share, num_done", [(0.5, 3), (0.34, 3), (0.1, 1), (1.0, 6)])
@@ -163,6 +192,15 @@ def test_noise_is_normal_and_of_the_attackers_alone():
     npt.assert_allclose(noise[:, ~lies], 0, atol=1e-6)
     assert np.std(noise[:, lies]) == pytest.approx(1, abs=0.12)
     assert len(np.unique(noise[:, lies])) == noise[:, lies].size
+
+
+def test_each_part_of_an_attackers_model_has_noise_of_its_own():
+    conduct = Misbehaviour(byzantine_fraction=1.0, attack="noise")
+    zeros = {name: jnp.zeros((4, 20, 10)) for name in ("first", "second")}
+    keys = jax.random.split(KEY, 4)
+    sent = misbehaviour.attacked(conduct, zeros, zeros, jnp.ones(4, bool), keys)
+    rows = np.concatenate([x.reshape(4, -1) for x in sent.values()])
+    assert np.abs(np.corrcoef(rows) - np.eye(8)).max() < 5 / np.sqrt(200)
 
 
 def test_a_robust_aggregator_withstands_what_the_mean_does_not(quick_jit):

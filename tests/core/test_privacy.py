@@ -19,6 +19,7 @@ from fedjax_graph.core import aggregation, channel, privacy
 from fedjax_graph.core.channel import ChannelConfig
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.privacy import Privacy
 from fedjax_graph.driver import rounds
 from tests.algorithms import quadratic
@@ -30,6 +31,7 @@ pytest.importorskip("jax_privacy", reason="JAX-Privacy, of the extra [dp], is mi
 KEY = jax.random.key(0)
 NUM_CLIENTS = 5
 WEIGHTS = np.array([20, 1, 0, 3, 7], np.float32)  # the third is padding
+STILL = OptimizerConfig("sgd", learning_rate=0.0)
 SILENT = 1e-9  # a noise multiplier that leaves the rest to be seen
 
 
@@ -177,6 +179,31 @@ def test_epsilon_is_that_of_the_composed_gaussian_mechanism(multiplier, count):
     found = privacy.epsilon(config, count)
     assert expected * (1 - 1e-6) <= found <= expected * 1.01
     assert privacy.epsilon(config, 0) == 0
+
+
+def test_releases_of_one_round_have_noise_of_their_own(quick_jit):
+    """Where nobody learns, GraphFL's step of 1 and its mean add one noise each.
+
+    The same noise twice would cancel, with opposite signs.
+    """
+    values = {
+        "task": QuadraticTask(optimizer=STILL, batch_size=6, num_epochs=1),
+        "first_order": True,
+        "server_optimizer": OptimizerConfig("sgd", 1.0),
+        "privacy": Privacy(noise_multiplier=1e6, clip_norm=1e-6),
+    }
+    method = get_method("graphfl").factory(make_config("graphfl", values))
+    data = quadratic.make_data()
+    state = method.init(KEY, data)
+
+    def after_a_round(key):
+        return method.round(state, data, key)[0].models["params"]
+
+    keys = jax.random.split(KEY, 300)
+    found = quick_jit(jax.vmap(after_a_round))(keys)
+    noise = jax.tree.map(lambda x, start: x - start, found, state.models["params"])
+    expected = np.sqrt(2) / NUM_CLIENTS
+    assert as_rows(noise).std() == pytest.approx(expected, rel=0.06)
 
 
 def released(name, problem, **values):

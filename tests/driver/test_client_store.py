@@ -147,6 +147,7 @@ def test_first_states_are_made_for_some_clients_at_a_time(monkeypatch):
     "method, data, words",
     [
         ("scaffold", DATA, "read what clients outside of the cohort keep"),
+        ("fed_dc", DATA, "read what clients outside of the cohort keep"),
         ("sfl", quadratic.make_data(), "the graph has 5 nodes"),
         ("ditto", DATA._replace(client_ids=jnp.zeros(5, int)), "two clients with"),
     ],
