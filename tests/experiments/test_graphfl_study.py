@@ -3,16 +3,18 @@
 import dataclasses
 import json
 
+import numpy as np
+import numpy.testing as npt
 import pytest
 
-from experiments.studies import graphfl_sweeps, node_problem
+from experiments.studies import graphfl_sweeps, node_problem, self_training
 from experiments.studies.fl_agcns import FLAGCNSStudy
 from experiments.studies.fl_agcns_problem import num_clients_of
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.graphfl_methods import client_optimizer, server_optimizer
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.data.graphs import synthetic
+from fedjax_graph.data.graphs import subgraphs, synthetic
 from tests.experiments import binary
 
 OPTIONS = {
@@ -279,3 +281,108 @@ def test_a_dataset_is_prepared_under_any_of_its_names(monkeypatch, name):
     found = node_problem.load_dataset(GraphFLStudy(dataset=name))
     assert set(found.features.toarray().ravel()) == {0, 1}
     assert num_clients_of(FLAGCNSStudy(dataset=name), name) == 18
+
+
+# --- Who holds, learns and is taught what ---------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graph():
+    """Large enough that some nodes are neither trained on nor scored."""
+    return synthetic.node_graph(num_nodes=700, num_classes=3, num_features=20)
+
+
+@pytest.fixture(scope="module")
+def overlapping(graph):
+    """(problem, owners of nodes, [(client, node)] of its rows): half is shared."""
+    study = GraphFLStudy(
+        task="self_training",
+        overlap=0.5,
+        num_clients=4,
+        labels_per_class=6,
+        num_test=20,
+        num_seeds=2,
+    )
+    problem = node_problem.make_problem(study, graph)
+    args = node_problem.node_graphs.adjacency(graph), 4, 0.5, "random", study.seed
+    owners, held = subgraphs.parts(*args)
+    return problem, owners, [(k, n) for k, own in enumerate(held) for n in own]
+
+
+def rows_of(sets):
+    """The nodes of each task, without the padding."""
+    return [set(n[m > 0].tolist()) for n, m in zip(sets.nodes, sets.mask, strict=True)]
+
+
+def test_only_the_owner_of_a_node_has_its_label(graph, overlapping):
+    problem, owners, held = overlapping
+    expected = [graph.labels[n] if owners[n] == k else -1 for k, n in held]
+    npt.assert_array_equal(problem.world.labels, expected)
+    assert 0.3 < np.mean(np.equal(expected, -1)) < 0.35  # a half beside each whole
+
+
+def test_the_splits_of_a_draw_share_no_node_of_the_graph(overlapping):
+    problem, owners, held = overlapping
+    assert len(problem.draws) == 2
+    for draw in problem.draws:
+        found = []
+        for split, sets in draw.items():
+            for k, rows in enumerate(zip(*map(rows_of, sets), strict=True)):
+                own = [held[row] for row in sorted(rows[0] | rows[1])]
+                assert len(own) == len(rows[0]) + len(rows[1])
+                assert split != "train" or all(owners[n] == k for _, n in own)
+                found += [n for _, n in own]
+        assert len(set(found)) == len(found) == 3 * 6 + 20 + 500
+
+
+def test_pseudo_labels_are_of_own_nodes_that_nobody_is_scored_on(graph, overlapping):
+    """Of clients that are sure of all nodes of the graph, and add all they may."""
+    problem, _, held = overlapping
+    num_rows, rng = len(held), np.random.default_rng(0)
+    guesses = rng.integers(0, 3, (2, 4, num_rows))
+    pseudo = self_training.self_train(problem, np.eye(3)[guesses], num_rows)
+    draws = zip(problem.draws, pseudo.draws, strict=True)
+    for number, (before, after) in enumerate(draws):
+        scored = {
+            held[row][1]
+            for split in ("validation", "test")
+            for row in rows_of(before[split].query)[0]
+        }
+        count, right = 0, 0
+        for k in range(4):
+            own, more = (
+                set.union(*(rows_of(half)[k] for half in draw["train"]))
+                for draw in (before, after)
+            )
+            expected = {
+                row
+                for row, (client, node) in enumerate(held)
+                if client == k and node not in scored
+            } - own
+            assert expected and more - own == expected and own < more
+            count += len(expected)
+            right += sum(
+                guesses[number, k, row] == graph.labels[held[row][1]]
+                for row in expected
+            )
+        assert pseudo.number[number] == count
+        assert pseudo.precision[number] == pytest.approx(100 * right / count)
+    assert pseudo.facts(num_rows)["precision"] == np.mean(pseudo.precision)
+
+
+@pytest.mark.parametrize(("protocol", "power"), [("paper", 0.5), ("code", 1.0)])
+def test_the_protocol_says_how_the_adjacency_is_normalised(graph, protocol, power):
+    """By D^-1/2 (A + I) D^-1/2, or each row by its sum as the released code does."""
+    study = GraphFLStudy(protocol=protocol, num_clients=4, num_test=20)
+    problem = node_problem.make_problem(study, graph)
+    adjacency = np.eye(700)
+    adjacency[tuple(graph.edges.T)] = adjacency[tuple(graph.edges[:, ::-1].T)] = 1
+    degrees = adjacency.sum(axis=1)
+    adjacency /= degrees[:, None] ** power * degrees ** (1 - power)
+    data = problem.splits()["test"]
+    nodes, query = problem.draws[0]["test"].query.nodes[0], data.query
+    sums = np.zeros(len(nodes))
+    np.add.at(sums, query.receivers[0, 0], query.weights[0, 0])
+    npt.assert_allclose(sums, adjacency[nodes].sum(axis=1), rtol=1e-5)
+    read = data.features[query.rows[0, 0, : len(nodes)]]
+    npt.assert_allclose(read, adjacency[nodes] @ graph.features, atol=1e-5)

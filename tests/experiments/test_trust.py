@@ -1,7 +1,10 @@
 """Options of clients that are not to be trusted: what they choose, what they refuse."""
 
+import types
+
 import pytest
 
+from experiments.studies import cnfgnn_configs, graphfl_methods
 from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.running import config_of
@@ -30,6 +33,48 @@ def test_privacy_is_promised_where_there_is_noise(study_type):
     study = study_type(dp_noise_multiplier=2.0, dp_clip_norm=0.5, dp_delta=1e-6)
     promised = Privacy(noise_multiplier=2.0, clip_norm=0.5, delta=1e-6)
     assert config_of("cnfgnn", study.trust_values()).privacy == promised
+
+
+def values_of_cnfgnn(study, folder, method="cnfgnn"):
+    return cnfgnn_configs.config_values(study, method, 9, folder)
+
+
+def values_of_graphfl(study, folder):
+    del folder
+    return graphfl_methods.config_values(study, "fl", num_features=4, num_classes=3)
+
+
+def values_of_sfl(study, folder):
+    del folder
+    return study.method_values("fed_avg") | {"task": {"kind": "traffic_rnn"}}
+
+
+def values_of_subgraphs(study, folder):
+    del folder
+    sizes = {"num_features": 4, "num_classes": 3}
+    return study.method_values("fed_avg", types.SimpleNamespace(sizes=sizes))
+
+
+@pytest.mark.parametrize(
+    ("study_type", "method", "values_of"),
+    [
+        (CNFGNNStudy, "cnfgnn", values_of_cnfgnn),
+        (CNFGNNStudy, "fed_avg", lambda *a: values_of_cnfgnn(*a, "gru_fedavg")),
+        (GraphFLStudy, "fed_avg", values_of_graphfl),
+        (SFLStudy, "fed_avg", values_of_sfl),
+        (SubgraphStudy, "fed_avg", values_of_subgraphs),
+    ],
+)
+def test_methods_get_what_the_options_say(study_type, method, values_of, tmp_path):
+    """By the values that a study makes the config of each of its methods of."""
+    options = {"aggregator": "krum", "tolerance": 0.3, "secure_aggregation": "masks"}
+    study = study_type(**CONDUCT, **options)
+    config = config_of(method, values_of(study, tmp_path))
+    assert config.misbehaviour == Misbehaviour(**CONDUCT)
+    assert {name: getattr(config, name) for name in options} == options
+    private = study_type(dp_noise_multiplier=2.0, dp_clip_norm=0.5)
+    config = config_of(method, values_of(private, tmp_path))
+    assert config.privacy == Privacy(noise_multiplier=2.0, clip_norm=0.5)
 
 
 @pytest.mark.parametrize("study_type", STUDIES)

@@ -101,6 +101,27 @@ def test_forecasts_of_weight_zero_do_not_count():
     assert_metrics(metrics, expected_metrics(forecast[counted], truth[counted], 1.0))
 
 
+@pytest.mark.parametrize("steps_ahead", [1, 3, 12])
+def test_clients_with_readings_count_the_same_in_a_mean_over_clients(steps_ahead):
+    """One of them has none so many steps ahead, and another one few."""
+    rng = np.random.default_rng(2)
+    forecast, truth = rng.uniform(5, 70, (2, 5, 9, 12)).astype(np.float32)
+    truth[1, :, steps_ahead - 1] = 0
+    truth[3, :7, steps_ahead - 1] = 0
+    sums = forecasting.error_sums(forecast, truth, np.ones((5, 9), np.float32))
+    found = forecasting.client_errors(sums, steps_ahead)
+    expected = {"mae": [], "rmse": [], "mape": []}
+    for client in (0, 2, 3, 4):
+        true = truth[client, :, steps_ahead - 1].astype(np.float64)
+        error = forecast[client, :, steps_ahead - 1] - true
+        error, true = error[true > 0], true[true > 0]
+        assert len(true) == (2 if client == 3 else 9)
+        expected["mae"].append(np.mean(np.abs(error)))
+        expected["rmse"].append(np.sqrt(np.mean(error**2)))
+        expected["mape"].append(100 * np.mean(np.abs(error) / true))
+    assert_metrics(found, {name: np.mean(x) for name, x in expected.items()})
+
+
 def wrong_by_a_wave(state, data, starts):
     """A stand-in for a model: [K, B, 12] that differ between clients and windows."""
     steps = starts[:, None] + windows.INPUT_STEPS + jnp.arange(12)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from fedjax_graph.core import graphs
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.models import resnet
 from fedjax_graph.tasks import augmentation
@@ -301,6 +303,32 @@ def test_adjustment_comes_first_and_its_state_is_returned(data, models, task):
     expected = nesterov(CONFIG, 3, kernel, np.zeros((6, 1, 1)))
     assert np.abs(expected - kernel).max() > 1e-5
     npt.assert_allclose(result.model["params"]["head"]["kernel"], expected, rtol=1e-5)
+
+
+class MeanColour(nn.Module):
+    """A linear map of an image's mean colour, which counts the batches it is shown."""
+
+    @nn.compact
+    def __call__(self, images, mask=None):
+        count = self.variable("batch_stats", "count", jnp.zeros, ())
+        count.value += 1
+        return nn.Dense(NUM_CLASSES, name="head")(images.mean(axis=(1, 2)))
+
+
+@pytest.mark.parametrize(("drop_last", "num_steps"), [(True, 2), (False, 3)])
+def test_a_last_batch_that_is_not_full_is_a_step_unless_dropped(
+    data, quick_jit, drop_last, num_steps
+):
+    """Of five images in batches of two."""
+    changes = {"batch_size": 2, "local_epochs": 1, "drop_last": drop_last}
+    config = dataclasses.replace(CONFIG, optimizer=OptimizerConfig("sgd"), **changes)
+    update = task_images.client_update(MeanColour(), config)
+    head = {"kernel": np.ones((3, NUM_CLASSES)), "bias": np.zeros(NUM_CLASSES)}
+    start = {"params": {"head": head}, "batch_stats": {"count": 0.0}}
+    own = data.indices[0][:5], np.ones(5, np.float32)
+    run = quick_jit(lambda *args: update(*args, None, 0))
+    after = run(start, own, jax.random.key(1), data).model
+    assert after["batch_stats"]["count"] == num_steps
 
 
 def test_a_client_of_padding_alone_stays_finite(data, models, update):

@@ -145,6 +145,28 @@ def test_the_loss_is_the_mean_over_a_clients_training_nodes(
         assert_trees_close(row(gradients, client), gradient)
 
 
+def test_query_nodes_are_judged_by_what_the_others_train(model, splits, quick_jit):
+    """Each third training node of a client; the outer loss of GraphFL reads no other.
+
+    All nodes are trained on, and client 1 has three of them.
+    """
+    train = splits["train"]
+    train = train._replace(is_trained=train.is_real)
+    task, params = make_task(query_every=3), model["params"]
+
+    def losses(own):
+        support, _ = task.train_loss(params, {}, own, KEY, train)
+        return support, task.query_loss(params, own, KEY, train)
+
+    found = np.transpose(quick_jit(jax.vmap(losses))(task.client_data(train)))
+    for client in range(NUM_CLIENTS):
+        own = alone(train, client)
+        is_query = np.arange(len(own.labels)) % 3 == 2
+        for loss, mask in zip(found[client], (~is_query, is_query), strict=True):
+            _, count, total = Dense(own).scores(params, mask)
+            npt.assert_allclose(loss, total / count, rtol=1e-5)
+
+
 def test_a_client_without_training_nodes_has_no_loss(model, splits, loss_and_gradient):
     train = splits["train"]
     train = train._replace(is_trained=train.is_trained.at[1].set(0))
