@@ -40,17 +40,38 @@ def dense(data, params, num_hops):
         yield own, (odds / odds.sum(axis=1, keepdims=True))[own]
 
 
-@pytest.mark.parametrize("num_hops", [1, 2])
-def test_outputs_are_those_of_the_whole_graph(data, num_hops, draw_params, quick_jit):
+def begun(data, num_hops, draw_params, quick_jit):
+    """(method, its first state with drawn weights, those of the one model)."""
     method = fed_gcn(FedGCNConfig(TASK, num_hops=num_hops))
     state = quick_jit(method.init)(jax.random.key(0), data)
     params = draw_params(lambda key: state.server.models["params"])
     models = state.server.models | {"params": params}
     state = state._replace(server=state.server._replace(models=models))
+    return method, state, jax.tree.map(lambda x: x[0], params)
+
+
+@pytest.mark.parametrize("num_hops", [1, 2])
+def test_outputs_are_those_of_the_whole_graph(data, num_hops, draw_params, quick_jit):
+    method, state, params = begun(data, num_hops, draw_params, quick_jit)
     outputs = np.asarray(quick_jit(method.predict)(state, data))
-    one = jax.tree.map(lambda x: x[0], params)
-    for found, (own, expected) in zip(outputs, dense(data, one, num_hops), strict=True):
+    for found, (own, expected) in zip(
+        outputs, dense(data, params, num_hops), strict=True
+    ):
         npt.assert_allclose(found[: len(own)], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_clients_train_on_the_whole_graph(data, draw_params, quick_jit):
+    """The loss of a round's only step is that of the weights it began with."""
+    method, state, params = begun(data, 2, draw_params, quick_jit)
+    _, metrics = quick_jit(method.round)(state, data, jax.random.key(1))
+    losses = []
+    for k, (own, probabilities) in enumerate(dense(data, params, 2)):
+        trained = np.asarray(data.is_trained[k])[np.asarray(data.is_own[k]) > 0] > 0
+        labels = client_graphs.make_dataset().labels[own]
+        chosen = probabilities[np.arange(len(own)), labels]
+        losses.append(-np.mean(np.log(chosen[trained])))
+    expected = np.average(losses, weights=data.client_weights)
+    npt.assert_allclose(metrics["train_loss"], expected, rtol=1e-5)
 
 
 def test_clients_that_do_not_know_of_others_are_refused():

@@ -1,12 +1,14 @@
 """What OpenFGL's numbers do not show of methods made for subgraphs, by algebra."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.algorithms import gcfl_plus, get_method, make_config
+from fedjax_graph.algorithms import fed_gta, gcfl_plus, get_method, make_config
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import Misbehaviour, attackers
@@ -26,6 +28,14 @@ TASK = {
     "num_classes": NUM_CLASSES,
     "hidden_size": 4,
     "optimizer": {"name": "sgd", "learning_rate": RATE},
+}
+
+ADA_FGL = {  # one program for several tests
+    "federated_rounds": 1,
+    "num_hops": 1,
+    "hidden_size": 4,
+    "dropout": 0.0,
+    "personal_optimizer": {"name": "sgd", "learning_rate": 0.2, "momentum": 0.9},
 }
 
 
@@ -71,13 +81,19 @@ def test_fed_pubs_penalties_are_those_of_its_loss(trained):
     assert_close(found, expected)
 
 
-def test_methods_that_mix_alike_are_fed_avg(trained):
+def test_methods_that_mix_alike_are_fed_avg(trained, monkeypatch):
     mean = trained("fed_avg")["params"]
     clusters = trained("gcfl_plus")["params"]  # one cluster, by numbers of examples
-    assert_close(clusters, jax.tree.map(lambda x: x.repeat(NUM_CLIENTS, 0), mean))
+    of_each = jax.tree.map(lambda x: x.repeat(NUM_CLIENTS, 0), mean)
+    assert_close(clusters, of_each)
+    measure = fed_gta.measure
+
+    def as_confident(config, own, logits):
+        return own.client_weights, measure(config, own, logits)[1]
+
+    monkeypatch.setattr(fed_gta, "measure", as_confident)
     alike = trained("fed_gta", similarity=-1.0, score="aggregated")["params"]
-    for x in jax.tree.leaves(alike):
-        npt.assert_allclose(x, np.broadcast_to(x[:1], x.shape), 1e-5, 1e-6)
+    assert_close(alike, of_each)
 
 
 @pytest.mark.parametrize("name", ["ada_fgl", "fed_gcn", "fed_gta", "fed_pub"])
@@ -132,6 +148,52 @@ def propagated_right(matrix, labels, half):
     return right[~half].mean()
 
 
+def test_homophily_weighs_what_the_two_networks_say():
+    """Eq. 4, of one client's three nodes and two classes."""
+    logits = np.random.default_rng(0).normal(size=(5, 3, 2))
+    odds = np.exp(logits)
+    smooth, own, spread, signed, known = odds / odds.sum(axis=2, keepdims=True)
+    expected = 0.8 * (smooth + known) / 2 + 0.2 * (own + spread + signed) / 3
+    found = adaptive_propagation.Predictions(*map(jnp.asarray, logits[:4]))
+    mixed = adaptive_propagation.mixed(found, jnp.asarray(logits[4]), jnp.float32(0.8))
+    npt.assert_allclose(np.exp(mixed), expected, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def adaptive(data, quick_jit):
+    """(AdaFGL with one federated round, its round, the states after 1, 2 and 3)."""
+    config = make_config("ada_fgl", {"task": TASK} | ADA_FGL)
+    method = get_method("ada_fgl").factory(config)
+    state, states = quick_jit(method.init)(jax.random.key(0), data), []
+    step = quick_jit(method.round)
+    for seed in range(3):
+        state, _ = step(state, data, jax.random.key(seed))
+        states.append(state)
+    return method, step, states
+
+
+def test_ada_fgl_scores_the_common_model_until_clients_train_alone(
+    adaptive, data, quick_jit
+):
+    method, _, states = adaptive
+    common = get_method("fed_avg").factory(make_config("fed_avg", {"task": TASK}))
+    expected = quick_jit(common.predict)(states[0].server, data)
+    found = [quick_jit(method.predict)(state, data) for state in states[:2]]
+    npt.assert_allclose(found[0], expected, rtol=1e-5)
+    assert np.abs(found[1] - expected).max() > 0.01
+
+
+def test_the_moments_of_ada_fgls_clients_last(adaptive, data):
+    """A second step goes on with 0.9 of the first, unless moments begin anew."""
+    _, step, (before, one, two) = adaptive
+    anew = one._replace(models=one.models | {"opt_state": before.models["opt_state"]})
+    alone, _ = step(anew, data, jax.random.key(2))
+    params = [x.models["params"] for x in (before, one, alone)]
+    expected = jax.tree.map(lambda a, b, c: c + 0.9 * (b - a), *params)
+    assert_close(two.models["params"], expected)
+    assert max(np.abs(x).max() for x in jax.tree.leaves(one.models["opt_state"])) > 0.01
+
+
 def test_query_nodes_are_every_second_training_node(data):
     support, query = query_halves(data, 2)
     npt.assert_array_equal(support.is_trained + query.is_trained, data.is_trained)
@@ -166,7 +228,7 @@ def test_nothing_is_promised_that_a_method_does_not_keep(name, settings, words):
     "name, values",
     [
         ("fed_gta", {}),
-        ("ada_fgl", {"federated_rounds": 1, "num_hops": 1, "hidden_size": 4}),
+        ("ada_fgl", ADA_FGL),
         ("fed_sage_plus", {"generator_rounds": 1, "generator": {"hidden_size": 4}}),
     ],
 )
@@ -238,3 +300,62 @@ def test_who_has_nothing_to_train_on_is_no_cluster_of_gcfl_plus(num_idle):
     together, is_split = gcfl_plus.split(config, *args)
     assert is_split
     npt.assert_array_equal(together[:4, :4], np.kron(np.eye(2), np.ones((2, 2))))
+
+
+@pytest.fixture(scope="module")
+def is_split(quick_jit):
+    """(eps_1, eps_2, who is with whom, weights, changes) -> whether one is split."""
+
+    @quick_jit
+    def run(below, above, together, weights, changes):
+        config = types.SimpleNamespace(mean_below=below, largest_above=above)
+        cohort = clients.Cohort(jnp.arange(len(weights)), weights)
+        args = together, weights > 0, jnp.zeros((len(weights), 2)), changes, cohort
+        return gcfl_plus.split(config, *args, jnp.bool_(True))[1]
+
+    return run
+
+
+def test_a_cluster_is_split_between_the_thresholds_of_gcfl_plus(is_split):
+    """Eq. 2 of clients 0, 2, 4 and 5; 6 is idle, and 1 and 3 still move as one."""
+    together = np.zeros((7, 7), np.float32)
+    members, others = [0, 2, 4, 5], [1, 3]
+    together[np.ix_([*members, 6], [*members, 6])] = 1
+    together[np.ix_(others, others)] = 1
+    weights = np.array([1, 2, 5, 1, 2, 3, 0], np.float32)
+    random = np.random.default_rng(0)
+    w, b = random.normal(size=(7, 3, 2)), random.normal(size=(7, 4))
+    w[6] = 100
+    changes = {"w": jnp.asarray(w), "b": jnp.asarray(b)}
+    flat = np.hstack([w.reshape(7, -1), b])
+    mean, of_others = (np.linalg.norm(flat[x].mean(axis=0)) for x in (members, others))
+    largest = np.linalg.norm(flat[members], axis=1).max()
+    assert mean < of_others
+    for below, above, expected in (
+        (1.001 * mean, 0.999 * largest, True),
+        (0.999 * mean, 0.999 * largest, False),
+        (1.001 * mean, 1.001 * largest, False),
+    ):
+        assert is_split(below, above, together, weights, changes) == expected
+
+
+def test_a_cluster_of_two_is_not_split(is_split):
+    changes = {"w": jnp.asarray([[1.0], [-1.0], [0.5], [0.0]])}
+    for size in (2, 3):
+        together = np.eye(4, dtype=np.float32)
+        together[:size, :size] = 1
+        found = is_split(10.0, 0.0, together, np.ones(4, np.float32), changes)
+        assert found == (size == 3)
+
+
+def test_when_gcfl_plus_splits_clusters(data, quick_jit):
+    """After round 2 for the first time, then with two more rounds' norms."""
+    when = {"first_rounds": 2, "num_norms": 2}
+    values = {"task": TASK, "mean_below": 1e6, "largest_above": 0.0} | when
+    method = get_method("gcfl_plus").factory(make_config("gcfl_plus", values))
+    state, step = method.init(jax.random.key(0), data), quick_jit(method.round)
+    counts = []
+    for seed in range(6):
+        state, _ = step(state, data, jax.random.key(seed))
+        counts.append(len(np.unique(state.together, axis=0)))
+    assert counts == [1, 1, 1, 2, 2, 3]

@@ -14,7 +14,7 @@ import numpy.testing as npt
 import optax
 import pytest
 
-from fedjax_graph.algorithms.fl_agcns import code_training, trainings
+from fedjax_graph.algorithms.fl_agcns import code_training, from_scratch, trainings
 from fedjax_graph.algorithms.fl_agcns import fl_agcns as module
 from fedjax_graph.algorithms.fl_agcns.fl_agcns import FLAGCNSConfig
 from fedjax_graph.core import communication
@@ -86,6 +86,8 @@ def run_by_hand(name, data, monkeypatch):
 )
 def test_all_rounds_of_a_search(name, train, monkeypatch):
     states, metrics = run_by_hand(name, train, monkeypatch)
+    for state in states[: PLAN.num_evolving]:  # the best code is never lost
+        assert state.best.score == state.cache.scores[:, 0].max()
     cache, scores = states[-1].cache, states[-1].cache.scores
     is_code = cache.codes[:, 0] > 0
     codes = cache.codes[is_code]
@@ -122,13 +124,80 @@ def test_all_rounds_of_a_search(name, train, monkeypatch):
     assert metrics[-1]["code_epochs"] == 0  # beyond the last round
 
 
-def test_a_generation_is_bred_from_the_best(train, monkeypatch):
-    """Evolution raises what it breeds: the best code found is never lost."""
-    states, metrics = run_by_hand("fl_agcns", train, monkeypatch)
-    evolving = [m["best_score"] for m in metrics[: PLAN.num_evolving]]
-    assert np.all(np.diff(evolving) >= 0)
-    for state in states[: PLAN.num_evolving]:
-        assert state.best.score == state.cache.scores[:, 0].max()
+@pytest.fixture(scope="module")
+def hand_made():
+    """A cache where the first and last gene of a code say whose favourite it is.
+
+    [1, ., 1] are the best by the federated score, [i + 1, ., 5] by client i's. Then
+    there are some that nobody likes.
+    """
+    random, size = np.random.default_rng(0), CONFIG.population_size
+    stages = [(1, 1), *((i + 1, 5) for i in range(NUM_CLIENTS)), (3, 3)]
+    middles = np.array(list(np.ndindex(3, 6, 9))) + 1  # no gene is 0
+    codes = [
+        np.insert(middles[index], (0, 3), ends)
+        for ends in stages
+        for index in random.permutation(len(middles))[:size]
+    ]
+    likes = np.kron(np.eye(len(stages))[:, :-1], np.ones((size, 1)))
+    scores = likes + random.uniform(0, 0.5, likes.shape)
+    order = random.permutation(len(codes))
+    federated = np.full((len(codes), 6), -np.inf, np.float32)
+    federated[:, 0] = scores[:, 0]
+    cache = trainings.Cache(np.array(codes), federated, np.float32(scores[:, 1:]))
+    return jax.tree.map(lambda x: jnp.asarray(x[order]), cache)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "decay"),
+    [("fl_agcns", 0.5, 0.99), ("controller_eo", 0, 1), ("client_eo", 1, 1)],
+)
+def test_the_clients_share_of_a_generation(
+    name, first, decay, train, hand_made, monkeypatch
+):
+    """Every generation is bred, with fewer and fewer codes of the clients."""
+    shares = []
+
+    def breed(config, cache, data, key, share):
+        shares.append(float(share))
+        return cache.codes[: config.num_children]
+
+    def without_training(config):
+        return lambda state, jobs, data, key: (state, {})
+
+    monkeypatch.setattr(from_scratch, "breed", breed)
+    monkeypatch.setattr(from_scratch, "make_training", without_training)
+    algorithm = METHODS[name](CONFIG)
+    begun = jnp.int32(PLAN.num_first)
+    state = trainings.ScratchState(None, None, begun, None, hand_made)
+    with jax.disable_jit():
+        for _ in range(CONFIG.num_generations + 1):  # and the first rung
+            state, _ = algorithm.round(state, train, jax.random.key(1))
+    npt.assert_allclose(shares, first * decay ** np.arange(3), rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def breed(quick_jit):
+    config = dataclasses.replace(CONFIG, mutation_rate=0.0)
+    return quick_jit(functools.partial(from_scratch.breed, config))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_generation_is_bred_from_the_best(share, hand_made, train, breed):
+    """Without mutation a code has genes of its parents alone."""
+    made = np.asarray(breed(hand_made, train, jax.random.key(0), share))
+    size = CONFIG.num_children
+    num_sent = round(share * size)
+    sent, own = made[size - num_sent :], made[: size - num_sent]
+    # Of two codes the clients of two nodes send one each; of four, not the last.
+    senders = {0: [], 2: [1, 3], 4: [1, 2, 3, 4]}[num_sent]
+    npt.assert_array_equal(sent[:, 0], senders)
+    npt.assert_array_equal(sent[:, -1], 5)
+    # The controller's population has the same share of theirs.
+    assert np.all(np.isin(own[:, -1], [1] if share == 0 else [1, 5]))
+    assert share or np.all(own[:, 0] == 1)
+    known = {tuple(code) for code in np.asarray(hand_made.codes)}
+    assert any(tuple(code) not in known for code in made)
 
 
 @pytest.mark.slow
