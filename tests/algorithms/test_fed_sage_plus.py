@@ -72,6 +72,7 @@ def test_generators_are_trained_first_and_then_classifiers(train, quick_jit):
 def test_without_generators_it_is_fed_avg_up_to_rounding(train, quick_jit):
     """The graphs have padding in place of neighbours."""
     ours = fed_sage_plus(FedSagePlusConfig(TASK, generator_rounds=0))
+    assert [phase.first_round for phase in ours.phases] == [1]
     plain = fed_avg(FedAvgConfig(TASK))
     start = plain.init(KEY, train)
     state = ours.init(KEY, train)._replace(models=start.models)
@@ -86,14 +87,13 @@ def test_without_generators_it_is_fed_avg_up_to_rounding(train, quick_jit):
 def test_the_ledger_counts_generators_or_classifiers(train):
     """A generator and encodings to four others, and four gradients back, in a step."""
 
-    def cost(**values):
-        algorithm = fed_sage_plus(
-            FedSagePlusConfig(TASK, generator=GENERATOR, **values)
-        )
-        state = jax.eval_shape(algorithm.init, KEY, train)
-        return bytes_per_round(algorithm.round, state, train, KEY), state
-
-    (later, state), (early, _) = cost(generator_rounds=0), cost()
+    config = FedSagePlusConfig(TASK, generator=GENERATOR, generator_rounds=3)
+    algorithm = fed_sage_plus(config)
+    state = jax.eval_shape(algorithm.init, KEY, train)
+    assert [phase.first_round for phase in algorithm.phases] == [1, 4]
+    early, later = (
+        bytes_per_round(phase.round, state, train, KEY) for phase in algorithm.phases
+    )
     assert later.up == later.down == 4 * NUM_CLIENTS * sizes_of(state.models)
     generator, encodings = 0, MOST_NODES * LATENT
     for wide, narrow in ((LATENT, 4), SIZES, (5, PLACES * NUM_FEATURES)):
