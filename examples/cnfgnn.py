@@ -25,10 +25,8 @@ def main() -> None:
         algorithm = fg.get_method(name).factory(fg.make_config(name, values))
         result = fg.run(name, algorithm, splits, fg.RunConfig(num_rounds))
         rmse[name] = float(result.test["rmse"][0])  # the first seed's
-        sent = result.communication
-        print(
-            f"{name}: RMSE {rmse[name]:.2f} {network.unit}, {sent.up} bytes up a round"
-        )
+        sent = result.communication.until(result.num_rounds)
+        print(f"{name}: RMSE {rmse[name]:.2f} {network.unit}, {sent.up} bytes up")
     print(f"gain: {rmse['persistence'] - rmse['cnfgnn']:.2f} {network.unit}")
 
 

@@ -68,16 +68,23 @@ def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | N
     Raises:
       InputError: if the option cannot be read.
     """
-    chosen, folder = study.chunk(), workdir / name / "checkpoints"
+    chosen = study.chunk()
+    if study.clients_per_chunk != "auto":
+        return chosen
+    config = saved_config(workdir, name)
+    return (config.get("task", {}) | config).get("clients_per_chunk", chosen)
+
+
+def saved_config(workdir: pathlib.Path, name: str) -> dict[str, Any]:
+    """The config that a method's checkpoints were made with; {} without any."""
+    folder = workdir / name / "checkpoints"
     is_begun = folder.is_dir()
     processes.gather()
-    if study.clients_per_chunk != "auto" or not is_begun:
-        return chosen
+    if not is_begun:
+        return {}
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
-        if checkpoints.latest_round() is None:
-            return chosen
-        config = checkpoints.settings()["config"]
-        return (config.get("task", {}) | config).get("clients_per_chunk", chosen)
+        is_empty = checkpoints.latest_round() is None
+        return {} if is_empty else checkpoints.settings()["config"]
 
 
 def run_method(

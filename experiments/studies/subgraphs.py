@@ -19,7 +19,7 @@ from experiments.studies.subgraphs_settings import (
 )
 from fedjax_graph.core import clients
 from fedjax_graph.data.graphs import structure
-from fedjax_graph.driver import plots, results
+from fedjax_graph.driver import plots, results, rounds
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS
 from fedjax_graph.tasks.subgraphs import MODELS, SubgraphTask
 
@@ -40,6 +40,8 @@ READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
 KEYS = ("accuracy", "cross_entropy")
 NUM_ROUNDS = 100
+GENERATOR_ROUNDS = 10  # of FedSage+, where they are less than half of all
+OF_PHASES = ("federated_rounds", "generator_rounds")  # a prolonged run keeps its own
 # a network of `NETWORKS` has its own size, and the server steps
 OF_LOCAL_STEPS = ("hidden_size", "local_epochs", "client_optimizer")
 
@@ -80,8 +82,12 @@ class SubgraphStudy(SubgraphSettings):
         self.set_up_jax()
         problem = make_problem(self)
         dataset, facts = problem.dataset, problem.statistics
+        num_rounds = self.setting("num_rounds", NUM_ROUNDS)
         for method in methods:
-            running.build(registered_name(method), self.method_values(method, problem))
+            values = self.method_values(method, problem)
+            _, algorithm = running.build(registered_name(method), values)
+            if not self.eval_only:
+                rounds.check_num_rounds(method, algorithm, num_rounds)
         workdir = self.make_workdir(dataset.name)
         num_nodes, num_edges = len(dataset.labels), len(dataset.edges)
         text = (
@@ -156,8 +162,11 @@ class SubgraphStudy(SubgraphSettings):
             query_every=2 if method == "graphfl" else 0,
             fitness="accuracy",
         )
+        half = max(1, self.setting("num_rounds", NUM_ROUNDS) // 2)
         values = self.trust_values() | {
             "task": task,
+            "federated_rounds": half,
+            "generator_rounds": min(GENERATOR_ROUNDS, half),
             "participation": self.participation,
             "first_order": True,  # Adam's root has no derivative at 0
         }
@@ -189,10 +198,13 @@ class SubgraphStudy(SubgraphSettings):
         num_rounds = self.setting("num_rounds", NUM_ROUNDS)
         chunk = running.clients_per_chunk(self, workdir, method)
         cohort = clients.cohort_size(num_clients, self.participation)
+        values = self.method_values(method, problem) | {"clients_per_chunk": chunk}
+        before = running.saved_config(workdir, method)
+        values |= {key: before[key] for key in OF_PHASES if key in before}
         return running.run_method(
             self,
             method,
-            self.method_values(method, problem) | {"clients_per_chunk": chunk},
+            values,
             splits,
             workdir,
             checksum=problem.checksum,
@@ -216,12 +228,12 @@ def registered_name(method: str) -> str:
 def seconds_per_round(entry: Entry) -> str:
     """Seconds of a round with its evaluation, compilation left out, of one seed."""
     num_seeds = len(entry["best_round_by_seed"])
-    rounds = max(1, entry["num_rounds"] * num_seeds)
-    return f"{entry['seconds'] / rounds:.4f}"
+    num_rounds = max(1, entry["num_rounds"] * num_seeds)
+    return f"{entry['seconds'] / num_rounds:.4f}"
 
 
 def megabytes_per_round(entry: Entry) -> str:
-    """Megabytes that a round exchanges, in both directions."""
+    """Megabytes that a round exchanges on the average, in both directions."""
     return f"{sum(entry['communication_bytes_per_round'].values()) / 1e6:.2f}"
 
 

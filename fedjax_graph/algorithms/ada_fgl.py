@@ -4,9 +4,9 @@ Li, Wu, Zhang, Sun, Li, Wang, "AdaFGL: A New Paradigm for Federated Node Classif
 with Topology Heterogeneity", ICDE 2024. In its first rounds it is FedAvg. In the later
 ones the global model stays as it is and gives P, the probabilities of a client's nodes,
 and the client trains the networks of `models.adaptive_propagation`, which has Eqs. 1 to
-5. Then Eq. 4 is scored. The ledger counts what a round exchanges at most: later ones
-exchange nothing. Differences from the paper: what it leaves open is OpenFGL's (Eq. 3
-compares logits with P, Eq. 4 takes a softmax of P; a step a round, moments last).
+5. Then Eq. 4 is scored. The later rounds exchange nothing. Differences from the paper:
+what it leaves open is OpenFGL's (Eq. 3 compares logits with P, Eq. 4 takes a softmax of
+P; a step a round, moments last).
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import optax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import aggregation, channel, clients
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
@@ -101,9 +101,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         server = server._replace(num_rounds=server.num_rounds + 1)
         return state._replace(server=server, models=models), {"train_loss": loss}
 
-    def round_(state, data, key):
-        is_alone = state.server.num_rounds >= config.federated_rounds
-        return jax.lax.cond(is_alone, alone, together, state, data, key)
+    phases = Phase(1, together), Phase(config.federated_rounds + 1, alone)
 
     def own_logits(state, data):
         def one(params, client_data, homophily):
@@ -128,11 +126,12 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
 
     return FederatedAlgorithm(
         init=init,
-        round=round_,
+        round=by_phase(phases, lambda state: state.server.num_rounds),
         evaluate=evaluate,
         predict=lambda state, data: jax.nn.softmax(logits(state, data)),
         monitor=task.monitor,
         reads_all_clients=averaging.reads_all_clients,
+        phases=phases,
     )
 
 

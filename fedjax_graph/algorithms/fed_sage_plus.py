@@ -16,7 +16,7 @@ neighbours to its whole graph, on which classifiers are trained and averaged. Nu
 are those of this list, v training nodes; half of the validation nodes are hidden.
 
 For Eq. 3 clients send their generators and encodings to all others in each step, and
-get gradients back: so the ledger counts, padding too, and the dearer kind of a round.
+get gradients back: so the ledger counts the rounds of generators, padding too.
 Differences from the paper: the task's classifier reads all neighbours. In OpenFGL 1.1.0
 edges lead from nodes to generated neighbours only, which so change nothing; classifiers
 begin as the mean of those of Eq. 4, and count alike.
@@ -41,7 +41,7 @@ from fedjax_graph.core import (
     federated,
     mesh,
 )
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.client_memory import ClientMemoryState
 from fedjax_graph.core.errors import InputError
@@ -101,37 +101,38 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         }
         return ClientMemoryState(models, jnp.int32(0), server.init(models), memories)
 
-    def round_(state, data, key):
+    def train(update, aggregate, start, beside, state, data, key):
+        view = with_beside(task, lambda data: beside)
+        run = federated.task_round(config, view, update, aggregate)
+        return run(start, data, key, state.num_rounds)
+
+    def generate(state, data, key):
         train_key, other_key = task.round_keys(key)
-        own = state.memories
+        none, own = aggregation.none, state.memories
+        args = train_generator, none, own["weights"], own["hidden"]
+        weights, loss = train(*args, state, data, train_key)
+        keys = clients.client_keys(other_key, data.client_ids)
+        find = functools.partial(find_neighbours, net)
+        args = weights, task.client_data(data), own["hidden"], keys
+        found = jax.lax.cond(
+            state.num_rounds == config.generator_rounds - 1,
+            lambda: clients.map_clients(find, config.clients_per_chunk)(*args),
+            lambda: own["found"],
+        )
+        after = own | {"weights": weights, "found": found}
+        state = state._replace(memories=after, num_rounds=state.num_rounds + 1)
+        return state, {"train_loss": loss}
 
-        def train(update, aggregate, start, beside):
-            view = with_beside(task, lambda data: beside)
-            run = federated.task_round(config, view, update, aggregate)
-            return run(start, data, train_key, state.num_rounds)
-
-        def generate():
-            none, hidden = aggregation.none, own["hidden"]
-            weights, loss = train(train_generator, none, own["weights"], hidden)
-            keys = clients.client_keys(other_key, data.client_ids)
-            find = functools.partial(find_neighbours, net)
-            args = weights, task.client_data(data), hidden, keys
-            found = jax.lax.cond(
-                state.num_rounds == config.generator_rounds - 1,
-                lambda: clients.map_clients(find, config.clients_per_chunk)(*args),
-                lambda: own["found"],
-            )
-            after = own | {"weights": weights, "found": found}
-            return state._replace(memories=after), loss
-
-        def classify():
-            average = config.average(state, data, other_key)
-            models, loss = train(train_classifier, average, state.models, own["found"])
-            return server.step(state, models), loss
-
-        phases = (generate if config.generator_rounds else classify), classify
-        state, loss = jax.lax.cond(state.num_rounds < config.generator_rounds, *phases)
+    def classify(state, data, key):
+        train_key, other_key = task.round_keys(key)
+        average = config.average(state, data, other_key)
+        args = train_classifier, average, state.models, state.memories["found"]
+        models, loss = train(*args, state, data, train_key)
+        state = server.step(state, models)
         return state._replace(num_rounds=state.num_rounds + 1), {"train_loss": loss}
+
+    phases = Phase(1, generate), Phase(config.generator_rounds + 1, classify)
+    phases = phases if config.generator_rounds else phases[1:]
 
     def mended(state, data):
         fill = jax.vmap(mending.fill)
@@ -139,11 +140,12 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
 
     return FederatedAlgorithm(
         init=init,
-        round=round_,
+        round=by_phase(phases, lambda state: state.num_rounds),
         evaluate=lambda state, d: task.evaluate(*mended(state, d)),
         predict=lambda s, d: task.predict(*mended(s, d))[:, : d.labels.shape[1]],
         monitor=task.monitor,
         reads_all_clients=True,
+        phases=phases,
     )
 
 

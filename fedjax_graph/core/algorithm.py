@@ -5,7 +5,7 @@ mapped over seeds. Data is an argument, never a closed-over constant.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,13 @@ Data = Any  # pytree of arrays: one split of a dataset
 Metrics = dict[str, Any]  # pytree of arrays
 
 NO_LOSS = -math.inf  # the training loss of a round in which nobody took part
+
+
+class Phase(NamedTuple):
+    """What the rounds of a method do from one of them on, up to the next phase."""
+
+    first_round: int  # 1 is the first of a run
+    round: Callable[[State, Data, jax.Array], tuple[State, Metrics]]
 
 
 class FederatedAlgorithm(NamedTuple):
@@ -41,3 +48,29 @@ class FederatedAlgorithm(NamedTuple):
     reads_all_clients: bool = False
     """Whether a round reads what clients outside of its cohort keep, so that the rows
     of the cohort are not enough."""
+    phases: tuple[Phase, ...] = ()
+    """What rounds do where they differ, in order, of which `by_phase` makes `round`.
+    The last phase trains what is scored: the best round is one of its rounds."""
+
+    @property
+    def scored_from(self) -> int:
+        """The first of the rounds that train what is scored."""
+        return self.phases[-1].first_round if self.phases else 1
+
+
+def by_phase(
+    phases: Sequence[Phase], num_rounds: Callable[[State], jax.Array]
+) -> Callable[[State, Data, jax.Array], tuple[State, Metrics]]:
+    """Makes a `round` that computes the one phase which it belongs to.
+
+    Args:
+      phases: in order, the first one from round 1 on.
+      num_rounds: state -> rounds so far.
+    """
+
+    def round_(state, data, key):
+        number = num_rounds(state) + 1
+        index = sum(number >= phase.first_round for phase in phases[1:])
+        return jax.lax.switch(index, [x.round for x in phases], state, data, key)
+
+    return round_

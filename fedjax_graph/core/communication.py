@@ -3,7 +3,8 @@
 `up` and `down` mark arrays where they cross. They compute nothing; they leave a name
 in the traced program. `bytes_per_round` walks that program and adds up the marked
 arrays, times the lengths of the loops around them. So the ledger counts what the
-simulation really exchanges, and costs nothing when it runs.
+simulation really exchanges, and costs nothing when it runs. `Exchange` is that of a
+run, whose rounds may differ from phase to phase.
 
 Floats cross as they are or, under `bits`, as bfloat16 (16) or as integers of 8 or 4
 bits and a scale for each row.
@@ -41,6 +42,27 @@ class Bytes(NamedTuple):
         """Multiplies a count by a whole number."""
         factor = operator.index(factor)  # a NumPy integer would overflow
         return Bytes(self.up * factor, self.down * factor)
+
+
+class Exchange(NamedTuple):
+    """Counts what a run exchanges: before its rounds, and in a round of each phase."""
+
+    init: Bytes = Bytes()
+    rounds: tuple[tuple[int, Bytes], ...] = ()
+    """First round of a phase, from 1 on, and the bytes of each of its rounds."""
+
+    def until(self, num_rounds: int) -> Bytes:
+        """Counts the first rounds of a run and what comes before them."""
+        last, total = operator.index(num_rounds), self.init
+        for first, size in reversed(self.rounds):
+            total = total.plus(size.times(max(0, last - first + 1)))
+            last = min(last, first - 1)
+        return total
+
+    def per_round(self, num_rounds: int) -> Bytes:
+        """Divides `until` by its rounds, rounded down."""
+        total, num_rounds = self.until(num_rounds), max(1, operator.index(num_rounds))
+        return Bytes(total.up // num_rounds, total.down // num_rounds)
 
 
 def up(tree: Any, real: Fraction = Fraction(1), bits: int = 32) -> Any:

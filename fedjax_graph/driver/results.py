@@ -10,9 +10,11 @@ Which metrics it holds is said by who runs the method; some stand beside it, as 
 Errors are in the unit of the data, of traffic `settings["unit"]`; MAPE and accuracies
 in percent. What `mae` and `rmse` mean is the system's: see its page in docs/.
 `communication_bytes` are those of training up to the best round, the papers'
-convention; `communication_bytes_in_all` those of all rounds. An entry that an earlier
-command put on record has the `command` and the `flags` of that one beside; those of the
-others stand in `settings`.
+convention; `communication_bytes_in_all` those of all rounds, each with what is sent
+once before the rounds; `communication_bytes_per_round` the latter by round, rounded
+down, as of a method with phases rounds differ. An entry that an earlier command put on
+record has the `command` and the `flags` of that one beside; those of the others stand
+in `settings`.
 """
 
 import json
@@ -20,6 +22,7 @@ import os
 import pathlib
 import platform
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -88,8 +91,9 @@ def method_entry(
     if num_seeds > 1:
         std = jax.tree.map(lambda x: float(np.std(x, dtype=np.float64, ddof=1)), kept)
     best_round = float(np.mean(result.best_round))
-    exchanged = result.communication
-    up_to_best = [sum(exchanged.times(best)) for best in result.best_round]
+    exchanged, last = result.communication, result.num_rounds
+    up_to_best = [exchanged.until(best) for best in result.best_round]
+    by_seed = [sum(size) for size in up_to_best]
     entry = {
         "test": mean,
         "test_std": std,
@@ -98,12 +102,12 @@ def method_entry(
         "best_round_by_seed": result.best_round,
         "num_rounds": result.num_rounds,
         "communication_bytes": {
-            direction: round(size * best_round)
-            for direction, size in exchanged._asdict().items()
+            "up": round(Fraction(sum(x.up for x in up_to_best), num_seeds)),
+            "down": round(Fraction(sum(x.down for x in up_to_best), num_seeds)),
         },
-        "communication_bytes_by_seed": up_to_best if num_seeds > 1 else None,
-        "communication_bytes_per_round": exchanged._asdict(),
-        "communication_bytes_in_all": exchanged.times(result.num_rounds)._asdict(),
+        "communication_bytes_by_seed": by_seed if num_seeds > 1 else None,
+        "communication_bytes_per_round": exchanged.per_round(last)._asdict(),
+        "communication_bytes_in_all": exchanged.until(last)._asdict(),
         "seconds": result.seconds,
         "compile_seconds": result.compile_seconds,
         "config": config,

@@ -32,6 +32,7 @@ from fedjax_graph.core.algorithm import (
     Data,
     FederatedAlgorithm,
     Metrics,
+    Phase,
     State,
 )
 from fedjax_graph.core.checks import Checked, limited, limits
@@ -67,7 +68,7 @@ class RunConfig(Checked):
     eval_every: int = limited(1, lower=1, below=2**31)
     patience: int = limited(
         20, lower=1, below=2**31
-    )  # rounds without a better validation figure
+    )  # rounds without a better validation figure, of a method's last phase
     seeds: tuple[int, ...] = limited((0,), lower=0, below=2**32, is_filled=True)
     # as `clients_per_chunk`, for seeds
     seeds_per_chunk: int | None = limited(None, lower=1)
@@ -104,7 +105,7 @@ class RunResult(NamedTuple):
     test: Metrics
     best_round: np.ndarray  # [seeds] int32
     num_rounds: int  # of the seed that ran longest
-    communication: communication.Bytes  # of one round
+    communication: communication.Exchange
     seconds: float  # of training, compilation apart
     compile_seconds: float
     privacy: dict[str, Any] | None = None  # see `core.privacy.spent`
@@ -194,8 +195,10 @@ def run(
         missing, or is there and not asked for, or its lines of `metrics.jsonl` lack
         what the best round is chosen by, or seeds that stopped early would go on from
         other rounds than the rest; or no client has anything to train on, or two
-        have the same id.
+        have the same id; or see `check_num_rounds`.
     """
+    if not eval_only:
+        check_num_rounds(name, algorithm, config.num_rounds)
     clients.check_clients(splits["train"], "the split train")
     if algorithm.privacy is not None:
         privacy.check(config.on_nan)
@@ -220,11 +223,29 @@ def run(
         test=test,
         best_round=np.asarray(seed_state.best_round),
         num_rounds=int(np.max(seed_state.round)),
-        communication=loop.bytes_per_round,
+        communication=loop.exchange,
         seconds=seconds,
         compile_seconds=loop.compile_seconds,
         privacy=loop.privacy_after(int(np.max(seed_state.round))),
     )
+
+
+def check_num_rounds(name: str, algorithm: FederatedAlgorithm, num_rounds: int) -> None:
+    """Refuses a run that ends before a method trains what it is scored by.
+
+    Args:
+      name: of the method.
+      algorithm: the method.
+      num_rounds: of the run; 0 trains nothing, which is no mistake.
+
+    Raises:
+      InputError: if the last phase would not begin.
+    """
+    if 0 < num_rounds < algorithm.scored_from:
+        raise InputError(
+            f"num_rounds={num_rounds}: {name} trains what it is scored by from round "
+            f"{algorithm.scored_from} on; ask for more"
+        )
 
 
 def _open_checkpoints(folder, settings, resume, eval_only, defaults) -> Checkpoints:
@@ -298,11 +319,11 @@ class _Loop:
         self._saved_at = time.monotonic()
         self._divergence = Divergence(name, config.on_nan)
         self.compile_seconds = 0.0
-        self.bytes_per_round = communication.Bytes()
+        self.exchange = communication.Exchange()
         self._num_releases: int | None = None  # of a round that is private
 
     def count(self, seed_state: SeedState) -> None:
-        """Counts the bytes and, of a method that is private, releases of a round."""
+        """Counts the bytes of a run and, of a private method, releases of a round."""
         config = self._config
         if not config.num_rounds:
             return
@@ -311,12 +332,18 @@ class _Loop:
             state = of_seed(states, 0, everything)
             return state, of_seed(data, 0, config.is_drawn), jax.random.key(0)
 
-        args = (
-            _traced_once(self._algorithm).round,
-            *mesh.abstract(jax.eval_shape(of_first, seed_state.state, self._data[0])),
+        algorithm = _traced_once(self._algorithm)
+        args = mesh.abstract(jax.eval_shape(of_first, seed_state.state, self._data[0]))
+        _, data, key = args
+        self.exchange = communication.Exchange(
+            communication.bytes_per_round(algorithm.init, key, data),
+            tuple(
+                (phase.first_round, communication.bytes_per_round(phase.round, *args))
+                for phase in algorithm.phases or (Phase(1, algorithm.round),)
+            ),
         )
-        self.bytes_per_round = communication.bytes_per_round(*args)
-        if self._algorithm.privacy is not None:
+        if algorithm.privacy is not None:
+            args = algorithm.round, *args
             self._num_releases = privacy.releases_per_round(*args)
 
     def run(self, seed_state: SeedState, seconds: float) -> tuple[SeedState, float]:
@@ -327,9 +354,10 @@ class _Loop:
             monitor = self._algorithm.monitor
             check_monitored(self._workdir, self._name, monitor)
             note_missing_rounds(self._workdir, self._name, round_)
-        if round_ >= config.num_rounds or is_stopped(seed_state, config.patience).all():
+        if round_ >= config.num_rounds or self._is_stopped(seed_state).all():
             return seed_state, seconds
-        check_in_step(self._name, config.seeds, seed_state, config.patience)
+        args = self._algorithm, config.seeds, seed_state, config.patience
+        check_in_step(self._name, *args)
         if round_ % config.eval_every:
             print(
                 f"note: {self._name}: the run so far ended with round {round_}, which "
@@ -361,7 +389,7 @@ class _Loop:
     def _rounds(self, seed_state, seconds, round_, writer, progress, profile):
         config, divergence = self._config, self._divergence
         again = functools.partial(self._again, round_)
-        running = ~is_stopped(seed_state, config.patience)
+        running = ~self._is_stopped(seed_state)
         watched = running  # at any time since the last checkpoint
         while round_ < config.num_rounds and running.any():
             num_rounds = self._num_rounds_from(round_)
@@ -392,7 +420,7 @@ class _Loop:
                     writer.write(record)
                 progress.update(record)
             round_ += num_rounds
-            running = ~is_stopped(seed_state, config.patience)
+            running = ~self._is_stopped(seed_state)
             if self._checkpoints:
                 is_last = round_ >= config.num_rounds or not running.any()
                 is_asked = termination.is_asked()
@@ -407,6 +435,9 @@ class _Loop:
             state = _on_host(seed_state.state)
             divergence.check_state(round_, state, watched, self._first_state, again)
         return seed_state, seconds
+
+    def _is_stopped(self, seed_state: SeedState) -> np.ndarray:
+        return is_stopped(self._algorithm, seed_state, self._config.patience)
 
     def _save(self, round_, seed_state, seconds, watched, again) -> None:
         """Makes a checkpoint of what is finite."""

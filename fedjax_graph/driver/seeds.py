@@ -95,10 +95,13 @@ def advance(
 ) -> tuple[SeedState, Metrics]:
     """Runs `num_rounds` rounds of one seed and an evaluation, unless it has stopped.
 
+    Once the last phase has begun, the best state is one of that phase, whatever those
+    before it scored; until then it is the best so far, and no seed stops.
+
     Args:
       algorithm: the method.
       num_rounds: of this call.
-      patience: rounds without a better validation figure.
+      patience: rounds without a better validation figure, of the last phase.
       seed_state: of one seed.
       train, validation: data.
       keep_last: see `RunConfig`.
@@ -115,7 +118,7 @@ def advance(
     @functools.partial(jax.jit, inline=True)  # is traced once, for both branches
     def run(seed_state):
         key = jax.random.wrap_key_data(seed_state.key_data)
-        is_active = _is_active(seed_state, patience)
+        is_active = _rounds_waited(algorithm, seed_state) < patience
 
         def body(state, round_):
             # Under `vmap` seeds that have stopped are computed as well.
@@ -127,7 +130,10 @@ def advance(
         state, metrics = jax.lax.scan(body, seed_state.state, rounds)
         scores = algorithm.evaluate(state, validation)
         monitored = _monitored(algorithm, scores)
-        better = (monitored < seed_state.best_loss) | keep_last
+        first = algorithm.scored_from
+        is_outdated = (seed_state.best_round < first) & (rounds[-1] >= first)
+        to_beat = jnp.where(is_outdated, jnp.inf, seed_state.best_loss)
+        better = (monitored < to_beat) | keep_last
         best_state, best_loss, best_round = jax.tree.map(
             lambda new, old: jnp.where(better, new, old),
             (state, monitored, rounds[-1]),
@@ -143,11 +149,14 @@ def advance(
         nothing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
         return seed_state, nothing
 
-    return jax.lax.cond(_is_active(seed_state, patience), run, skip, seed_state)
+    waited = _rounds_waited(algorithm, seed_state)
+    return jax.lax.cond(waited < patience, run, skip, seed_state)
 
 
-def _is_active(seed_state: SeedState, patience: int) -> jax.Array:
-    return seed_state.round - seed_state.best_round < patience
+def _rounds_waited(algorithm: FederatedAlgorithm, seed_state: SeedState) -> jax.Array:
+    """Rounds of the last phase since the best one; below 1 before there are any."""
+    before = algorithm.scored_from - 1
+    return seed_state.round - jnp.maximum(seed_state.best_round, before)
 
 
 def _monitored(algorithm: FederatedAlgorithm, scores: Metrics) -> jax.Array:
@@ -160,18 +169,25 @@ def _monitored(algorithm: FederatedAlgorithm, scores: Metrics) -> jax.Array:
     return value
 
 
-def is_stopped(seed_state: SeedState, patience: int) -> np.ndarray:
+def is_stopped(
+    algorithm: FederatedAlgorithm, seed_state: SeedState, patience: int
+) -> np.ndarray:
     """Marks the seeds [seeds] that have run out of patience."""
-    return ~np.asarray(_is_active(seed_state, patience))
+    return np.asarray(_rounds_waited(algorithm, seed_state)) >= patience
 
 
 def check_in_step(
-    name: str, seeds: Sequence[int], seed_state: SeedState, patience: int
+    name: str,
+    algorithm: FederatedAlgorithm,
+    seeds: Sequence[int],
+    seed_state: SeedState,
+    patience: int,
 ) -> None:
     """Checks that seeds which would still run have done equally many rounds.
 
     Args:
       name: of the method.
+      algorithm: the method.
       seeds: of the run.
       seed_state: of a checkpoint.
       patience: of the run that goes on from it.
@@ -180,7 +196,7 @@ def check_in_step(
       InputError: if one stopped earlier, and has patience again.
     """
     rounds = np.asarray(seed_state.round)
-    is_late = ~is_stopped(seed_state, patience) & (rounds < rounds.max())
+    is_late = ~is_stopped(algorithm, seed_state, patience) & (rounds < rounds.max())
     if is_late.any():
         places = np.flatnonzero(is_late)
         late = ", ".join(f"seed {seeds[i]} at round {rounds[i]}" for i in places)

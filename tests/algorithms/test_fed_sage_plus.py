@@ -72,6 +72,7 @@ def test_generators_are_trained_first_and_then_classifiers(train, quick_jit):
 def test_without_generators_it_is_fed_avg_up_to_rounding(train, quick_jit):
     """The graphs have padding in place of neighbours."""
     ours = fed_sage_plus(FedSagePlusConfig(TASK, generator_rounds=0))
+    assert [phase.first_round for phase in ours.phases] == [1]
     plain = fed_avg(FedAvgConfig(TASK))
     start = plain.init(KEY, train)
     state = ours.init(KEY, train)._replace(models=start.models)
@@ -86,14 +87,16 @@ def test_without_generators_it_is_fed_avg_up_to_rounding(train, quick_jit):
 def test_the_ledger_counts_generators_or_classifiers(train):
     """A generator and encodings to four others, and four gradients back, in a step."""
 
-    def cost(**values):
-        algorithm = fed_sage_plus(
-            FedSagePlusConfig(TASK, generator=GENERATOR, **values)
-        )
-        state = jax.eval_shape(algorithm.init, KEY, train)
-        return bytes_per_round(algorithm.round, state, train, KEY), state
+    def cost(participation):
+        values = {"generator_rounds": 3, "participation": participation}
+        config = FedSagePlusConfig(TASK, generator=GENERATOR, **values)
+        phases = fed_sage_plus(config).phases
+        assert [phase.first_round for phase in phases] == [1, 4]
+        return [bytes_per_round(x.round, state, train, KEY) for x in phases]
 
-    (later, state), (early, _) = cost(generator_rounds=0), cost()
+    algorithm = fed_sage_plus(FedSagePlusConfig(TASK, generator=GENERATOR))
+    state = jax.eval_shape(algorithm.init, KEY, train)
+    early, later = cost(1.0)
     assert later.up == later.down == 4 * NUM_CLIENTS * sizes_of(state.models)
     generator, encodings = 0, MOST_NODES * LATENT
     for wide, narrow in ((LATENT, 4), SIZES, (5, PLACES * NUM_FEATURES)):
@@ -101,8 +104,7 @@ def test_the_ledger_counts_generators_or_classifiers(train):
     up, down = NUM_CLIENTS * generator + encodings, NUM_CLIENTS * generator
     assert early.up == 4 * STEPS * NUM_CLIENTS * up
     assert early.down == 4 * STEPS * NUM_CLIENTS * (down + 4 * encodings)
-    for everybody, rounds in ((later, 0), (early, 10)):
-        two, _ = cost(generator_rounds=rounds, participation=0.4)
+    for everybody, two in zip((early, later), cost(0.4), strict=True):
         assert two.times(NUM_CLIENTS) == everybody.times(2)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_graph.algorithms import get_method, make_config
 from fedjax_graph.core.communication import Bytes, bytes_per_round
+from fedjax_graph.driver import rounds
 from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES as C
 from tests.client_graphs import NUM_CLIENTS as K
@@ -51,7 +52,9 @@ CASES = {
     "fed_gta": Case(K * (MODEL + FLOAT * (1 + 6 * C)), K * MODEL, {"num_moments": 3}),
     # theta_i and h_i; u_i
     "fed_pub": Case(K * (MODEL + FLOAT * C), K * MODEL, {"block_size": 3}),
-    "ada_fgl": Case(K * MODEL, K * MODEL, {"hidden_size": 4, "num_hops": 1}),  # at most
+    "ada_fgl": Case(  # of its first phase
+        K * MODEL, K * MODEL, {"hidden_size": 4, "num_hops": 1}
+    ),
     "fed_gcn": Case(K * MODEL, K * MODEL, data=linked),
     "gcfl_plus": Case(K * (MODEL + FLOAT), K * MODEL),  # the norm of a gradient
 }
@@ -76,6 +79,35 @@ def test_a_round_exchanges_what_the_paper_says(name):
 def test_two_of_five_clients_exchange_two_fifths(name):
     counted = exchanged(name, participation=0.4)
     assert counted.times(5) == Bytes(CASES[name].up, CASES[name].down).times(2)
+
+
+def exchange_of_a_run(name, values, data, num_rounds):
+    method = get_method(name).factory(make_config(name, {"task": TASK} | values))
+    splits = dict.fromkeys(("train", "validation", "test"), data)
+    config = rounds.RunConfig(num_rounds, eval_every=num_rounds)
+    return rounds.run(name, method, splits, config).communication
+
+
+def test_ada_fgls_clients_exchange_nothing_once_they_train_alone():
+    values = {"federated_rounds": 2, "num_hops": 1, "hidden_size": 4}
+    data = client_graphs.make_splits()["train"]
+    found = exchange_of_a_run("ada_fgl", values, data, 4)
+    sent = K * MODEL
+    assert [found.until(number).up for number in range(5)] == [
+        *(0, sent, 2 * sent),
+        *(2 * sent, 2 * sent),
+    ]
+    assert found.until(4) == (2 * sent, 2 * sent)
+    assert found.per_round(4) == (sent // 2, sent // 2)
+
+
+def test_fed_gcns_exchange_before_the_rounds_counts_once():
+    data = linked()
+    before = FLOAT * data.is_own.size * (F + 1)
+    found = exchange_of_a_run("fed_gcn", {}, data, 3)
+    for number in range(4):
+        total = before + number * K * MODEL
+        assert found.until(number) == (total, total)
 
 
 def test_fed_gcn_exchanges_a_sum_and_a_scale_of_each_row_before_the_rounds():

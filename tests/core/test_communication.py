@@ -255,4 +255,23 @@ def test_tables_3_to_6(dataset, rounds, model, server_rounds, printed):
 
 def test_bytes_of_many_rounds_do_not_overflow():
     per_round = communication.Bytes(2**31 + 7, 2**30)
-    assert per_round.times(np.int32(3)) == (3 * (2**31 + 7), 3 * 2**30)
+    in_three = (3 * (2**31 + 7), 3 * 2**30)
+    assert per_round.times(np.int32(3)) == in_three
+    exchange = communication.Exchange(rounds=((1, per_round),))
+    assert exchange.until(np.int32(3)) == in_three
+    assert exchange.per_round(np.int32(3)) == per_round
+
+
+def test_a_run_exchanges_what_its_phases_do():
+    """Round by round, one after another."""
+    first, sizes = (1, 3, 4), [Bytes(10, 1), Bytes(), Bytes(7, 0)]
+    rounds = tuple(zip(first, sizes, strict=True))
+    exchange, total = communication.Exchange(Bytes(100, 50), rounds), Bytes(100, 50)
+    for number in range(8):
+        if number:
+            phase = 0 if number < 3 else 1 if number < 4 else 2
+            total = Bytes(total.up + sizes[phase].up, total.down + sizes[phase].down)
+        assert exchange.until(number) == total
+        share = max(1, number)
+        assert exchange.per_round(number) == (total.up // share, total.down // share)
+    assert communication.Exchange().until(5) == Bytes()

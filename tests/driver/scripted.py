@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_graph.core import communication
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.trees import nothing
 from fedjax_graph.driver import rounds
 from fedjax_graph.driver.checkpoint import Checkpoints
@@ -48,8 +48,15 @@ def make_script(validation_losses, seeds=(0,), train_losses=None) -> dict[str, S
     return {"train": script, "validation": script, "test": test}
 
 
-def make_algorithm(traced: list | None = None) -> FederatedAlgorithm:
-    """The scripted method; each tracing of `round` leaves an entry in `traced`."""
+def make_algorithm(
+    traced: list | None = None, last_phase: int | None = None
+) -> FederatedAlgorithm:
+    """The scripted method.
+
+    Args:
+      traced: each tracing of a round leaves an entry there.
+      last_phase: the round from which on nothing is sent, and what is scored trained.
+    """
 
     def init(key, data):
         same = jnp.all(data.first_keys == jax.random.key_data(key), axis=-1)
@@ -57,10 +64,9 @@ def make_algorithm(traced: list | None = None) -> FederatedAlgorithm:
         row = jnp.argmax(same).astype(jnp.int32)
         return ScriptState(row, jnp.int32(0), jax.random.normal(key, (5,)), momentum)
 
-    def round_(state, data, key):
+    def walk(noise, state, data):
         if traced is not None:
             traced.append(1)
-        noise = communication.up(jax.random.normal(key, (5,)))
         state = ScriptState(
             state.row,
             state.round + 1,
@@ -69,6 +75,12 @@ def make_algorithm(traced: list | None = None) -> FederatedAlgorithm:
         )
         loss = data.train_losses[state.row, state.round - 1]
         return state, {"train_loss": loss, "noise": jnp.sum(noise)}
+
+    def round_(state, data, key):
+        return walk(communication.up(jax.random.normal(key, (5,))), state, data)
+
+    def last(state, data, key):
+        return walk(jax.random.uniform(key, (5,)), state, data)
 
     def evaluate(state, data):
         loss = data.validation_losses[state.row, state.round - 1]
@@ -83,10 +95,17 @@ def make_algorithm(traced: list | None = None) -> FederatedAlgorithm:
     def predict(state, data):
         return data.validation_losses[state.row] + state.weights[0]
 
-    return FederatedAlgorithm(init, round_, evaluate, predict)
+    algorithm = FederatedAlgorithm(init, round_, evaluate, predict)
+    if last_phase is None:
+        return algorithm
+    phases = Phase(1, round_), Phase(last_phase, last)
+    return algorithm._replace(
+        round=by_phase(phases, lambda state: state.round), phases=phases
+    )
 
 
 ALGORITHM = make_algorithm()
+WITH_PHASES = make_algorithm(last_phase=4)
 
 
 def run(script, workdir=None, *, algorithm=ALGORITHM, resume=False, **config):

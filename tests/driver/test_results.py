@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fedjax_graph.core.communication import Bytes
+from fedjax_graph.core.communication import Bytes, Exchange
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import results
 from fedjax_graph.driver.rounds import RunResult
@@ -29,7 +29,7 @@ def make_result(num_seeds):
         },
         best_round=np.array([3, 8, 5][:num_seeds], np.int32),
         num_rounds=9,
-        communication=Bytes(up=10, down=7),
+        communication=Exchange(rounds=((1, Bytes(up=10, down=7)),)),
         seconds=2.5,
         compile_seconds=1.5,
     )
@@ -53,6 +53,7 @@ def test_one_seed_has_no_deviation():
     assert entry["communication_bytes"] == {"up": 30, "down": 21}
     assert entry["communication_bytes_by_seed"] is None
     assert entry["communication_bytes_in_all"] == {"up": 90, "down": 63}
+    assert entry["communication_bytes_per_round"] == {"up": 10, "down": 7}
     assert entry["rmse_by_horizon"] == list(range(12))
     assert "accuracy_by_client" not in entry
 
@@ -78,6 +79,19 @@ def test_leaves_are_means_over_seeds_and_deviations_the_same_tree():
     mean = (3 + 8 + 5) / 3  # not of a whole round
     assert entry["communication_bytes"] == {"up": round(10 * mean), "down": 37}
     assert entry["communication_bytes_by_seed"] == [17 * 3, 17 * 8, 17 * 5]
+
+
+def test_bytes_of_phases_and_of_what_comes_before_the_rounds():
+    """100 at once, then 10 in each of four rounds, and nothing."""
+    phases = (1, Bytes(up=10, down=5)), (5, Bytes())
+    exchange = Exchange(Bytes(up=100), phases)
+    result = make_result(3)._replace(communication=exchange)  # best rounds 3, 8, 5
+    entry = results.method_entry(result, TEST_KEYS, {})
+    up, down = (130 + 140 + 140) / 3, (15 + 20 + 20) / 3
+    assert entry["communication_bytes"] == {"up": round(up), "down": round(down)}
+    assert entry["communication_bytes_by_seed"] == [145, 160, 160]
+    assert entry["communication_bytes_in_all"] == {"up": 140, "down": 20}
+    assert entry["communication_bytes_per_round"] == {"up": 140 // 9, "down": 2}
 
 
 def test_the_file_is_strict_json_with_hardware_and_versions(tmp_path):

@@ -5,9 +5,10 @@ import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import communication
+from fedjax_graph.core.communication import Bytes, Exchange, up
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import plots, rounds
 from fedjax_graph.driver.writers import read_records
@@ -16,6 +17,7 @@ from tests.driver.scripted import (
     FALLING,
     FALLS_TWICE,
     NAN,
+    WITH_PHASES,
     Script,
     assert_same_bits,
     final_state,
@@ -113,8 +115,73 @@ def test_the_last_round_counts_where_it_is_to_be_kept(losses):
     assert_same_bits(result.best_state, ends_there.best_state)
 
 
-def test_the_ledger_counts_one_round():
-    assert run(make_script(FALLING)).communication == communication.Bytes(up=5 * 4)
+def test_the_ledger_counts_what_comes_before_the_rounds_and_each_of_them():
+    def found(algorithm):
+        return run(make_script(FALLING), algorithm=algorithm).communication
+
+    sent, nothing = Bytes(up=5 * 4), Bytes()
+    assert found(ALGORITHM) == Exchange(nothing, ((1, sent),))
+    assert found(WITH_PHASES) == Exchange(nothing, ((1, sent), (4, nothing)))
+    sending = ALGORITHM._replace(init=lambda *args: up(ALGORITHM.init(*args)))
+    state = Bytes(up=4 + 4 + 5 * 4 + 5 * 2)  # two numbers, weights and momentum
+    assert found(sending) == Exchange(state, ((1, sent),))
+
+
+# --- Phases --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "config", "best", "last"),
+    [
+        (FALLING, {}, 8, 8),
+        ([1, 1, 1, 9, 8, 9, 9, 9], {"patience": 2}, 5, 7),
+        ([1, 2, 2, 9, 9, 9, 9, 9], {"patience": 2}, 4, 6),  # round 1 would end it in 3
+        ([1, 2, 2, 9], {"patience": 1, "num_rounds": 4}, 4, 4),
+        ([3, 1, 2, NAN, NAN, NAN, 0, 0], {"patience": 2}, 2, 5),
+        ([0, 0, 1, 0, 0, 6, 0, 5], {"eval_every": 3, "patience": 3}, 8, 8),
+        ([0, 0, 1, 0, 0, 6, 0, 7], {"eval_every": 3, "patience": 1}, 6, 8),
+        ([0, 0, 0, 0, 6, 0, 0, 7], {"eval_every": 5, "patience": 2}, 5, 8),
+    ],
+)
+def test_the_best_round_is_one_of_the_last_phase(losses, config, best, last):
+    """Of rounds 4 to 8, from which on patience counts; the others stand for cuts."""
+    script = make_script([*losses, *[0] * (8 - len(losses))], train_losses=np.arange(8))
+    result = run(script, algorithm=WITH_PHASES, **config)
+    assert (list(result.best_round), result.num_rounds) == ([best], last)
+    assert int(result.best_state.round[0]) == best
+    assert result.test["loss"] == pytest.approx([100 + losses[best - 1]])
+
+
+def test_seeds_reach_the_last_phase_independently():
+    losses = [1.0, 9, 9, 8, 9, 9, 9, 9], FALLING
+    script = make_script(losses, (3, 7))
+    args = {"algorithm": WITH_PHASES, "patience": 2}
+    together = run(script, seeds=(3, 7), seeds_per_chunk=None, **args)
+    assert list(together.best_round) == [4, 8]
+    for i, seed in enumerate((3, 7)):  # both phases are computed for several seeds
+        alone = run(script, seeds=(seed,), **args).best_state.weights
+        npt.assert_allclose(together.best_state.weights[i], alone[0], rtol=1e-6)
+
+
+def test_a_phase_is_the_round_of_its_rounds():
+    """Weights are those of the two rounds in a loop."""
+    script, key = make_script(FALLING), jax.random.key(0)
+    state = ALGORITHM.init(jax.random.fold_in(key, 0), script["train"])
+    first, last = (jax.jit(phase.round) for phase in WITH_PHASES.phases)
+    for number in range(1, 9):
+        round_ = first if number < 4 else last
+        state, _ = round_(state, script["train"], jax.random.fold_in(key, number))
+    found = run(script, algorithm=WITH_PHASES).best_state
+    npt.assert_allclose(found.weights[0], state.weights, rtol=1e-6)
+
+
+def test_a_run_that_ends_before_the_last_phase_is_refused(tmp_path):
+    words = "num_rounds=3: fake trains what it is scored by from round 4 on; ask for"
+    with pytest.raises(InputError, match=words):
+        run(make_script(FALLING), tmp_path, algorithm=WITH_PHASES, num_rounds=3)
+    assert list(tmp_path.iterdir()) == []
+    for num_rounds in (0, 4):
+        run(make_script(FALLING), algorithm=WITH_PHASES, num_rounds=num_rounds)
 
 
 # --- Seeds with data of their own -----------------------------------------------------

@@ -17,6 +17,7 @@ from tests.driver.scripted import (
     ALGORITHM,
     FALLING,
     FALLS_TWICE,
+    WITH_PHASES,
     assert_same_bits,
     final_state,
     make_algorithm,
@@ -211,6 +212,27 @@ def test_a_run_prolonged_between_evaluations_says_that_it_may_differ(tmp_path, c
     assert (prolonged.best_round, whole.best_round) == ([4], [6])
 
 
+@pytest.mark.parametrize("eval_every", [1, 3])
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_run_killed_in_either_phase_ends_as_if_never_stopped(
+    tmp_path, monkeypatch, eval_every, calls
+):
+    """The last phase begins in round 4, and one seed's first rounds are its best."""
+    script = make_script([FALLING, [1.0, 2, 2, 9, 8, 9, 9, 9]], SEEDS)
+    config = {"seeds": SEEDS, "eval_every": eval_every, "algorithm": WITH_PHASES}
+    run(script, tmp_path / "whole", **config)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_in(patch, Checkpoints, "save", calls, when="after")
+        run(script, tmp_path / "cut", **config)
+    if (eval_every, calls) == (1, 2):  # its best state so far can be scored
+        args = "fake", WITH_PHASES, script, RunConfig(8, seeds=SEEDS)
+        scored = rounds.run(*args, tmp_path / "cut", {"h": 4}, eval_only=True)
+        assert list(scored.best_round) == [2, 1]
+        assert list(scored.test["loss"]) == [108, 101]
+    run(script, tmp_path / "cut", **config, resume=True)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole", script)
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path):
     script, traced = make_script([3, 2, 1, 2, 2, 2, 2, 2]), []
     algorithm = make_algorithm(traced)
@@ -256,7 +278,7 @@ def test_scoring_only_reads(tmp_path):
     scored = score(script, tmp_path)
     assert_same_bits(scored.test, trained.test)
     assert scored[3:6] == trained[3:6]  # rounds, bytes and seconds
-    assert scored.communication.up > 0
+    assert scored.communication.until(1).up > 0
     other = score(script | {"test": script["validation"]}, tmp_path)
     assert other.test["loss"] == [1.0]
     assert sorted(tmp_path.rglob("*")) == files

@@ -141,6 +141,40 @@ def test_clients_may_misbehave_and_servers_withstand_it(tmp_path):
             other.run()
 
 
+@pytest.mark.parametrize(
+    ("num_rounds", "federated", "generators"),
+    [(None, 10, 10), (2, 1, 1), (7, 3, 3), (100, 50, 10)],  # 20 without a dataset
+)
+def test_phases_share_the_rounds(num_rounds, federated, generators):
+    study = SubgraphStudy(num_rounds=num_rounds)
+    problem = make_problem(study)
+    for method, field, expected in (
+        ("ada_fgl", "federated_rounds", federated),
+        ("fed_sage_plus", "generator_rounds", generators),
+    ):
+        values = study.method_values(method, problem) | {"clients_per_chunk": 1}
+        config, algorithm = running.build(method, values)
+        assert getattr(config, field) == expected
+        assert algorithm.scored_from == expected + 1
+
+
+def test_a_method_with_phases_is_prolonged_with_its_own(tmp_path):
+    """Half of two rounds stay FedAvg's when the run goes on to four."""
+    settings = {"num_clients": 3, "hidden_size": 4, "workdir": str(tmp_path / "run")}
+    first = SubgraphStudy(methods=("ada_fgl",), num_rounds=2, **settings)
+    entry = first.run()["ada_fgl"]
+    assert entry["best_round"] == 2
+    per_round = entry["communication_bytes_in_all"]["up"]  # of the first one
+    assert entry["communication_bytes_per_round"]["up"] == per_round // 2
+    entry = dataclasses.replace(first, num_rounds=4, resume=True).run()["ada_fgl"]
+    assert entry["config"]["federated_rounds"] == 1
+    assert entry["num_rounds"] == 4
+    assert entry["best_round"] > 1
+    assert entry["communication_bytes_in_all"]["up"] == per_round
+    scored = dataclasses.replace(first, num_rounds=None, eval_only=True).run()
+    assert scored["ada_fgl"]["test"] == entry["test"]
+
+
 @pytest.mark.parametrize("partition", ["louvain", "metis", "random", "label_dirichlet"])
 def test_every_partition_deals_all_nodes(partition):
     problem = make_problem(SubgraphStudy(partition=partition, num_clients=4))
@@ -159,6 +193,10 @@ def test_every_partition_deals_all_nodes(partition):
         ("--concentration is of", {"concentration": 0.5}),
         ("split '20/20'", {"split_ratio": "20/20"}),
         ("unknown method 'fed_none'", {"methods": ("fed_none",)}),
+        (
+            "num_rounds=1: ada_fgl trains what it is scored by from round 2 on",
+            {"methods": ("fed_avg", "ada_fgl"), "num_rounds": 1},
+        ),
         (
             "--server_optimizer concerns none",
             {"methods": ("local",), "server_optimizer": "adam"},

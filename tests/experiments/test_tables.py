@@ -13,7 +13,7 @@ from absl import flags
 from experiments.studies import options
 from experiments.tables import commands, papers
 from experiments.tables import runs as table_runs
-from fedjax_graph.core.communication import Bytes
+from fedjax_graph.core.communication import Bytes, Exchange
 from fedjax_graph.driver import results
 from fedjax_graph.driver.rounds import RunResult
 from tests.experiments import binary
@@ -284,7 +284,7 @@ def write_run(folder, dataset, sizes, methods, flags):
             test={"rmse": np.array(rmse)},
             best_round=np.arange(4, 4 + len(rmse)),
             num_rounds=9,
-            communication=Bytes(up=GIB, down=2 * GIB),
+            communication=Exchange(rounds=((1, Bytes(up=GIB, down=2 * GIB)),)),
             seconds=1.0,
             compile_seconds=1.0,
         )
