@@ -87,7 +87,7 @@ def test_the_server_learns_from_private_gradients_alone(train, quick_jit, draw_p
     change = after["out"]["bias"] - before["out"]["bias"]
     num_rows = len(train.client_ids) * num_windows
     found = np.linalg.norm(change) / np.sqrt(len(change) * num_rows * num_windows)
-    assert deviation / 2 < found < deviation * 2
+    assert deviation / 5 < found < deviation * 5  # of four numbers
 
 
 @pytest.mark.usefixtures("rolled_scans")
