@@ -195,10 +195,16 @@ def test_the_moments_of_ada_fgls_clients_last(adaptive, data):
 
 
 def test_query_nodes_are_every_second_training_node(data):
-    support, query = query_halves(data, 2)
-    npt.assert_array_equal(support.is_trained + query.is_trained, data.is_trained)
-    counts = np.asarray(data.is_trained).sum(axis=1)
-    npt.assert_array_equal(np.asarray(query.is_trained).sum(axis=1), counts // 2)
+    more = data._replace(is_trained=data.is_real.at[:, 2].set(0))
+    for own in (data, more):
+        support, query = query_halves(own, 2)
+        for client, is_trained in enumerate(np.asarray(own.is_trained)):
+            chosen = np.flatnonzero(is_trained)
+            found = (
+                np.flatnonzero(half.is_trained[client]) for half in (query, support)
+            )
+            for nodes, expected in zip(found, (chosen[1::2], chosen[::2]), strict=True):
+                npt.assert_array_equal(nodes, expected)
     same, none = query_halves(data, 0)
     assert same is data and not np.asarray(none.is_trained).any()
 

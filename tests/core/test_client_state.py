@@ -206,20 +206,32 @@ def test_a_server_steps_with_an_optimizer_of_its_own(quick_jit):
     ],
 )
 def test_what_reads_models_reads_no_optimizers(quick_jit, name):
-    """Embeddings, prototypes and scores; a count of two local steps a round."""
+    """Embeddings, prototypes and scores; a count of two local steps a round.
+
+    At a rate of 0 nothing that clients train depends on the moments.
+    """
     values = TINY[problems.Subgraphs].get(name, {"task": problems.Subgraphs.TASK})
-    optimizer = {"name": "adam", "stateful": True}
+    optimizer = {"name": "adam", "learning_rate": 0.0, "stateful": True}
     task = values["task"] | {"optimizer": optimizer, "local_steps": 2}
     changes = {"task": task, "participation": 1.0}
     algorithm = get_method(name).factory(make_config(name, values | changes))
-    train = problems.Subgraphs().train
-    state = run(algorithm, train, quick_jit, KEYS[:2])[-1][0]
+    train, round_ = problems.Subgraphs().train, quick_jit(algorithm.round)
+    evaluate = quick_jit(algorithm.evaluate)
+    (_, _), (state, _) = run(algorithm, train, lambda _: round_, KEYS[:1])
     own = {client_state.LOCAL} if name == "fed_gta" else set()
     assert set(state.models) == {"params", "batch_stats", client_state.OPT_STATE} | own
-    count = state.models[client_state.OPT_STATE][0].count
-    npt.assert_array_equal(count, [4] * NUM_CLIENTS)
-    scores = jax.jit(algorithm.evaluate)(state, train)
-    assert np.isfinite(scores["loss"])
+    moments = state.models[client_state.OPT_STATE]
+    ends = []
+    for change in (lambda x: x, lambda x: x + 3):
+        changed = {client_state.OPT_STATE: jax.tree.map(change, moments)}
+        start = state._replace(models=state.models | changed)
+        after, metrics = round_(start, train, KEYS[1])
+        models = dict(after.models)
+        count = models.pop(client_state.OPT_STATE)[0].count
+        npt.assert_array_equal(count, [change(2) + 2] * NUM_CLIENTS)
+        ends.append((after._replace(models=models), metrics, evaluate(after, train)))
+    jax.tree.map(npt.assert_array_equal, *ends)
+    assert np.isfinite(ends[0][-1]["loss"])
 
 
 @pytest.mark.parametrize(
