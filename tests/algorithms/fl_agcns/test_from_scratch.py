@@ -6,6 +6,7 @@ evolution and halving.
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -280,6 +281,68 @@ def test_epochs_are_federated_steps_of_the_network_alone(fitness, train, quick_j
     jax.tree.map(close, training.model, model)
     close(training.client_scores, np.max(values, axis=0))
     close(training.score, np.max(values @ counts / counts.sum()))
+
+
+def test_a_training_keeps_its_best_epoch(train, monkeypatch):
+    """Epochs that add 1 to the only weight, and reach scores by hand."""
+    federated = iter([2.0, 5, 3, 5])
+    own = iter(np.array([[1.0, 4], [9, 2], [3, 3], [2, 8]]))
+
+    def gradient_round(config, loss):
+        del config, loss
+        gradient = {"params": jnp.float32(-1), "batch_stats": {}}
+        return lambda model, data, key, code: (gradient, jnp.float32(0), {})
+
+    def map_clients(function, clients_per_chunk):
+        del function, clients_per_chunk
+        return lambda data, shared: jnp.asarray(next(own))
+
+    def federated_scores(config, values, data):
+        del config, values, data
+        return (jnp.float32(next(federated)),), {}
+
+    for fake in (gradient_round, federated_scores):
+        monkeypatch.setattr(code_training, fake.__name__, fake)
+    mapped = types.SimpleNamespace(map_clients=map_clients)
+    monkeypatch.setattr(code_training, "clients", mapped)
+    config = dataclasses.replace(CONFIG, server_optimizer=OptimizerConfig("sgd", 1.0))
+    epoch, never = code_training.make_epoch(config), jnp.float32(-jnp.inf)
+    model = {"params": jnp.float32(0), "batch_stats": {}}
+    opt_state = config.server_optimizer.build().init(model["params"])
+    training = code_training.Training(model, opt_state, model, never, never)
+    kept = []
+    for _ in range(4):
+        training, _ = epoch(training, train, None, None)
+        kept.append((training.best_model["params"], training.score))
+    npt.assert_array_equal(kept, [(1, 2), (2, 5), (2, 5), (2, 5)])
+    assert training.model["params"] == 4
+    npt.assert_array_equal(training.client_scores, [9, 8])
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_the_leader_has_the_weights_of_its_best_epoch(is_ahead):
+    def model(value):
+        return {"params": jnp.float32(value), "batch_stats": {}}
+
+    code = jnp.array([2, 1, 0, 0, 4])
+    job = jnp.zeros(1, jnp.int32)
+    jobs = trainings.Jobs(code[None], job + 1, job, job == 0, jnp.int32(1))
+    never = jnp.float32(-jnp.inf)
+    cache = trainings.Cache(
+        jnp.zeros((2, 5), jnp.int32), jnp.full((2, 6), never), jnp.full((2, 3), never)
+    )
+    leader = trainings.Best(jnp.int32(0), jnp.int32(0), jnp.float32(7))
+    weights = trainings.Weights(model(1), None)
+    state = trainings.ScratchState(weights, 0 * code, jnp.int32(0), leader, cache)
+    score, own = jnp.float32(8 if is_ahead else 7), jnp.arange(3.0)
+    training = code_training.Training(model(2), None, model(3), score, own)
+    after = trainings.record(state, jobs, 0, training)
+    assert after.weights.model["params"] == (3 if is_ahead else 1)
+    npt.assert_array_equal(after.code, code * is_ahead)
+    assert after.best.row == is_ahead and after.best.score == 7 + is_ahead
+    npt.assert_array_equal(after.cache.codes, [0 * code, code])
+    assert after.cache.scores[1, 0] == score
+    npt.assert_array_equal(after.cache.client_scores[1], own)
 
 
 # --- Bad input -----------------------------------------------------------------------
