@@ -60,18 +60,23 @@ def test_outputs_are_those_of_the_whole_graph(data, num_hops, draw_params, quick
         npt.assert_allclose(found[: len(own)], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_clients_train_on_the_whole_graph(data, draw_params, quick_jit):
+def test_clients_train_and_are_scored_on_the_whole_graph(data, draw_params, quick_jit):
     """The loss of a round's only step is that of the weights it began with."""
     method, state, params = begun(data, 2, draw_params, quick_jit)
     _, metrics = quick_jit(method.round)(state, data, jax.random.key(1))
-    losses = []
+    scores = quick_jit(method.evaluate)(state, data)
+    trained, scored = [], []
     for k, (own, probabilities) in enumerate(dense(data, params, 2)):
-        trained = np.asarray(data.is_trained[k])[np.asarray(data.is_own[k]) > 0] > 0
         labels = client_graphs.make_dataset().labels[own]
-        chosen = probabilities[np.arange(len(own)), labels]
-        losses.append(-np.mean(np.log(chosen[trained])))
-    expected = np.average(losses, weights=data.client_weights)
+        losses = -np.log(probabilities[np.arange(len(own)), labels])
+        is_own = np.asarray(data.is_own[k]) > 0
+        for kept, mask in ((trained, data.is_trained), (scored, data.is_scored)):
+            kept.append(losses[np.asarray(mask[k])[is_own] > 0])
+    of_each = [own.mean() for own in trained]
+    expected = np.average(of_each, weights=data.client_weights)
     npt.assert_allclose(metrics["train_loss"], expected, rtol=1e-5)
+    everybody = np.concatenate(scored).mean()
+    npt.assert_allclose(scores["cross_entropy"], everybody, rtol=1e-5)
 
 
 def test_clients_that_do_not_know_of_others_are_refused():
