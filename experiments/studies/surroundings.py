@@ -219,7 +219,7 @@ class MachineOptions(Options):
     def _keep_programs(self) -> None:
         """Lets JAX keep what took it a second or more to compile."""
         folder = self.compilation_cache
-        is_shared = processes.count() > 1  # one might read what another writes
+        is_shared = processes.count() > 1  # of whom JAX lets the first alone keep any
         is_left_out = self.compile_for is not None or is_shared
         if folder == "off" or (is_left_out and not folder):
             jax.config.update("jax_compilation_cache_dir", None)
