@@ -128,7 +128,7 @@ def run_method(
         eval_every=study.eval_every,
         patience=study.patience or PATIENCE,
         seeds=study.seeds if registered.is_trained else study.seeds[:1],
-        seeds_per_chunk=1 if mesh.backend() == "cpu" else None,
+        seeds_per_chunk=1 if study.backend() == "cpu" else None,
         examples_per_round=examples_per_round,
         rate_name=rate_name,
         profile=study.profile,
@@ -140,8 +140,7 @@ def run_method(
     if study.compile_for is not None:
         if not registered.is_trained:
             raise InputError(f"--compile_for: {name} is not trained, so has no round")
-        data = rounds.of_seed(splits["train"], 0, run_config.is_drawn)
-        _compile(study, name, algorithm, data)
+        _compile(study, name, algorithm, splits, run_config)
     settings = writers.to_jsonable(
         {
             "method": registered_name,
@@ -172,11 +171,16 @@ def run_method(
 
 
 def _compile(
-    study: Study, name: str, algorithm: FederatedAlgorithm, data: Data
+    study: Study,
+    name: str,
+    algorithm: FederatedAlgorithm,
+    splits: dict[str, Data],
+    run_config: rounds.RunConfig,
 ) -> NoReturn:
     """Compiles a round for the chip of `compile_for`; its report ends the study."""
     target = compile_for.parse(study.compile_for)
-    report = compile_for.compile_round(algorithm, data, target, study.edge_parts)
+    args = algorithm, splits, run_config, target, study.edge_parts
+    report = compile_for.compile_round(*args)
     raise compile_for.Compiled(name, report)
 
 

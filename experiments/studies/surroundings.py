@@ -115,8 +115,8 @@ class MachineOptions(Options):
     )
     compile_for: str | None = option(
         None,
-        "Compile a round of --methods for chips that are not here, such as h200x8 or "
-        "v5e:2x2, print what it needs there, and stop.",
+        "Compile a round of --methods and its evaluation for chips that are not here, "
+        "such as h200x8 or v5e:2x2, print what they need there, and stop.",
     )
     profile: str | None = option(
         None,
@@ -172,12 +172,16 @@ class MachineOptions(Options):
         common = {name: x for name, x in self.record().items() if name not in own}
         processes.agree("the command line", json.dumps(common, default=str))
 
+    def backend(self) -> str:
+        """The platform that computes, or is compiled for: `cpu`, `gpu` or `tpu`."""
+        target = self.compile_for and compile_for.parse(self.compile_for)
+        return target.backend if target else mesh.backend()
+
     def precision_in_effect(self) -> str:
         """What `precision` means on the machine that computes, or is compiled for."""
         if self.precision != "auto":
             return self.precision
-        target = self.compile_for and compile_for.parse(self.compile_for)
-        return AUTO_PRECISION[target.backend if target else mesh.backend()]
+        return AUTO_PRECISION[self.backend()]
 
     def set_up_jax(self, copied_bytes: int = 0) -> None:
         """Applies the precision, makes the CPU's cores devices, and sets the mesh.
@@ -219,7 +223,7 @@ class MachineOptions(Options):
     def _keep_programs(self) -> None:
         """Lets JAX keep what took it a second or more to compile."""
         folder = self.compilation_cache
-        is_shared = processes.count() > 1  # one might read what another writes
+        is_shared = processes.count() > 1  # of whom JAX lets the first alone keep any
         is_left_out = self.compile_for is not None or is_shared
         if folder == "off" or (is_left_out and not folder):
             jax.config.update("jax_compilation_cache_dir", None)

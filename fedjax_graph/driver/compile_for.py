@@ -1,4 +1,4 @@
-"""Rounds compiled for chips that are not here: what each device would hold and do.
+"""Runs compiled for chips that are not here: what each device would hold and do.
 
 The compiler needs no chip. `libtpu` compiles for a TPU pod and JAX's CUDA plugin for
 NVIDIA GPUs on any machine; both are extras of this package (`[tpu]`, `[cuda]`).
@@ -8,6 +8,7 @@ import dataclasses
 import os
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,7 +18,8 @@ from jax.sharding import Mesh
 from fedjax_graph.core import clients, mesh, reporter
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver import hlo_costs
+from fedjax_graph.driver import hlo_costs, rounds
+from fedjax_graph.driver.seeds import abstract_seeds
 
 GIB = 2**30
 
@@ -167,7 +169,7 @@ class Compiled(Exception):  # noqa: N818
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a round needs on each device of a target."""
+    """What a round of all seeds and an evaluation need on each device of a target."""
 
     chip: str
     devices: int
@@ -193,25 +195,35 @@ class Report:
         products = "" if self.has_triton else ", all products by cuBLAS"
         return [
             f"compiled for {self.chip}, {self.devices} devices, in "
-            f"{self.compile_s:.0f} s; on each device:",
+            f"{self.compile_s:.0f} s; a round of all seeds and an evaluation need on "
+            "each device:",
             f"  memory: {self.argument_gib:.3f} GiB of arguments, "
             f"{self.temporary_gib:.3f} GiB of temporaries, {memory:.3f} of "
             f"{self.memory_gib:g} GiB",
             f"  work: {self.flops:.3g} FLOP of products, {self.bytes / GIB:,.1f} GiB "
             f"read and written, {self.kernels:,.0f} kernels{products}",
             f"  collectives: {sent or 'none'}",
-            f"  roofline: {self.roofline_s:.3g} s a round",
+            f"  roofline: {self.roofline_s:.3g} s",
         ]
 
 
 def compile_round(
-    algorithm: FederatedAlgorithm, data: Data, target: Target, edge_parts: int = 1
+    algorithm: FederatedAlgorithm,
+    splits: Mapping[str, Data],
+    config: rounds.RunConfig,
+    target: Target,
+    edge_parts: int = 1,
 ) -> Report:
-    """Compiles a method's round at the shapes of its data, for chips that are absent.
+    """Compiles what a run executes for chips that are absent.
+
+    This is one round of all seeds, the evaluation after it, and the best states beside
+    the last ones, at the shapes of the data; under `on_nan="skip_client"` without what
+    looks for clients to leave out.
 
     Args:
       algorithm: built with what suits the target; see `clients.auto_clients_per_chunk`.
-      data: training data of one seed, or their shapes.
+      splits: `train` and `validation` data, or their shapes.
+      config: of the run.
       target: the chips.
       edge_parts: see `mesh.make_mesh`.
 
@@ -219,28 +231,21 @@ def compile_round(
       InputError: see `Target.devices` and `mesh.make_mesh`.
     """
     described = mesh.make_mesh(edge_parts, target.devices())
-
-    num_clients = clients.count(data)
+    data = splits["train"], splits["validation"]
+    states = abstract_seeds(algorithm, config.seeds, data[0], config.is_drawn)
 
     def shapes(tree, num_rows=0):
-        shardings = mesh.spread_shardings(tree, num_rows)
+        shardings = mesh.spread_shardings(tree, num_rows, axis=1)
         return jax.tree.map(
             lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y),
             tree,
             shardings,
         )
 
-    def round_(state, data, key):
-        state, metrics = algorithm.round(state, data, key)
-        return mesh.spread(state, num_clients), metrics
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(algorithm.init, key, data)
     with mesh.restored():
         jax.set_mesh(described)
-        traced = jax.jit(round_, donate_argnums=0).trace(
-            shapes(state, num_clients), shapes(data), shapes(key)
-        )
+        placed = shapes(states, clients.count(data[0])), *shapes(data)
+        traced = rounds.trace(algorithm, config, 1, *placed)
         lowered = traced.lower(lowering_platforms=(target.chip.platform,))
         start = time.perf_counter()
         with reporter.without_alarms():

@@ -165,6 +165,38 @@ def _predict_seeds(algorithm, is_drawn, states, data):
     return mesh.replicated(outputs)
 
 
+def trace(
+    algorithm: FederatedAlgorithm,
+    config: RunConfig,
+    num_rounds: int,
+    seed_states: SeedState,
+    train: Data,
+    validation: Data,
+    watch: faults.Watch | None = None,
+) -> Any:
+    """Traces the program that a run executes: rounds of all seeds and an evaluation.
+
+    Args:
+      algorithm: the method.
+      config: of the run.
+      num_rounds: of one call of the program.
+      seed_states, train, validation: arrays, or shapes and where the arrays would lie.
+      watch: for clients whose updates are not finite.
+    """
+    return _advance_seeds.trace(
+        algorithm if watch else _traced_once(algorithm),
+        num_rounds,
+        config.patience,
+        config.keep_last,
+        config.is_drawn,
+        config.seeds_per_chunk,
+        watch,
+        seed_states,
+        train,
+        validation,
+    )
+
+
 def run(
     name: str,
     algorithm: FederatedAlgorithm,
@@ -486,17 +518,8 @@ class _Loop:
             config = self._config
             self._note(f"{self._name}: compiling the round ...")
             start = time.perf_counter()
-            lowered = _advance_seeds.lower(
-                self._algorithm if watch else _traced_once(self._algorithm),
-                num_rounds,
-                config.patience,
-                config.keep_last,
-                config.is_drawn,
-                config.seeds_per_chunk,
-                watch,
-                seed_state,
-                *self._data,
-            )
+            args = self._algorithm, config, num_rounds, seed_state, *self._data
+            lowered = trace(*args, watch).lower()
             with reporter.without_alarms():
                 self._programs[num_rounds, watch] = lowered.compile()
             self.compile_seconds += time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Rounds compiled for chips that are not here, and exported for any."""
+"""Runs compiled for chips that are not here, and rounds exported for any."""
 
 import importlib.util
 import json
@@ -10,8 +10,9 @@ import jax
 import pytest
 
 from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver import compile_for
+from fedjax_graph.driver import compile_for, hlo_costs, memory, rounds
 from tests.algorithms import test_conformance as conformance
 from tests.algorithms.problems import Nodes, Seq2SeqTraffic, Subgraphs, Traffic
 
@@ -92,6 +93,33 @@ def test_rates_have_a_source_and_an_order():
         assert name in chip.source.lower().replace("tpu ", "")
         rates = chip.rates()
         assert rates.flops("bf16") > rates.flops("f32") > rates.bytes > rates.link_bytes
+
+
+@pytest.mark.usefixtures("rolled_scans", "few_convolutions")
+@pytest.mark.parametrize("seeds", [(3,), (3, 4)])
+def test_what_is_compiled_is_the_program_of_a_run(train, monkeypatch, seeds):
+    """Of four devices that are here, whose program of a run is the reference."""
+    devices, programs = jax.devices()[:4], []
+    monkeypatch.setattr(compile_for.Target, "devices", lambda target: devices)
+    monkeypatch.setattr(memory, "check_program", lambda _, x: programs.append(x))
+    chip = compile_for.Chip("cpu", 2e12, 1e12, 1e11, 1e10, 16, "nobody's")
+    values = conformance.TINY[Traffic]["sfl_star"]
+    algorithm = get_method("sfl_star").factory(make_config("sfl_star", values))
+    data = Traffic(train).train
+    fewer = data._replace(starts=data.starts[:7])
+    splits = {"train": data, "validation": fewer, "test": fewer}
+    config = rounds.RunConfig(1, seeds=seeds)
+    target = compile_for.Target("four cores", chip, "")
+    report = compile_for.compile_round(algorithm, splits, config, target)
+    assert jax.sharding.get_mesh().empty and not programs
+    with jax.set_mesh(mesh.make_mesh(devices=devices)):
+        rounds.run("sfl_star", algorithm, splits, config)
+    needed = programs[0].memory_analysis()
+    costs = hlo_costs.analyse(programs[0].as_text(), chip.rates())
+    assert report.argument_gib * compile_for.GIB == needed.argument_size_in_bytes
+    assert report.temporary_gib * compile_for.GIB == needed.temp_size_in_bytes
+    assert (report.devices, report.collectives) == (4, costs.collectives)
+    assert report.roofline_s == costs.seconds > 0
 
 
 @pytest.mark.parametrize("system", SMALL)

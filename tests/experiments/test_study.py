@@ -18,7 +18,7 @@ from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.sfl import SFLStudy
 from experiments.studies.subgraphs import SubgraphStudy
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.core import mesh, optimizers
+from fedjax_graph.core import mesh, optimizers, processes
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import results
@@ -248,6 +248,11 @@ def test_programs_are_kept_unless_told_otherwise(cache, monkeypatch, tmp_path):
     assert cache() is None, "a benchmark measures compiling"
     SFLStudy()._keep_programs()
     assert cache() == str(tmp_path / "programs")
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    SFLStudy()._keep_programs()
+    assert cache() is None, "of several processes the first alone would keep them"
+    SFLStudy(compilation_cache=str(tmp_path / "mine"))._keep_programs()
+    assert cache() == str(tmp_path / "mine")
 
 
 @pytest.mark.parametrize(
