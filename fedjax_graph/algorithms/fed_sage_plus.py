@@ -107,12 +107,14 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
 
         def train(update, aggregate, start, beside):
             view = with_beside(task, lambda data: beside)
-            run = federated.task_round(config, view, update, aggregate)
+            run = federated.task_round(
+                config, view, update, aggregate, has_turnout=True
+            )
             return run(start, data, train_key, state.num_rounds)
 
         def generate():
             none, hidden = aggregation.none, own["hidden"]
-            weights, loss = train(train_generator, none, own["weights"], hidden)
+            weights, loss, _ = train(train_generator, none, own["weights"], hidden)
             keys = clients.client_keys(other_key, data.client_ids)
             find = functools.partial(find_neighbours, net)
             args = weights, task.client_data(data), hidden, keys
@@ -126,8 +128,10 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
 
         def classify():
             average = config.average(state, data, other_key)
-            models, loss = train(train_classifier, average, state.models, own["found"])
-            return server.step(state, models), loss
+            models, loss, is_any = train(
+                train_classifier, average, state.models, own["found"]
+            )
+            return server.step(state, models, is_any), loss
 
         phases = (generate if config.generator_rounds else classify), classify
         state, loss = jax.lax.cond(state.num_rounds < config.generator_rounds, *phases)
