@@ -37,3 +37,5 @@ class FederatedAlgorithm(NamedTuple):
     reads_all_clients: bool = False
     """Whether a round reads what clients outside of its cohort keep, so that the rows
     of the cohort are not enough."""
+    client_data: Callable[[Data], Any] | None = None
+    """Data -> what each client trains on, [K, ...], as of the task; None: not said."""

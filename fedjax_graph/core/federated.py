@@ -323,6 +323,7 @@ def scored(
         privacy=config.privacy,
         # attackers are drawn among all of them
         reads_all_clients=config.misbehaviour.byzantine_fraction > 0,
+        client_data=task.client_data,
     )
 
 
