@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from experiments.studies import cnfgnn_defaults as paper
 from experiments.studies.base import titles_of
-from experiments.studies.methods import check_concerns, having
+from experiments.studies.methods import check_concerns, check_participation, having
 from experiments.studies.options import option
 from experiments.studies.traffic import TrafficStudy
 from fedjax_graph import algorithms
@@ -16,10 +16,18 @@ from fedjax_graph.driver import pretrained
 
 METHOD_OPTIONS = {  # field: options that concern the methods whose configs have it
     "gn_layers": ("hidden_size", "gn_layers", "gn_mlp_sizes", "server_dtype"),
+    "edges_per_chunk": ("edges_per_chunk",),
+    "server_rounds": ("server_rounds",),
+    "server_batch_size": ("server_batch_size",),
     "exchange_bits": ("exchange_bits",),
     "average_every_step": ("average_every_step",),
     "task": ("gru_hidden_size", "gru_layers"),
     "regulariser": ("fmtl_regulariser", "fmtl_weight", "fmtl_sync_every"),
+}
+TASK_OPTIONS = {  # field, or of a task: what does not read the option all the same
+    "client_batch_size": (),
+    "client_rounds": ("gru_centralized", "gru_fmtl"),  # have passes of their own
+    "sampling_decay": ("gru_fedavg",),  # whose k is 1
 }
 
 
@@ -213,6 +221,12 @@ class CNFGNNOptions(TrafficStudy):
         for field, names in METHOD_OPTIONS.items():
             concerned = having(field, methods, paper.registered)
             check_concerns(self, names, methods, concerned)
+        of_tasks = having("task", methods, paper.registered)
+        for name, passed_over in TASK_OPTIONS.items():
+            concerned = [x for x in of_tasks if x not in passed_over]
+            concerned += having(name, methods, paper.registered)
+            check_concerns(self, (name,), methods, concerned)
+        check_participation(self, methods, paper.registered)
         self.check_trust(methods, paper.registered)
         return methods
 

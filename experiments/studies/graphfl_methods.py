@@ -34,7 +34,7 @@ def chosen_methods(study: GraphFLSettings) -> list[str]:
 
     Raises:
       InputError: if one is not known here, an option does not fit it, an optimizer
-        cannot be read, or the server's concerns none of the methods.
+        cannot be read, or an option concerns none of the methods.
     """
     methods = study.choose_methods(METHODS, THREE)
     study.check_trust(methods, registered_name)
@@ -43,6 +43,15 @@ def chosen_methods(study: GraphFLSettings) -> list[str]:
         server_optimizer(study, method)
     stepping = having("server_optimizer", methods, registered_name)
     check_concerns(study, ("server_optimizer",), methods, stepping)
+    federated = [method for method in methods if method != "il"]
+    check_concerns(study, ("participation",), methods, federated)
+    of_meta = having("first_order", methods, registered_name)
+    check_concerns(study, ("first_order",), methods, of_meta)
+    of_graphfl = [method for method in methods if method == "graphfl"]
+    check_concerns(study, ("inner_rate", "outer_rate"), methods, of_graphfl)
+    if not study.num_pseudo_labels:  # which are of local models, trained before
+        others = [method for method in methods if method != "graphfl"]
+        check_concerns(study, ("local_rate",), methods, others)
     return methods
 
 

@@ -45,6 +45,26 @@ def check_concerns(
         raise InputError(f"--{name} concerns none of the methods {', '.join(methods)}")
 
 
+def check_participation(
+    study: Study, methods: Iterable[str], registered: Callable[[str], str] = str
+) -> None:
+    """Checks that a cohort trains in every method, where the study has a smaller one.
+
+    Raises:
+      InputError: naming a method that is trained and in which all clients take part.
+    """
+    if study.participation == 1:
+        return
+    sampling = having("participation", methods, registered)
+    check_concerns(study, ("participation",), methods, sampling)
+    for name in methods:
+        is_trained = algorithms.get_method(registered(name)).is_trained
+        if is_trained and name not in sampling:
+            raise InputError(
+                f"--participation is not for {name}, in which all clients take part"
+            )
+
+
 def server_optimizer_of(
     study: Study,
     method: str,

@@ -12,7 +12,6 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_graph.core import aggregation, channel, client_state, encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm
@@ -24,6 +23,7 @@ from fedjax_graph.core.federated import (
     task_round,
 )
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.server_optimizer import step_if
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,13 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
 
     mean = aggregation.weighted_mean if is_plain else encryption.mean("ckks")
     gradient_round = task_round(
-        config, task, client_gradient, mean, has_aux=not is_plain, is_gradient=True
+        config,
+        task,
+        client_gradient,
+        mean,
+        has_aux=not is_plain,
+        has_turnout=True,
+        is_gradient=True,
     )
 
     def init(key, data):
@@ -74,12 +80,15 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
         return FederatedState(models, jnp.int32(0), optimizer.init(models["params"]))
 
     def round_(state, data, key):
-        params = state.models["params"]
-        merged, loss, *cost = gradient_round(state.models, data, key)
-        updates, opt_state = optimizer.update(
-            merged["params"], state.server_opt_state, params
+        merged, loss, is_any, *cost = gradient_round(state.models, data, key)
+        params, opt_state = step_if(
+            is_any,
+            optimizer,
+            merged["params"],
+            state.server_opt_state,
+            state.models["params"],
         )
-        models = merged | {"params": optax.apply_updates(params, updates)}
+        models = merged | {"params": params}
         state = FederatedState(models, state.num_rounds + 1, opt_state)
         return state, {"train_loss": loss} | dict(*cost)
 

@@ -27,7 +27,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_graph.core import aggregation, client_state
 from fedjax_graph.core.algorithm import FederatedAlgorithm
@@ -41,6 +40,7 @@ from fedjax_graph.core.federated import (
 )
 from fedjax_graph.core.meta_learning import meta_gradient
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.server_optimizer import step_if
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,14 +110,16 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
             task,
             meta_update,
             aggregation.weighted_mean,
+            has_turnout=True,
             is_gradient=True,
             counted=with_query(data),
         )
-        gradient, loss = meta_round(  # Eqs. 6 and 13
+        gradient, loss, is_any = meta_round(  # Eqs. 6 and 13
             state.models, data, key, state.num_rounds
         )
-        updates, _ = outer.update(gradient["params"], outer.init(params), params)
-        models = state.models | {"params": optax.apply_updates(params, updates)}
+        start = outer.init(params)
+        params, _ = step_if(is_any, outer, gradient["params"], start, params)
+        models = state.models | {"params": params}
         if config.fine_tune:
             # Eqs. 7 and 8, with the same cohort.
             models, _ = fine_tuning_round(models, data, key, state.num_rounds)

@@ -51,6 +51,8 @@ class FederatedAlgorithm(NamedTuple):
     phases: tuple[Phase, ...] = ()
     """What rounds do where they differ, in order, of which `by_phase` makes `round`.
     The last phase trains what is scored: the best round is one of its rounds."""
+    client_data: Callable[[Data], Any] | None = None
+    """Data -> what each client trains on, [K, ...], as of the task; None: not said."""
 
     @property
     def scored_from(self) -> int:

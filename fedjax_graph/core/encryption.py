@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.flatten_util import ravel_pytree
 
-from fedjax_graph.core import aggregation, communication, mesh
+from fedjax_graph.core import aggregation, communication, faults, mesh
 from fedjax_graph.core.aggregation import Stacked
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.clients import Cohort
@@ -170,8 +170,8 @@ class CKKS:
     ) -> tuple[np.ndarray, int, int]:
         """Sums vectors that the controller does not see.
 
-        Magnitudes beyond `LIMIT` / K are cut there, as a larger sum would wrap round.
-        NaN and infinity have no ciphertext: if a number is not finite, or nobody sends
+        A sum beyond `LIMIT` could wrap round, and NaN and infinity have no ciphertext:
+        if a magnitude is beyond `LIMIT` / K, a number is not finite, or nobody sends
         any, nothing is sent and the sum is NaN.
 
         Args:
@@ -182,9 +182,8 @@ class CKKS:
         """
         own = np.asarray(vectors, np.float64)
         num_clients, num_slots = len(own), POLY_MODULUS_DEGREE // 2
-        if not num_clients or not np.isfinite(own).all():
+        if not num_clients or not np.all(np.abs(own) <= LIMIT / num_clients):
             return np.full(own.shape[1:], np.nan), 0, 0
-        own = np.clip(own, -LIMIT / num_clients, LIMIT / num_clients)
         summed, up, down = np.zeros(own.shape[1]), 0, 0
         for start in range(0, len(summed), num_slots):
             chunk = slice(start, start + num_slots)
@@ -257,11 +256,24 @@ def _encrypted_mean(
         flags, _ = ravel_pytree(
             jax.tree.map(lambda x, kept: jnp.broadcast_to(kept, x[:1].shape), own, sent)
         )
+    _refuse_overflow(vectors, cohort.weights > 0, flags)
     number = jax.ShapeDtypeStruct((), jnp.float32)
     results = jax.ShapeDtypeStruct(first.shape, jnp.float32), (number,) * 3
     summed, cost = io_callback(_sum_on_host, results, vectors, cohort.weights, flags)
     names = ("encryption_bytes", "encryption_seconds", "encryption_error")
     return unravel(summed), dict(zip(names, cost, strict=True))
+
+
+def _refuse_overflow(vectors: jax.Array, is_real: jax.Array, sent: jax.Array) -> None:
+    """Refuses finite shares [K, P] that `CKKS.encrypted_sum` does not sum."""
+    most = LIMIT / jnp.maximum(jnp.sum(is_real), 1)
+    is_beyond = jnp.isfinite(vectors) & (jnp.abs(vectors) > most)
+    is_beyond &= is_real[:, None] & sent
+    faults.refuse(
+        jnp.any(is_beyond),
+        f"encryption=ckks holds numbers up to {LIMIT:g} over the number of clients, "
+        "and a client's share of the mean has a larger one",
+    )
 
 
 def _sum_on_host(vectors, weights, sent):

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import mesh
+from fedjax_graph.core import arrays, mesh
 from fedjax_graph.core.clients import Cohort
+from fedjax_graph.core.errors import InputError
 
 
 class Watch(NamedTuple):
@@ -70,6 +71,21 @@ def explain(is_so: jax.Array, reason: str) -> None:
     if current is not None:
         watch, _ = current
         jax.debug.callback(lambda flag: watch.explain(reason) if flag else None, is_so)
+
+
+def refuse(is_so: jax.Array, reason: str) -> None:
+    """Refuses what a server cannot compute; in a compiled program a watch is told.
+
+    Args:
+      is_so: [] bool, whether it cannot.
+      reason: in words.
+
+    Raises:
+      InputError: if it is known that it cannot.
+    """
+    if arrays.is_known(is_so) and bool(is_so):
+        raise InputError(reason)
+    explain(is_so, reason)
 
 
 def finite_cohort(

@@ -22,10 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_graph.core import aggregation, arrays, communication, faults
+from fedjax_graph.core import aggregation, communication, faults
 from fedjax_graph.core.aggregation import Aggregator, Stacked
 from fedjax_graph.core.clients import Cohort
-from fedjax_graph.core.errors import InputError
 
 FRACTION_BITS = 20
 LIMIT = 2.0 ** (30 - FRACTION_BITS)  # of a model's numbers: half of what 32 bits hold
@@ -44,8 +43,8 @@ def secure_mean(key: jax.Array, may_drop: bool = False) -> Aggregator:
         and of each that drops out the seeds that it shares with who is left.
 
     Returns:
-      An aggregator, jittable, which raises `InputError` where a known number is beyond
-      `LIMIT` or not finite; in a compiled program the mean is then NaN.
+      An aggregator, jittable, whose mean is NaN where a number is beyond `LIMIT` or not
+      finite; beyond it and known, that raises `InputError`.
     """
 
     def aggregate(stacked: Stacked, cohort: Cohort) -> Stacked:
@@ -56,23 +55,17 @@ def secure_mean(key: jax.Array, may_drop: bool = False) -> Aggregator:
         vectors = jax.vmap(lambda tree: ravel_pytree(tree)[0])(stacked)
         _, unravel = ravel_pytree(jax.tree.map(lambda x: x[:1], stacked))
         is_beyond = jnp.any(takes_part[:, None] & ~(jnp.abs(vectors) <= LIMIT))
-        _refuse_overflow(is_beyond)
+        faults.refuse(
+            is_beyond & jnp.all(jnp.isfinite(vectors) | ~takes_part[:, None]),
+            f"secure_aggregation=masks holds numbers up to {LIMIT:g}, and a client's "
+            "model has a larger one",
+        )
         integers = to_fixed_point(shares[:, None] * vectors)
         sent = messages(integers, cohort.indices, takes_part, key)
         total = from_fixed_point(unmasked_sum(sent, cohort.indices, takes_part, key))
         return unravel(jnp.where(is_beyond, jnp.nan, total))
 
     return aggregate
-
-
-def _refuse_overflow(is_beyond: jax.Array) -> None:
-    reason = (
-        f"secure_aggregation=masks holds numbers up to {LIMIT:g}, and a client's model "
-        "has a larger one"
-    )
-    if arrays.is_known(is_beyond) and bool(is_beyond):
-        raise InputError(reason)
-    faults.explain(is_beyond, reason)
 
 
 def _count_keys(size: int, may_drop: bool) -> None:

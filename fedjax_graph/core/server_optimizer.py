@@ -23,9 +23,9 @@ class ServerStep(NamedTuple):
 
     init: Callable[[Any], Any]
     """Models [1, ...] -> the first `server_opt_state`."""
-    step: Callable[[Any, Any], Any]
-    """(state, models that came out of the round) -> the state with its next `models`
-    and, with an optimizer, `server_opt_state`."""
+    step: Callable[[Any, Any, jax.Array], Any]
+    """(state, models that came out of the round, whether anybody took part) -> the
+    state with its next `models` and, with an optimizer, `server_opt_state`."""
 
 
 def server_step(
@@ -35,7 +35,7 @@ def server_step(
 
     With an optimizer it moves the shared parameters w along the pseudo-gradient w -
     mean; batch statistics and personal leaves are taken over as they come. Without one
-    all leaves are.
+    all leaves are. Of a round in which nobody took part, no step is taken.
 
     Args:
       config: the optimizer; None for none.
@@ -47,23 +47,52 @@ def server_step(
     if config is None:
         return ServerStep(
             init=lambda models: (),
-            step=lambda state, models: state._replace(models=models),
+            step=lambda state, models, is_any: state._replace(models=models),
         )
     optimizer = config.build()
 
     def shared_params(models):
         return trees.partition(models, is_personal)[0]["params"]
 
-    def step(state, models):
+    def step(state, models, is_any):
         shared, personal = trees.partition(models, is_personal)
         w = shared_params(state.models)
         pseudo_gradient = jax.tree.map(jnp.subtract, w, shared["params"])
-        updates, opt_state = optimizer.update(
-            pseudo_gradient, state.server_opt_state, w
+        params, opt_state = step_if(
+            is_any, optimizer, pseudo_gradient, state.server_opt_state, w
         )
-        shared = shared | {"params": optax.apply_updates(w, updates)}
+        shared = shared | {"params": params}
         return state._replace(
             models=trees.combine(shared, personal), server_opt_state=opt_state
         )
 
     return ServerStep(lambda models: optimizer.init(shared_params(models)), step)
+
+
+def step_if(
+    is_any: jax.Array,
+    optimizer: optax.GradientTransformation,
+    gradient: Any,
+    opt_state: optax.OptState,
+    params: Any,
+) -> tuple[Any, optax.OptState]:
+    """A step of an optimizer, or none: its moments and counts then stay as well.
+
+    The step is computed outside of the branches: fused with a `where`, it would be
+    rounded in another way.
+
+    Args:
+      is_any: [] bool, whether anybody took part in the round.
+      optimizer: of the server.
+      gradient: like the parameters.
+      opt_state: of the optimizer.
+      params: before the step.
+
+    Returns:
+      The parameters and the optimizer's state after it.
+    """
+    updates, new = optimizer.update(gradient, opt_state, params)
+    stepped = optax.apply_updates(params, updates), new
+    return jax.lax.cond(
+        is_any, lambda new, old: new, lambda new, old: old, stepped, (params, opt_state)
+    )

@@ -55,7 +55,8 @@ class ClientStore:
           algorithm: with `participation` 1, as all of the cohort that `round` is given
             take part.
           data: to train on, with `client_ids` [K]. Arrays with K rows belong to the
-            clients, and stay where they are, which may be a `np.memmap`.
+            clients, and stay where they are, which may be a `np.memmap`; a graph is
+            shared by all.
           key: of the first state.
           folder: for the states, the clients' in a `.npy` file with a field for each
             array; they are those after the last round, whenever the process is killed.
@@ -64,9 +65,10 @@ class ClientStore:
 
         Raises:
           InputError: if a round of the method needs more than the cohort's rows, two
-            clients have one id, or the folder holds a store of states with other arrays
-            (a method with the same ones cannot be told from this one), of other
-            clients, or one that is not to be resumed.
+            clients have one id, an array with K rows may be shared by all, as the task
+            does not read it for the clients, or the folder holds a store of states with
+            other arrays (a method with the same ones cannot be told from this one), of
+            other clients, or one that is not to be resumed.
         """
         clients.check_clients(data, "data")
         if algorithm.reads_all_clients:
@@ -75,6 +77,7 @@ class ClientStore:
                 "run it with all clients' states on the device"
             )
         self._data = jax.tree.map(np.asarray, data)
+        self._is_own = _own_rows(self._data, algorithm.client_data)
         self._folder = None if folder is None else pathlib.Path(folder)
         self._program = jax.jit(algorithm.round)
         self._state, self._is_row = _layout(algorithm.init, self._rows)
@@ -138,13 +141,10 @@ class ClientStore:
         return state, self._rows(indices)
 
     def _rows(self, indices: np.ndarray) -> Data:
-        """The data of some clients, of which a graph stays whole."""
-
-        def take(x):
-            is_whole = isinstance(x, Graph) or not np.ndim(x)
-            return x if is_whole or len(x) != self.num_clients else x[indices]
-
-        return jax.tree.map(take, self._data, is_leaf=lambda x: isinstance(x, Graph))
+        """The data of some clients, and what is shared by all."""
+        return jax.tree.map(
+            lambda x, is_own: x[indices] if is_own else x, self._data, self._is_own
+        )
 
     def _write(self, indices: np.ndarray, state: State) -> None:
         """Takes over the state of a cohort, [C, ...] where clients have rows."""
@@ -254,6 +254,53 @@ class ClientStore:
         self._write(indices, state)
 
 
+def _own_rows(data: Data, client_data: Callable[[Data], Any] | None) -> Data:
+    """Which arrays of some data have a row for each client, as a pytree of bools.
+
+    Args:
+      data: of NumPy arrays, with `client_ids` [K].
+      client_data: see `FederatedAlgorithm`.
+
+    Raises:
+      InputError: if it does not read an array with K rows, which may so be shared.
+    """
+    size = len(data.client_ids)
+
+    def has_rows(x):
+        if isinstance(x, Graph):
+            return jax.tree.map(lambda _: False, x)
+        return np.ndim(x) > 0 and len(x) == size
+
+    found = jax.tree.map(has_rows, data, is_leaf=lambda x: isinstance(x, Graph))
+    if client_data is None:
+        return found
+    known = (data.client_ids, getattr(data, "client_weights", None))
+    for (path, x), is_own, is_read in zip(
+        jax.tree.leaves_with_path(data),
+        jax.tree.leaves(found),
+        _is_read(client_data, data),
+        strict=True,
+    ):
+        if is_own and not is_read and not any(x is other for other in known):
+            raise InputError(
+                f"{_name(path, 'data')}: has {size} rows, as many as there are "
+                "clients, but client_data of the task does not read it, so it may be "
+                "shared by all: let client_data read it, give it another shape, or run "
+                "the method with all clients on the device"
+            )
+    return found
+
+
+def _is_read(fn: Callable[[Data], Any], data: Data) -> list[bool]:
+    """Whether the result of a function depends on each leaf of its argument."""
+    leaves, structure = jax.tree.flatten(data)
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+    jaxpr = jax.make_jaxpr(lambda *x: fn(structure.unflatten(x)))(*shapes).jaxpr
+    reading = [x for equation in jaxpr.eqns for x in equation.invars] + jaxpr.outvars
+    read = set(map(id, reading))
+    return [id(x) in read for x in jaxpr.invars]
+
+
 def _layout(
     init: Callable[..., State], rows: Callable[[np.ndarray], Data]
 ) -> tuple[State, State]:
@@ -286,8 +333,8 @@ def _layout(
     return two, jax.tree.map(is_row, two, three)
 
 
-def _name(path: tuple[Any, ...]) -> str:
-    return f"state.{jax.tree_util.keystr(path, simple=True, separator='.')}"
+def _name(path: tuple[Any, ...], what: str = "state") -> str:
+    return f"{what}.{jax.tree_util.keystr(path, simple=True, separator='.')}"
 
 
 def _fitting(x: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

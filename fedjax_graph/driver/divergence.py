@@ -102,6 +102,8 @@ class Divergence:
         if not self.watch:
             again(self.search)
         found = next(((r, x) for r, x in sorted(self._diverged.items()) if x), None)
+        if self._reasons:  # clients that start from what the server computed are next
+            found = None
         who = "all clients were finite, what the server computed is not"
         who = "; ".join([who, *sorted(self._reasons)])
         if found:

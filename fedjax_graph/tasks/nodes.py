@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jraph
 import optax
 
-from fedjax_graph.core import clients
+from fedjax_graph.core import clients, trees
 from fedjax_graph.core.aggregation import client_mean
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited, limits
@@ -327,7 +327,8 @@ def evaluate_nodes(
     """Factory of `evaluate`: means over clients, each of which counts the same.
 
     `accuracy` is in percent; `error`, by which the best round is chosen, is the share
-    of wrong answers in [0, 1], NaN where the cross-entropy is not finite.
+    of wrong answers in [0, 1], NaN where the cross-entropy is not finite. Clients
+    without query nodes are left out; where nobody is left, all three are NaN.
     """
 
     def count(logits, query):
@@ -337,7 +338,11 @@ def evaluate_nodes(
     def evaluate(models: Model, data: NodeData):
         scores = map_logits(model, config, count)(models, data)
         weights = data.client_weights if len(scores[0]) > 1 else jnp.ones(1)
-        share_right, entropy = client_mean(scores, weights)
+        weights = weights * jnp.any(data.query.mask > 0, axis=1)
+        means = client_mean(trees.kept_rows(scores, weights > 0), weights)
+        share_right, entropy = jax.tree.map(
+            lambda x: jnp.where(jnp.any(weights > 0), x, jnp.nan), means
+        )
         return {
             "error": jnp.where(jnp.isfinite(entropy), 1 - share_right, jnp.nan),
             "accuracy": 100 * share_right,

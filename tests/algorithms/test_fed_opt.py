@@ -163,6 +163,32 @@ def test_half_a_step_goes_half_the_way_of_what_is_shared(
     assert np.abs(after - before)[:, MEAN].max() > 1e-3
 
 
+STEPPING = {
+    "momentum": OptimizerConfig("sgd", 0.5, momentum=0.9),
+    "decay": OptimizerConfig("sgd", 0.5, weight_decay=0.1),
+    "counts": OptimizerConfig("adamw", 0.1, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("server", STEPPING)
+@pytest.mark.parametrize("factory", [fed_avg, fed_per, scaffold])
+def test_the_server_rests_while_nobody_takes_part(data, quick_jit, factory, server):
+    """Between rounds that are as if there had been no such round."""
+    nobody = data._replace(client_weights=0 * data.client_weights)
+    config = FedAvgConfig(TASK, server_optimizer=STEPPING[server])
+    algorithm = factory(config)
+    _, (before, _) = run(algorithm, data, quick_jit, KEYS[:1])
+    _, (rested, _) = run(algorithm, nobody, quick_jit, KEYS[1:2], before)
+    for name in ("models", "server_opt_state"):
+        found, expected = getattr(rested, name), getattr(before, name)
+        jax.tree.map(npt.assert_array_equal, found, expected)
+    _, (after, _) = run(algorithm, data, quick_jit, KEYS[2:], rested)
+    _, (expected, _) = run(algorithm, data, quick_jit, KEYS[2:], before)
+    jax.tree.map(npt.assert_array_equal, after.models, expected.models)
+    moved = to_rows(after.models) - to_rows(rested.models)
+    assert np.abs(moved).max() > 1e-3
+
+
 def test_personal_leaves_have_no_moments(data):
     config = FedAdamConfig(TASK)
     state = jax.eval_shape(fed_per(config).init, KEYS[0], data)

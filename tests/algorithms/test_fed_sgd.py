@@ -88,6 +88,17 @@ def test_rounds_are_steps_of_full_batch_training(
         assert state.num_rounds == number
 
 
+def test_the_server_rests_while_nobody_takes_part(train, quick_jit):
+    algorithm = fed_sgd(FedSGDConfig(TASK))  # Adam with weight decay
+    round_ = quick_jit(algorithm.round)
+    before, _ = round_(quick_jit(algorithm.init)(KEYS[0], train), train, KEYS[1])
+    nobody = train._replace(client_weights=0 * train.client_weights)
+    after, _ = round_(before, nobody, KEYS[2])
+    jax.tree.map(npt.assert_array_equal, after.models, before.models)
+    kept = after.server_opt_state, before.server_opt_state
+    jax.tree.map(npt.assert_array_equal, *kept)
+
+
 def test_the_loss_falls(train, quick_jit):
     algorithm = fed_sgd(FedSGDConfig(TASK))
     state = quick_jit(algorithm.init)(KEYS[0], train)

@@ -166,6 +166,14 @@ def test_both_stages_have_the_same_clients(data, quick_jit):
         assert np.array_equal(*results) == (changed not in cohort)
 
 
+@pytest.mark.parametrize("fine_tune", [False, True])
+def test_weights_do_not_decay_while_nobody_takes_part(data, quick_jit, fine_tune):
+    nobody = data._replace(client_weights=0 * data.client_weights)
+    algorithm = graphfl(GraphFLConfig(TASK, **ADAM, fine_tune=fine_tune))
+    (before, _), (after, _) = run(algorithm, nobody, quick_jit, KEYS[:1])
+    jax.tree.map(npt.assert_array_equal, after.models, before.models)
+
+
 @pytest.mark.parametrize("task", [TrafficRNNTask(), ImageTask()])
 def test_a_task_without_query_sets_is_refused(task):
     with pytest.raises(InputError, match=f"{task.kind} has no query sets"):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import aggregation, encryption, mesh
+from fedjax_graph.core import aggregation, encryption, faults, mesh
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 
@@ -114,15 +114,21 @@ def test_the_error_does_not_depend_on_the_numbers(ckks, vectors):
     npt.assert_allclose(summed, vectors.sum(axis=0), rtol=1e-12, atol=ERROR)
 
 
-def test_magnitudes_beyond_the_limit_are_cut(ckks):
-    limit = encryption.LIMIT
-    vectors = [[1.0, 1e9, -1e9, 0.4 * limit], [2.0, 1e9, 3.0, 0.4 * limit]]
-    summed, _, _ = ckks.encrypted_sum(vectors)
-    npt.assert_allclose(summed, [3, limit, 3 - limit / 2, 0.8 * limit], rtol=1e-9)
+def test_magnitudes_up_to_the_limit_are_summed(ckks):
+    half = encryption.LIMIT / 2
+    summed, _, _ = ckks.encrypted_sum([[half, -half, 1.0], [half, -half, half]])
+    npt.assert_allclose(summed, [2 * half, -2 * half, half + 1], rtol=1e-9)
 
 
-@pytest.mark.parametrize("vectors", [[[1, np.nan]], [[1, 2], [np.inf, 1]]])
-def test_what_is_not_finite_is_not_sent(ckks, vectors):
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        [[1, np.nan]],
+        [[1, 2], [np.inf, 1]],
+        [[1, 2], [-1.001 * encryption.LIMIT / 2, 0]],
+    ],
+)
+def test_what_is_not_finite_or_beyond_the_limit_is_not_sent(ckks, vectors):
     summed, up, down = ckks.encrypted_sum(vectors)
     npt.assert_array_equal(summed, [np.nan, np.nan])
     assert (up, down) == (0, 0)
@@ -217,6 +223,29 @@ def test_a_diverged_client_makes_the_mean_nan(ckks):
     values = jnp.ones((4, 3)).at[2, 0].set(jnp.inf)
     merged, metrics = encryption.mean("ckks")(values, cohort_of())
     assert np.isnan(merged).all() and np.isnan(metrics["encryption_error"])
+
+
+def test_shares_that_do_not_fit_are_refused_in_one_line(ckks, quick_jit):
+    """A quarter of the limit over three clients; what is not sent may be larger."""
+    most = encryption.LIMIT / 3 / SHARES[2]
+    values = jnp.ones((4, 3)).at[2, 0].set(1.001 * most).at[1].set(1e9)
+    mean = encryption.mean("ckks")
+    with pytest.raises(InputError, match="ckks holds .* 262144 over the number of cl"):
+        mean(values, cohort_of())
+    reasons = []
+    watch = faults.Watch(lambda *found: None, explain=reasons.append)
+    with faults.watching(watch, jnp.int32(1)):
+        merged, _ = quick_jit(mean)(values, cohort_of())
+        assert np.isnan(merged).all()
+        quick_jit(mean)(values.at[2, 0].set(jnp.nan), cohort_of())
+        merged, _ = quick_jit(mean)(values.at[2, 0].set(0.999 * most), cohort_of())
+    jax.effects_barrier()
+    (reason,) = reasons
+    assert "a client's share of the mean has a larger one" in reason
+    expected = [SHARES[2] * 0.999 * most + 1 - SHARES[2], 1, 1]
+    npt.assert_allclose(merged[0], expected, rtol=1e-5)
+    merged, _ = mean(values, cohort_of(), jnp.arange(3) > 0)
+    npt.assert_allclose(merged, [[0, 1, 1]], atol=ROUNDING)
 
 
 def scanned(one, factors):

@@ -1,6 +1,7 @@
 """Rounds on cohorts that the host keeps, against rounds with all on the device."""
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -162,6 +163,38 @@ def test_who_attacks_is_drawn_among_all_clients(method):
     attacked = make(method, misbehaviour=Misbehaviour(byzantine_fraction=0.2))
     with pytest.raises(InputError, match="read what clients outside of the cohort"):
         ClientStore(attacked, DATA, KEY)
+
+
+class WithMore(NamedTuple):
+    """A split with arrays that the task does not read for its clients."""
+
+    features: Any
+    targets: Any
+    client_ids: Any
+    client_weights: Any
+    graph: None = None
+    means: Any = None  # shared by all
+
+
+@pytest.mark.parametrize("size", [1, 4, 6])
+def test_what_all_clients_share_stays_whole(size):
+    more = WithMore(*DATA, means=np.arange(float(size)))
+    store = ClientStore(make("ditto"), more, KEY)
+    _, cohort = store.gather(np.array([1, 4]))
+    npt.assert_array_equal(cohort.means, more.means)
+    npt.assert_array_equal(cohort.targets, DATA.targets[np.array([1, 4])])
+
+
+def test_what_may_be_shared_is_refused_where_it_has_a_row_for_each_client():
+    more = WithMore(*DATA, means=np.arange(5.0))
+    with pytest.raises(InputError, match="data.means: has 5 rows, as many as") as line:
+        ClientStore(make("ditto"), more, KEY)
+    assert "\n" not in str(line.value)
+    reading = make("ditto")._replace(
+        client_data=lambda data: (data.features, data.targets + data.means[:, None])
+    )
+    _, cohort = ClientStore(reading, more, KEY).gather(np.array([1, 4]))
+    npt.assert_array_equal(cohort.means, [1, 4])
 
 
 def test_a_state_of_pairs_of_clients_is_refused():

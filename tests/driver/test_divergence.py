@@ -148,6 +148,37 @@ def test_without_a_folder_a_model_that_is_not_finite_ends_the_run_as_well():
         rounds.run("fake", algorithm, make_splits(), config)
 
 
+@dataclasses.dataclass(frozen=True)
+class Large(QuadraticTask):
+    """Clients send a number that a protected sum does not hold, in round 2."""
+
+    def update(self, start, own, key, data, adjust, num_rounds):
+        result = super().update(start, own, key, data, adjust, num_rounds)
+        scale = jnp.where(num_rounds == 1, 1e9, 1)
+        return result._replace(model=jax.tree.map(lambda x: scale * x, result.model))
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip_client"])
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        ("masks", "secure_aggregation=masks holds numbers up to 1024, and a client's"),
+        ("ckks", "encryption=ckks holds numbers up to 262144 over the number of"),
+    ],
+)
+def test_a_sum_that_does_not_hold_a_number_is_what_a_run_names(mode, reason, on_nan):
+    """Not the clients of the next round, none of which is finite any more."""
+    if mode == "ckks":
+        pytest.importorskip(
+            "tenseal", reason="TenSEAL, of the extra [ckks], is missing"
+        )
+    algorithm = fed_avg(FedAvgConfig(Large(), secure_aggregation=mode))
+    config = rounds.RunConfig(NUM_ROUNDS, on_nan=on_nan)
+    with pytest.raises(InputError, match=f"server computed is not; {reason}") as caught:
+        rounds.run("fake", algorithm, make_splits(), config)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_client_left_out_has_weight_0_in_that_round(tmp_path):
     skipped = run("skip_client", tmp_path)
     lines = read_records(tmp_path / "metrics.jsonl")

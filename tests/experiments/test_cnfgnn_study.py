@@ -331,6 +331,34 @@ def test_what_is_compiled_method_by_method_has_options_of_others():
             )
         ),
         ({"methods": ("cnfgnn",), "gru_layers": 2}, "--gru_layers concerns none of"),
+        *(
+            (
+                {"methods": ("cnfgnn", name), "participation": 0.1},
+                f"--participation is not for {name}, in which all clients take part",
+            )
+            for name in (
+                *("split_learning", "split_learning_fedavg", "gru_fmtl", "gru_gn"),
+                "gru_centralized",
+            )
+        ),
+        (
+            {"methods": ("persistence",), "participation": 0.1},
+            "--participation concerns none of the methods persistence",
+        ),
+        *(
+            ({"methods": methods, name: 3}, f"--{name} concerns none of the methods ")
+            for name, methods in (
+                ("client_rounds", ("gru_centralized", "gru_fmtl", "split_learning")),
+                ("server_rounds", ("split_learning", "gru_fedavg", "gru_gn")),
+                ("client_batch_size", ("split_learning_fedavg", "gru_gn")),
+                ("server_batch_size", ("gru_local", "persistence")),
+                ("sampling_decay", ("gru_fedavg", "persistence")),
+            )
+        ),
+        (
+            {"methods": ("gru_fedavg",), "edges_per_chunk": "0"},
+            "--edges_per_chunk concerns none of the methods gru_fedavg",
+        ),
         ({"num_cpu_devices": 77}, "--num_cpu_devices=77: JAX is already in use"),
         ({"masked_loss": 1}, "--masked_loss=1: expected a bool"),
         ({"workdir": __file__}, "is a file; name a folder"),
@@ -343,3 +371,20 @@ def test_what_does_not_fit_is_one_line_before_anything_runs(settings, words):
         CNFGNNStudy(**settings).run()
     (line,) = str(raised.value).splitlines()
     assert words in line
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"methods": ("cnfgnn", "persistence"), "participation": 0.1},
+        {"methods": ("gru_fmtl",), "given": frozenset({"participation"})},
+        {"methods": ("gru_local",), "client_rounds": 3, "client_batch_size": 8},
+        {"methods": ("gru_fmtl",), "client_batch_size": 8, "sampling_decay": 3.0},
+        {"methods": ("gru_gn",), "server_batch_size": 8, "sampling_decay": 3.0},
+        {"methods": ("gru_fedavg", "cnfgnn"), "server_rounds": 3},
+        {"methods": ("fed_prox",), "client_rounds": 3, "sampling_decay": 3.0},
+    ],
+)
+def test_what_a_method_reads_is_taken(settings):
+    methods = CNFGNNStudy(**settings).chosen_methods()
+    assert tuple(methods) == settings["methods"]

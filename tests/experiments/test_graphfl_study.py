@@ -255,6 +255,16 @@ def test_optimizers_of_clients_and_server():
         ({"task": "new_labels", "overlap": 0.2}, ["--overlap", "--task=new_labels"]),
         ({"pseudo_labels": 5}, ["need --task=self_training"]),
         ({"methods": ("il",), "server_optimizer": "adam"}, ["concerns none", "il"]),
+        ({"methods": ("il",), "participation": 0.4}, ["--participation concerns none"]),
+        *(
+            ({"methods": ("il", "fl"), name: value}, [f"--{name} concerns none of"])
+            for name, value in (
+                ("inner_rate", 0.2),
+                ("outer_rate", 0.2),
+                ("first_order", True),
+            )
+        ),
+        ({"methods": ("graphfl",), "local_rate": 0.2}, ["--local_rate concerns none"]),
         ({"sweep_values": ("1",)}, ["--sweep_values needs --sweep"]),
         ({"patience": 20}, ["--patience needs --protocol=code"]),
         (

@@ -299,7 +299,7 @@ def test_scores_and_outputs_are_of_each_model_on_each_task(
     outputs = quick_jit(task.predict)(stack(models), data)
     assert outputs.shape == (num_rows, query.nodes.shape[1], NUM_CLASSES)
     npt.assert_allclose(outputs.sum(axis=-1), 1, rtol=1e-5)
-    expected = []
+    expected, is_scored = [], []
     for index in range(num_rows):
         params = models[index % num_models]["params"]
         if adapt_steps:
@@ -307,17 +307,39 @@ def test_scores_and_outputs_are_of_each_model_on_each_task(
             params, _ = dense.steps(params, *learnt_from, adapt_steps)
         chosen, labels = real(query, index % num_tasks)
         expected.append(dense.scores(params, chosen, labels))
+        is_scored.append(len(chosen) > 0)
         npt.assert_allclose(
             outputs[index, : len(chosen)],
             dense.probabilities(params)[chosen],
             rtol=1e-4,
             atol=1e-5,
         )
-    counts = weights > 0 if num_rows > 1 else [True]
+    counts = np.array(is_scored) & (weights > 0 if num_rows > 1 else True)
     right, entropy = np.mean(np.array(expected)[counts], axis=0)
     npt.assert_allclose(scores["accuracy"], 100 * right, rtol=1e-5)
     npt.assert_allclose(scores["error"], 1 - right, rtol=1e-5, atol=1e-6)
     npt.assert_allclose(scores["cross_entropy"], entropy, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_models", [1, NUM_CLIENTS])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_where_nothing_is_scored_there_are_no_figures(split, num_models, make_models):
+    data = nodes.make_splits()[split]
+    query = data.query._replace(mask=np.zeros_like(data.query.mask))
+    scores = make_task().evaluate(
+        stack(make_models(num_models)), data._replace(query=query)
+    )
+    assert scores.keys() == {"error", "accuracy", "cross_entropy"}
+    assert all(np.isnan(x) for x in scores.values())
+
+
+def test_a_client_without_query_nodes_changes_no_figure(make_models):
+    """Whatever its model is."""
+    data, models = nodes.make_splits()["train"], stack(make_models(NUM_CLIENTS))
+    (alone,) = np.flatnonzero(~np.any(np.asarray(data.query.mask) > 0, axis=1))
+    data = data._replace(client_weights=np.ones(NUM_CLIENTS, np.float32))
+    broken = jax.tree.map(lambda x: x.at[alone].set(jnp.nan), models)
+    assert make_task().evaluate(models, data) == make_task().evaluate(broken, data)
 
 
 def test_nothing_is_dropped_when_scored(make_models):
