@@ -198,7 +198,7 @@ def check_in_step(
     rounds = np.asarray(seed_state.round)
     is_late = ~is_stopped(algorithm, seed_state, patience) & (rounds < rounds.max())
     if is_late.any():
-        places = np.flatnonzero(is_late)
+        places = np.flatnonzero(is_late).tolist()
         late = ", ".join(f"seed {seeds[i]} at round {rounds[i]}" for i in places)
         raise InputError(
             f"{name}: patience={patience} would have seeds that stopped ({late}) go on "
