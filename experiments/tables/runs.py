@@ -38,7 +38,7 @@ class Run(NamedTuple):
     def of(self, method: str) -> "Run":
         """The run with the settings of the command that put a method on record."""
         own = settings_of(self.settings, self.methods[method])
-        return self._replace(settings=own)
+        return self if own == self.settings else self._replace(settings=own)
 
     @property
     def setting(self) -> dict[str, Any]:

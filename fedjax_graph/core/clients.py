@@ -137,6 +137,8 @@ def scored_in_chunks(
       fn: traced or called as before.
       clients_per_chunk: of the method's config; None leaves it to the backend.
     """
+    if clients_per_chunk is None:
+        return fn
 
     @functools.wraps(fn)
     def run(*args, **named):

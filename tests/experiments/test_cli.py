@@ -115,7 +115,7 @@ def test_a_sigterm_waits_for_what_is_being_saved(capsys):
         "import os, signal; from fedjax_graph.core import termination; "
         "block = termination.deferred(); block.__enter__(); "
         "os.kill(os.getpid(), signal.SIGTERM); print('on'); "
-        "termination.check('round 3')"
+        "termination.is_asked() and termination.end('round 3')"
     )
     assert (process.returncode, process.stdout) == (143, "on\n")
     line = "error: ended by SIGTERM after round 3, which is saved\n"
