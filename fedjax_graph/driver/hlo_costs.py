@@ -36,6 +36,7 @@ _FREE = {
     *("add-dependency", "get-dimension-size", "broadcast"),
 }
 _SLICES = {"dynamic-slice", "gather", "slice"}
+_PREFETCHES = {"slice-start", "copy-start"}  # a TPU's, to and from its chip
 _TO_HOST = {"infeed", "outfeed", "send", "recv"}
 _HOST_CALL = re.compile(r"is_host_transfer=true|xla_(ffi_)?python|MoveToHost")
 _FREE_CALL = re.compile(r"AllocateBuffer|Sharding|AssumeGather|annotate")
@@ -112,6 +113,16 @@ def num_bytes(shape: str, everywhere: bool = False) -> float:
         for dtype, dims, layout in _ARRAY.findall(shape)
         if everywhere or "S(1)" not in layout
     )
+
+
+def _prefetched(shape: str) -> float:
+    """Bytes of memory that move between two arrays, which begin the tuple `shape`.
+
+    They are as many as the smaller one has, once for each of the two in memory.
+    """
+    ends = [match[0] for match in _ARRAY.finditer(shape)][:2]
+    size = min(num_bytes(end, everywhere=True) for end in ends)
+    return size * sum(num_bytes(end) > 0 for end in ends)
 
 
 def _size(dims: str) -> int:
@@ -261,8 +272,12 @@ class _Program:
         shapes = [lines[x].shape if x in lines else "" for x in line.operands]
         if kind == "custom-call" and _FREE_CALL.search(line.rest):
             return 0.0
+        if line.kind in _PREFETCHES:
+            return _prefetched(line.shape)
         if kind in _SLICES:
-            return 2 * num_bytes(line.shape)
+            is_read = num_bytes(shapes[0]) > 0
+            read = num_bytes(line.shape, everywhere=True) if is_read else 0.0
+            return read + num_bytes(line.shape)
         if kind in ("dynamic-update-slice", "scatter"):
             return 2 * num_bytes(shapes[-1] if kind == "scatter" else shapes[1])
         if not inside:

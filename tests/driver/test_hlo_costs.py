@@ -145,3 +145,44 @@ def test_products_of_accelerators(line, expected):
     costs = hlo_costs.analyse(text, RATES)
     assert costs.flops == expected
     assert costs.bytes == 4 * (32 * 16 + 8 * 16)  # `a` is on the chip
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (  # a quarter of an array, to the chip
+            "%p = ((f32[32,16]{1,0}), f32[8,16]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) "
+            "slice-start(%b), slice={[0:8], [0:16]}",
+            4 * 8 * 16,
+        ),
+        (
+            "%p = (f32[32,16]{1,0:T(8,128)S(1)}, f32[32,16]{1,0}, u32[]{:S(2)}) "
+            "copy-start(%b)",
+            4 * 32 * 16,
+        ),
+        (  # from the chip
+            "%p = (f32[8,32]{1,0}, f32[8,32]{1,0:T(8,128)S(1)}, u32[]{:S(2)}) "
+            "copy-start(%a)",
+            4 * 8 * 32,
+        ),
+        ("%p = f32[8,16]{1,0} slice(%b), slice={[0:8], [0:16]}", 2 * 4 * 8 * 16),
+        (
+            "%p = f32[8,16]{1,0:S(1)} slice(%b), slice={[0:8], [0:16]}",
+            4 * 8 * 16,
+        ),
+        ("%p = f32[8,16]{1,0} slice(%a), slice={[0:8], [0:16]}", 4 * 8 * 16),
+    ],
+)
+def test_what_moves_to_and_from_a_tpus_chip_counts_once(line, expected):
+    text = "\n".join(
+        [
+            "HloModule m",
+            "",
+            "ENTRY %main (a: f32[8,32], b: f32[32,16]) -> f32[8,16] {",
+            "  %a = f32[8,32]{1,0:T(8,128)S(1)} parameter(0)",
+            "  %b = f32[32,16]{1,0} parameter(1)",
+            f"  ROOT {line}",
+            "}",
+        ]
+    )
+    assert hlo_costs.analyse(text, RATES).bytes == expected
