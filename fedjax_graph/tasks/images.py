@@ -292,7 +292,8 @@ def client_metrics(
 
     The best and the worst 5 % of the clients, rounded up, are picked by their
     accuracy. Deviations are over the clients of a group, divided by their number.
-    Clients of weight 0 and clients without images are left out.
+    Clients of weight 0 and clients without images are left out; where none is left,
+    means are NaN.
 
     Args:
       num_images, num_right, sum_cross_entropy: [K], over a client's images.
@@ -321,6 +322,9 @@ def client_metrics(
     for name, group in zip(GROUPS, (is_real, best, worst), strict=True):
         scores[name], scores[f"{name}_client_std"] = moments(accuracy, group)
     cross_entropy = moments(sum_cross_entropy / divisor, is_real)[0]
+    none_left = ~jnp.any(is_real)
+    scores = {name: jnp.where(none_left, jnp.nan, x) for name, x in scores.items()}
+    cross_entropy = jnp.where(none_left, jnp.nan, cross_entropy)
     error = 1 - scores["mean_accuracy"] / 100
     return {
         "error": jnp.where(jnp.isfinite(cross_entropy), error, jnp.nan),

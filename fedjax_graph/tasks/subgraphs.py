@@ -412,12 +412,15 @@ def federated_scores(
 
     `accuracy` is in percent. The metric that MONITORS names, NaN where the
     cross-entropy is not finite, is `loss`, the cross-entropy, or `error`, the share of
-    wrong answers in [0, 1].
+    wrong answers in [0, 1]. Where no node is scored all are NaN.
     """
     counts = jnp.sum(data.is_scored, axis=1)
     shares = counts / jnp.maximum(jnp.sum(counts), 1)
     right = jnp.sum(shares * share_right)
     entropy = jnp.sum(jnp.where(counts > 0, shares * entropy, 0))
+    right, entropy = (
+        jnp.where(jnp.any(counts > 0), x, jnp.nan) for x in (right, entropy)
+    )
     monitored = entropy if fitness == "loss" else jnp.maximum(1 - right, 0)
     return {
         MONITORS[fitness]: jnp.where(jnp.isfinite(entropy), monitored, jnp.nan),

@@ -459,6 +459,12 @@ def test_padded_clients_leave_the_scores_alone():
     assert_close(scores, expected)
 
 
+def test_where_nobody_has_images_there_are_no_scores():
+    scores = client_metrics(np.full(4, 50.0), np.zeros(4))
+    for name in ("error", "cross_entropy", "accuracy", "worst_5_percent"):
+        assert np.isnan(scores[name]), name
+
+
 def client_metrics_of(accuracy, weights):
     """`client_metrics` under `jit`."""
     count = jnp.full(len(accuracy), 1000.0)

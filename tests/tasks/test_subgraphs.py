@@ -1,6 +1,7 @@
 """Classification of whole subgraphs against dense algebra with gradients by hand."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -379,3 +380,10 @@ def test_padding_changes_nothing(name, model, code_model, splits, loss_and_gradi
     )
     task = make_task(**settings)
     assert_trees_close(*(task.evaluate(one(own), data) for data in (train, longer)))
+
+
+@pytest.mark.parametrize("fitness", ["loss", "accuracy"])
+def test_where_no_node_is_scored_there_are_no_scores(fitness):
+    data = types.SimpleNamespace(is_scored=jnp.zeros((3, 4)))
+    args = jnp.ones(3), jnp.zeros(3), data, fitness
+    assert all(np.isnan(x) for x in tasks.federated_scores(*args).values())
