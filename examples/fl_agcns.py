@@ -6,7 +6,7 @@ compiles them all: `python -m experiments.fl_agcns` does it on a graph like this
 
 import fedjax_graph as fg
 from fedjax_graph.data.graphs import client_subgraphs, node_dataset, subgraphs
-from fedjax_graph.driver import rounds
+from fedjax_graph.driver import programs
 from fedjax_graph.models import architecture
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 
@@ -27,7 +27,7 @@ def main() -> None:
         training = fg.get_method("fed_sgd").factory(config)
         result = fg.run("fed_sgd", training, splits, fg.RunConfig(30, eval_every=5))
         validation = splits["validation"]
-        scores = rounds.evaluate_seeds(training, result.best_state, validation)
+        scores = programs.evaluate_seeds(training, result.best_state, validation)
         losses[code] = float(scores["loss"][0])
         accuracies[code] = float(result.test["accuracy"][0])
     best = min(CODES, key=losses.__getitem__)

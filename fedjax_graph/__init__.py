@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from fedjax_graph.core.optimizers import OptimizerConfig
     from fedjax_graph.core.task import Task
     from fedjax_graph.data.catalog import load, register_dataset
-    from fedjax_graph.driver.rounds import RunConfig, run
+    from fedjax_graph.driver.config import RunConfig
+    from fedjax_graph.driver.rounds import run
 
 __version__ = "0.1.0"
 
@@ -66,7 +67,8 @@ _MODULES = {
     "core.optimizers": ("OptimizerConfig",),
     "core.task": ("Task",),
     "data.catalog": ("load", "register_dataset"),
-    "driver.rounds": ("RunConfig", "run"),
+    "driver.config": ("RunConfig",),
+    "driver.rounds": ("run",),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -22,7 +22,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import inductive, windows
 from fedjax_graph.data.traffic.network import TrafficDataset
 from fedjax_graph.data.traffic.windows import TrafficData
-from fedjax_graph.driver import maps, plots, pretrained, results, rounds
+from fedjax_graph.driver import maps, plots, pretrained, programs, results
 from fedjax_graph.driver.network import save_network
 
 SCORES = ("rmse", "mae")  # of `forecasting.error_metrics`
@@ -199,7 +199,7 @@ def run_method(
 def score_views(run: Run, whole: TrafficData, is_seen: np.ndarray) -> Run:
     """Scores a run of the seen sensors on the whole graph, which makes its test."""
     scores = {
-        name: rounds.evaluate_seeds(run.algorithm, run.result.best_state, view)
+        name: programs.evaluate_seeds(run.algorithm, run.result.best_state, view)
         for name, view in mesh.put_replicated(inductive.views(whole, is_seen)).items()
     }
     errors = {

@@ -16,7 +16,7 @@ from fedjax_graph.algorithms.cnfgnn.cnfgnn import HalvesConfig, make_models
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.network import TrafficDataset
 from fedjax_graph.data.traffic.windows import TrafficData
-from fedjax_graph.driver import maps, plots, results, rounds, writers
+from fedjax_graph.driver import maps, plots, programs, results, writers
 from fedjax_graph.models.seq2seq import Seq2Seq
 
 GIB = 2**30
@@ -202,7 +202,7 @@ def draw_forecasts(
     forecasts = {}
     for method in trained or runs:
         algorithm, result, _ = runs[method]
-        forecast = rounds.predict_seeds(algorithm, result.best_state, one_day)
+        forecast = programs.predict_seeds(algorithm, result.best_state, one_day)
         forecasts[known()[method]] = {ahead: forecast[:, :, sensors, -1]}
     plots.forecasts(
         workdir / "forecasts.png",

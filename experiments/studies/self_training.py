@@ -11,7 +11,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import label_splits
 from fedjax_graph.data.graphs import receptive_fields as nodes
 from fedjax_graph.data.graphs.label_splits import Draw, Halves, NodeSets
-from fedjax_graph.driver import rounds
+from fedjax_graph.driver import programs
 
 MOST_PROBABILITY_BYTES = 4 * 2**30
 
@@ -65,7 +65,7 @@ def teach(
         )
     splits = problem.splits([teaching(draw, world) for draw in draws])
     run = train(splits)
-    return rounds.predict_seeds(
+    return programs.predict_seeds(
         run.algorithm, run.result.best_state, splits["everything"], nodes.is_drawn
     )
 

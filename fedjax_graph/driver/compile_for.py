@@ -18,7 +18,8 @@ from jax.sharding import Mesh
 from fedjax_graph.core import clients, mesh, reporter
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver import hlo_costs, rounds
+from fedjax_graph.driver import hlo_costs, programs
+from fedjax_graph.driver.config import RunConfig
 from fedjax_graph.driver.seeds import abstract_seeds
 
 GIB = 2**30
@@ -210,7 +211,7 @@ class Report:
 def compile_round(
     algorithm: FederatedAlgorithm,
     splits: Mapping[str, Data],
-    config: rounds.RunConfig,
+    config: RunConfig,
     target: Target,
     edge_parts: int = 1,
 ) -> Report:
@@ -245,7 +246,7 @@ def compile_round(
     with mesh.restored():
         jax.set_mesh(described)
         placed = shapes(states, clients.count(data[0])), *shapes(data)
-        traced = rounds.trace(algorithm, config, 1, *placed)
+        traced = programs.trace(algorithm, config, 1, *placed)
         lowered = traced.lower(lowering_platforms=(target.chip.platform,))
         start = time.perf_counter()
         with reporter.without_alarms():

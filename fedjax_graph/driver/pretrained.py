@@ -18,10 +18,10 @@ from fedjax_graph import algorithms
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files
-from fedjax_graph.driver import results, rounds, writers
+from fedjax_graph.driver import results, writers
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.network import Network
-from fedjax_graph.driver.seeds import SeedState
+from fedjax_graph.driver.seeds import SeedState, abstract_seeds
 
 FOLDER = pathlib.Path(__file__).parents[1] / "pretrained"
 STATE, NETWORK = "state", "network/"  # what names of arrays begin with
@@ -170,7 +170,7 @@ def _state_of(model: Pretrained, network: Network) -> SeedState:
       InputError: if the model lacks a part that is read, or has another.
     """
     algorithm, data = algorithm_of(model.settings), network.example()
-    like = rounds.abstract_seeds(algorithm, model.settings["seeds"], data)
+    like = abstract_seeds(algorithm, model.settings["seeds"], data)
     best = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like)
     best, known = best.best_state, f"what {model.method} keeps in this version"
     leaves = _leaves(best)
@@ -211,7 +211,7 @@ def read_run(
     with contextlib.closing(Checkpoints(folder)) as kept:
         settings = kept.settings()
         algorithm = algorithm_of(settings)
-        like = rounds.abstract_seeds(algorithm, settings["seeds"], network.example())
+        like = abstract_seeds(algorithm, settings["seeds"], network.example())
         seeds, _ = kept.restore((like, np.float64(0)))
     return network, settings, algorithm, seeds
 

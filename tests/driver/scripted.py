@@ -12,7 +12,8 @@ from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.trees import nothing
 from fedjax_graph.driver import rounds
 from fedjax_graph.driver.checkpoint import Checkpoints
-from fedjax_graph.driver.rounds import RunConfig
+from fedjax_graph.driver.config import RunConfig
+from fedjax_graph.driver.seeds import abstract_seeds
 
 FALLING = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0]
 FALLS_TWICE = [9.0, 8.0, 8.5, 8.5, 8.5, 8.5, 8.5, 8.5]
@@ -48,6 +49,11 @@ def make_script(validation_losses, seeds=(0,), train_losses=None) -> dict[str, S
     return {"train": script, "validation": script, "test": test}
 
 
+def draw(key: jax.Array, least: int) -> jax.Array:
+    """Multiples of 1/64 below 1, so that no sum is rounded, however it is compiled."""
+    return jax.random.randint(key, (5,), least, 64).astype(jnp.float32) / 64
+
+
 def make_algorithm(
     traced: list | None = None, last_phase: int | None = None
 ) -> FederatedAlgorithm:
@@ -62,7 +68,7 @@ def make_algorithm(
         same = jnp.all(data.first_keys == jax.random.key_data(key), axis=-1)
         momentum = jnp.zeros(5, jnp.bfloat16)
         row = jnp.argmax(same).astype(jnp.int32)
-        return ScriptState(row, jnp.int32(0), jax.random.normal(key, (5,)), momentum)
+        return ScriptState(row, jnp.int32(0), draw(key, -64), momentum)
 
     def walk(noise, state, data):
         if traced is not None:
@@ -70,17 +76,17 @@ def make_algorithm(
         state = ScriptState(
             state.row,
             state.round + 1,
-            state.weights + noise / 3,
-            (0.9 * state.momentum + noise).astype(jnp.bfloat16),
+            state.weights + noise / 4,
+            (state.momentum / 2 + noise).astype(jnp.bfloat16),
         )
         loss = data.train_losses[state.row, state.round - 1]
         return state, {"train_loss": loss, "noise": jnp.sum(noise)}
 
     def round_(state, data, key):
-        return walk(communication.up(jax.random.normal(key, (5,))), state, data)
+        return walk(communication.up(draw(key, -64)), state, data)
 
     def last(state, data, key):
-        return walk(jax.random.uniform(key, (5,)), state, data)
+        return walk(draw(key, 0), state, data)
 
     def evaluate(state, data):
         loss = data.validation_losses[state.row, state.round - 1]
@@ -116,7 +122,7 @@ def run(script, workdir=None, *, algorithm=ALGORITHM, resume=False, **config):
 
 
 def final_state(workdir, script, seeds=(0,), is_drawn=nothing):
-    like = rounds.abstract_seeds(ALGORITHM, seeds, script["train"], is_drawn)
+    like = abstract_seeds(ALGORITHM, seeds, script["train"], is_drawn)
     checkpoints = Checkpoints(workdir / "fake" / "checkpoints")
     state, _ = checkpoints.restore((like, np.float64(0)))
     checkpoints.close()

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver import rounds
+from fedjax_graph.driver import loop, rounds
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.rounds import RunConfig
 from fedjax_graph.driver.writers import MetricsWriter
@@ -105,7 +105,7 @@ def test_checkpoints_are_made_when_they_are_due(tmp_path, monkeypatch, never_sto
     script, folders = never_stopped
     clock, saved, save = itertools.count(step=5), [], Checkpoints.save
     times = {"monotonic": lambda: next(clock), "perf_counter": time.perf_counter}
-    monkeypatch.setattr(rounds, "time", types.SimpleNamespace(**times))
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(**times))
     monkeypatch.setattr(
         Checkpoints,
         "save",

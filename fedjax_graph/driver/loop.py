@@ -1,0 +1,289 @@
+"""The host's side of a run: it calls the compiled program, writes, and saves."""
+
+import contextlib
+import functools
+import pathlib
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_graph.core import (
+    clients,
+    communication,
+    faults,
+    mesh,
+    privacy,
+    processes,
+    reporter,
+    termination,
+)
+from fedjax_graph.core.algorithm import NO_LOSS, Data, FederatedAlgorithm, Phase
+from fedjax_graph.core.trees import everything
+from fedjax_graph.driver import memory, programs
+from fedjax_graph.driver.checkpoint import Checkpoints
+from fedjax_graph.driver.config import RunConfig
+from fedjax_graph.driver.divergence import Divergence
+from fedjax_graph.driver.profile import Profile
+from fedjax_graph.driver.seeds import (
+    SeedState,
+    abstract_seeds,
+    check_in_step,
+    is_stopped,
+    of_seed,
+)
+from fedjax_graph.driver.writers import (
+    MetricsWriter,
+    Progress,
+    check_monitored,
+    note_missing_rounds,
+)
+
+
+def load_or_init(
+    algorithm: FederatedAlgorithm,
+    config: RunConfig,
+    data: Data,
+    checkpoints: Checkpoints | None,
+    eval_only: bool,
+) -> tuple[SeedState, float]:
+    """Returns the latest checkpoint, or else the first state, and seconds so far.
+
+    Args:
+      algorithm: the method.
+      config: of the run.
+      data: the split `train`.
+      checkpoints: of the run, where it has any.
+      eval_only: whether the latest checkpoint has to be intact; otherwise the latest
+        intact one is read.
+
+    Raises:
+      InputError: if a checkpoint does not fit or is damaged.
+    """
+    if checkpoints and checkpoints.latest_round() is not None:
+        like = abstract_seeds(algorithm, config.seeds, data, config.is_drawn)
+        read = checkpoints.restore if eval_only else checkpoints.restore_intact
+        seed_state, seconds = read((like, np.float64(0)))
+        seed_state = mesh.put_spread(seed_state, clients.count(data), axis=1)
+        return seed_state, float(seconds)
+    seeds = jnp.asarray(config.seeds, jnp.uint32)
+    seed_state = programs.init(algorithm, seeds, data, config.is_drawn)
+    return mesh.put_spread(seed_state, clients.count(data), axis=1), 0.0
+
+
+def _on_host(states: Any) -> Any:
+    return jax.device_get(mesh.whole(states))
+
+
+class Loop:
+    """Does the host's side of a run: calls the compiled program and writes."""
+
+    def __init__(self, name, algorithm, splits, config, workdir, checkpoints) -> None:
+        self._name, self._algorithm, self._config = name, algorithm, config
+        self._data = (splits["train"], splits["validation"])
+        self._workdir, self._checkpoints = workdir, checkpoints
+        self._programs = {}
+        self._note = lambda text: None  # until there is progress to show
+        self._saved_at = time.monotonic()
+        self._divergence = Divergence(name, config.on_nan)
+        self.compile_seconds = 0.0
+        self.exchange = communication.Exchange()
+        self._num_releases: int | None = None  # of a round that is private
+
+    def count(self, seed_state: SeedState) -> None:
+        """Counts the bytes of a run and, of a private method, releases of a round."""
+        config = self._config
+        if not config.num_rounds:
+            return
+
+        def of_first(states, data):
+            state = of_seed(states, 0, everything)
+            return state, of_seed(data, 0, config.is_drawn), jax.random.key(0)
+
+        algorithm = programs.traced_once(self._algorithm)
+        args = mesh.abstract(jax.eval_shape(of_first, seed_state.state, self._data[0]))
+        _, data, key = args
+        self.exchange = communication.Exchange(
+            communication.bytes_per_round(algorithm.init, key, data),
+            tuple(
+                (phase.first_round, communication.bytes_per_round(phase.round, *args))
+                for phase in algorithm.phases or (Phase(1, algorithm.round),)
+            ),
+        )
+        if algorithm.privacy is not None:
+            args = algorithm.round, *args
+            self._num_releases = privacy.releases_per_round(*args)
+
+    def run(self, seed_state: SeedState, seconds: float) -> tuple[SeedState, float]:
+        config, round_ = self._config, int(np.max(seed_state.round))
+        if not config.num_rounds:
+            return seed_state, seconds
+        if self._workdir and round_:
+            monitor = self._algorithm.monitor
+            check_monitored(self._workdir, self._name, monitor)
+            note_missing_rounds(self._workdir, self._name, round_)
+        if round_ >= config.num_rounds or self._is_stopped(seed_state).all():
+            return seed_state, seconds
+        args = self._algorithm, config.seeds, seed_state, config.patience
+        check_in_step(self._name, *args)
+        if round_ % config.eval_every:
+            print(
+                f"note: {self._name}: the run so far ended with round {round_}, which "
+                f"it evaluated beside those of eval_every={config.eval_every}; one "
+                "that did not end there may have another best round and stop elsewhere"
+            )
+        shown = ("train_loss", f"validation_{self._algorithm.monitor}")
+        progress = Progress(self._name, config.num_rounds, round_, shown)
+        self._note = progress.note
+        writes = self._workdir and processes.is_first()
+        writer = writes and MetricsWriter(self._workdir, self._name, round_)
+        with contextlib.ExitStack() as stack:
+            stack.callback(progress.close)
+            if writer:
+                stack.callback(writer.close)
+            is_traced = config.profile and processes.is_first()
+            folder = pathlib.Path(config.profile, self._name) if is_traced else None
+            profile = stack.enter_context(contextlib.closing(Profile(folder)))
+            if self._checkpoints:
+                stack.enter_context(termination.deferred())
+            return self._rounds(seed_state, seconds, round_, writer, progress, profile)
+
+    def privacy_after(self, num_rounds: int) -> dict[str, Any] | None:
+        """What the rounds so far have cost, of a method that is private."""
+        if self._num_releases is None:
+            return None
+        return privacy.spent(self._algorithm.privacy, self._num_releases, num_rounds)
+
+    def _rounds(self, seed_state, seconds, round_, writer, progress, profile):
+        config, divergence = self._config, self._divergence
+        again = functools.partial(self._again, round_)
+        running = ~self._is_stopped(seed_state)
+        watched = running  # at any time since the last checkpoint
+        while round_ < config.num_rounds and running.any():
+            num_rounds = self._num_rounds_from(round_)
+            program = self._program(num_rounds, seed_state, divergence.watch)
+            with profile.call():
+                start = time.perf_counter()
+                seed_state, metrics = program(seed_state, *self._data)
+                metrics = jax.device_get(metrics)
+                elapsed = time.perf_counter() - start
+            seconds += elapsed
+            if divergence.watch:
+                jax.effects_barrier()
+            again = functools.partial(self._again, round_ + num_rounds)
+            for i in range(num_rounds):
+                number = round_ + 1 + i
+                losses = metrics["train_loss"][running, i]
+                divergence.check_losses(number, losses, again)
+                record = self._record(metrics, i, number, ~running)
+                record["seconds"] = elapsed / num_rounds
+                if config.examples_per_round:
+                    examples = config.examples_per_round * int(np.sum(running))
+                    record[config.rate_name] = examples / record["seconds"]
+                if cost := self.privacy_after(number):
+                    record["epsilon"] = cost["epsilon"]
+                if skipped := divergence.skipped(number):
+                    record["skipped_clients"] = skipped
+                if writer:
+                    writer.write(record)
+                progress.update(record)
+            round_ += num_rounds
+            running = ~self._is_stopped(seed_state)
+            if self._checkpoints:
+                is_last = round_ >= config.num_rounds or not running.any()
+                is_asked = termination.is_asked()
+                if is_last or is_asked or self._is_due():
+                    if writer:
+                        writer.sync()
+                    self._save(round_, seed_state, seconds, watched, again)
+                    watched = running
+                if is_asked:
+                    termination.end(f"round {round_} of {self._name}")
+        if not self._checkpoints:
+            state = _on_host(seed_state.state)
+            divergence.check_state(round_, state, watched, self._first_state, again)
+        return seed_state, seconds
+
+    def _is_stopped(self, seed_state: SeedState) -> np.ndarray:
+        return is_stopped(self._algorithm, seed_state, self._config.patience)
+
+    def _save(self, round_, seed_state, seconds, watched, again) -> None:
+        """Makes a checkpoint of what is finite."""
+        saved = _on_host(seed_state)
+        args = watched, self._first_state, again
+        self._divergence.check_state(round_, saved.state, *args)
+        self._checkpoints.save(round_, (saved, np.float64(seconds)))
+        self._saved_at = time.monotonic()
+
+    def _is_due(self) -> bool:
+        """Tells whether the last checkpoint is old; processes do not share a clock."""
+        age = time.monotonic() - self._saved_at
+        return processes.count() > 1 or age >= self._config.checkpoint_seconds
+
+    def _first_state(self) -> Any:
+        args = self._algorithm, self._config, self._data[0], None
+        seed_state, _ = load_or_init(*args, eval_only=False)
+        return _on_host(seed_state.state)
+
+    def _num_rounds_from(self, round_: int) -> int:
+        """Rounds up to the next evaluation: a multiple of `eval_every`, or the last.
+
+        So it is where a run was killed. One that ended between two multiples and is
+        prolonged has evaluated one round more than if it had not ended there.
+        """
+        every, last = self._config.eval_every, self._config.num_rounds
+        return min(every - round_ % every, last - round_)
+
+    def _again(self, last: int, watch: faults.Watch) -> None:
+        """Computes the rounds since the last checkpoint once more, watched."""
+        args = self._algorithm, self._config, self._data[0], self._checkpoints
+        seed_state, _ = load_or_init(*args, eval_only=False)
+        round_ = int(np.max(seed_state.round))
+        while round_ < last:
+            num_rounds = self._num_rounds_from(round_)
+            program = self._program(num_rounds, seed_state, watch)
+            seed_state, _ = program(seed_state, *self._data)
+            round_ += num_rounds
+        jax.effects_barrier()
+
+    def _program(
+        self, num_rounds: int, seed_state: SeedState, watch: faults.Watch | None
+    ) -> Any:
+        """Compiles `advance` over all seeds, once for each number of rounds."""
+        if (num_rounds, watch) not in self._programs:
+            config = self._config
+            self._note(f"{self._name}: compiling the round ...")
+            start = time.perf_counter()
+            args = self._algorithm, config, num_rounds, seed_state, *self._data
+            lowered = programs.trace(*args, watch).lower()
+            with reporter.without_alarms():
+                self._programs[num_rounds, watch] = lowered.compile()
+            self.compile_seconds += time.perf_counter() - start
+            if config.check_memory:
+                memory.check_program(self._name, self._programs[num_rounds, watch])
+        return self._programs[num_rounds, watch]
+
+    def _record(self, metrics, i, round_, stopped) -> dict[str, Any]:
+        """Makes a line of `metrics.jsonl`: means over the seeds still running.
+
+        The training loss is a mean over those in which somebody took part.
+
+        Of the evaluation, each metric that is one number for a seed.
+        """
+        scores = metrics["validation"]
+        figures = {k: v[:, i] for k, v in metrics.items() if k != "validation"}
+        if i == metrics["train_loss"].shape[1] - 1:
+            for key, values in scores.items():
+                if np.ndim(values) == 1:  # [seeds]
+                    figures[f"validation_{key}"] = values
+        record = {"method": self._name, "round": round_}
+        for key, values in figures.items():
+            known = values[~stopped]
+            if key == "train_loss":
+                known = known[known != NO_LOSS]
+            record[key] = float(np.mean(known)) if known.size else None
+            if len(values) > 1:
+                record[f"{key}_by_seed"] = values
+        return record

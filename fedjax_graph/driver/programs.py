@@ -1,0 +1,124 @@
+"""The compiled programs of a run, each over all of its seeds.
+
+Each is compiled once for an algorithm and shapes: not again for a new seed or a resumed
+run.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_graph.core import clients, faults, mesh
+from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
+from fedjax_graph.core.trees import nothing
+from fedjax_graph.driver.config import RunConfig
+from fedjax_graph.driver.seeds import SeedState, advance, init_seeds, map_seeds
+
+
+@functools.lru_cache(maxsize=8)
+def traced_once(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
+    """Has the ledger and the program share the trace of a round.
+
+    Not for rounds that are watched: what watches them is no argument.
+    """
+    return algorithm._replace(round=jax.jit(algorithm.round, inline=True))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def init(
+    algorithm: FederatedAlgorithm,
+    seeds: jax.Array,
+    data: Data,
+    is_drawn: Callable[[tuple[Any, ...]], bool],
+) -> SeedState:
+    """Makes the states of all seeds [seeds] before the first round, where they live."""
+    states = init_seeds(algorithm, seeds, data, is_drawn)
+    return mesh.spread(states, clients.count(data), axis=1)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5, 6), donate_argnums=7)
+def _advance_seeds(
+    algorithm,
+    num_rounds,
+    patience,
+    keep_last,
+    is_drawn,
+    seeds_per_chunk,
+    watch,
+    seed_states,
+    train,
+    validation,
+):
+    def one(*args):
+        return advance(
+            algorithm, num_rounds, patience, *args, keep_last=keep_last, watch=watch
+        )
+
+    splits = (train, validation)
+    seed_states, metrics = map_seeds(
+        one, seed_states, splits, is_drawn, seeds_per_chunk
+    )
+    seed_states = mesh.spread(seed_states, clients.count(train), axis=1)
+    return seed_states, mesh.replicated(metrics)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _evaluate_seeds(algorithm, is_drawn, states, data):
+    scores = map_seeds(algorithm.evaluate, states, (data,), is_drawn)
+    return mesh.replicated(scores)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _predict_seeds(algorithm, is_drawn, states, data):
+    outputs = map_seeds(algorithm.predict, states, (data,), is_drawn)
+    return mesh.replicated(outputs)
+
+
+def trace(
+    algorithm: FederatedAlgorithm,
+    config: RunConfig,
+    num_rounds: int,
+    seed_states: SeedState,
+    train: Data,
+    validation: Data,
+    watch: faults.Watch | None = None,
+) -> Any:
+    """Traces the program that a run executes: rounds of all seeds and an evaluation.
+
+    Args:
+      algorithm: the method.
+      config: of the run.
+      num_rounds: of one call of the program.
+      seed_states, train, validation: arrays, or shapes and where the arrays would lie.
+      watch: for clients whose updates are not finite.
+    """
+    return _advance_seeds.trace(
+        algorithm if watch else traced_once(algorithm),
+        num_rounds,
+        config.patience,
+        config.keep_last,
+        config.is_drawn,
+        config.seeds_per_chunk,
+        watch,
+        seed_states,
+        train,
+        validation,
+    )
+
+
+def evaluate_seeds(
+    algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=nothing
+) -> Metrics:
+    """Scores each seed's state on a split; NumPy, with a leading axis of seeds."""
+    return jax.device_get(_evaluate_seeds(algorithm, is_drawn, states, data))
+
+
+def predict_seeds(
+    algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=nothing
+) -> np.ndarray:
+    """Predicts a split by each seed's state, [seeds, ...]."""
+    data = mesh.put_replicated(data)
+    return jax.device_get(_predict_seeds(algorithm, is_drawn, states, data))
