@@ -110,7 +110,9 @@ def exchanges_of(
         records = [
             record
             for record in written
-            if record["method"] == method and "validation_loss" in record
+            if record["method"] == method
+            and "validation_loss" in record
+            and record["round"] <= entry["num_rounds"]  # as others have no checkpoint
         ]
         per_round = sum(entry["communication_bytes_per_round"].values())
         if not records or not per_round:

@@ -78,7 +78,7 @@ class FolderOptions(Options):
           InputError: if it holds a run and neither --resume nor --eval_only is given,
             or the other way round, another run is going on there, or it cannot be made.
         """
-        workdir = self._named_folder(dataset)
+        workdir = self.named_folder(dataset)
         self._check_content(workdir)
         processes.gather()  # all have looked into it
         if self.eval_only:
@@ -101,7 +101,7 @@ class FolderOptions(Options):
             processes.gather()
         return workdir
 
-    def _named_folder(self, dataset: str) -> pathlib.Path:
+    def named_folder(self, dataset: str) -> pathlib.Path:
         if self.workdir is not None:
             return pathlib.Path(self.workdir)
         if self.resume or self.eval_only:

@@ -83,8 +83,9 @@ class SubgraphStudy(SubgraphSettings):
         problem = make_problem(self)
         dataset, facts = problem.dataset, problem.statistics
         num_rounds = self.setting("num_rounds", NUM_ROUNDS)
+        folder = self.named_folder(dataset.name)
         for method in methods:
-            values = self.method_values(method, problem)
+            values = self.method_values(method, problem) | _begun(folder, method)
             _, algorithm = running.build(registered_name(method), values)
             if not self.eval_only:
                 rounds.check_num_rounds(method, algorithm, num_rounds)
@@ -198,9 +199,8 @@ class SubgraphStudy(SubgraphSettings):
         num_rounds = self.setting("num_rounds", NUM_ROUNDS)
         chunk = running.clients_per_chunk(self, workdir, method)
         cohort = clients.cohort_size(num_clients, self.participation)
-        values = self.method_values(method, problem) | {"clients_per_chunk": chunk}
-        before = running.saved_config(workdir, method)
-        values |= {key: before[key] for key in OF_PHASES if key in before}
+        values = self.method_values(method, problem) | _begun(workdir, method)
+        values["clients_per_chunk"] = chunk
         return running.run_method(
             self,
             method,
@@ -215,6 +215,12 @@ class SubgraphStudy(SubgraphSettings):
             # By default the best of all rounds is tested.
             patience=self.patience or num_rounds + 1,
         )
+
+
+def _begun(workdir: pathlib.Path, method: str) -> dict[str, Any]:
+    """The rounds of phases that a run which goes on began with."""
+    before = running.saved_config(workdir, method)
+    return {key: before[key] for key in OF_PHASES if key in before}
 
 
 def registered_name(method: str) -> str:

@@ -99,12 +99,15 @@ def _checked(factory: Factory, config_type: type, title: str) -> Factory:
         promised = getattr(config, "privacy", None)
         if promised is not None and algorithm.privacy is None:
             raise InputError(f"method {title!r}: privacy is promised and not kept")
-        scored = functools.partial(
+        chunked = functools.partial(
             clients.scored_in_chunks,
             clients_per_chunk=getattr(config, "clients_per_chunk", None),
         )
+        phases = (x._replace(round=chunked(x.round)) for x in algorithm.phases)
+        functions = ("init", "round", "evaluate", "predict")
         return algorithm._replace(
-            evaluate=scored(algorithm.evaluate), predict=scored(algorithm.predict)
+            phases=tuple(phases),
+            **{name: chunked(getattr(algorithm, name)) for name in functions},
         )
 
     return build

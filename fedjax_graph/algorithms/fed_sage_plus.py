@@ -103,14 +103,14 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
 
     def train(update, aggregate, start, beside, state, data, key):
         view = with_beside(task, lambda data: beside)
-        run = federated.task_round(config, view, update, aggregate, has_turnout=True)
+        run = federated.task_round(config, view, update, aggregate)
         return run(start, data, key, state.num_rounds)
 
     def generate(state, data, key):
         train_key, other_key = task.round_keys(key)
         none, own = aggregation.none, state.memories
         args = train_generator, none, own["weights"], own["hidden"]
-        weights, loss, _ = train(*args, state, data, train_key)
+        weights, loss = train(*args, state, data, train_key)
         keys = clients.client_keys(other_key, data.client_ids)
         find = functools.partial(find_neighbours, net)
         args = weights, task.client_data(data), own["hidden"], keys
@@ -127,8 +127,8 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         train_key, other_key = task.round_keys(key)
         average = config.average(state, data, other_key)
         args = train_classifier, average, state.models, state.memories["found"]
-        models, loss, is_any = train(*args, state, data, train_key)
-        state = server.step(state, models, is_any)
+        models, loss = train(*args, state, data, train_key)
+        state = server.step(state, models, loss)
         return state._replace(num_rounds=state.num_rounds + 1), {"train_loss": loss}
 
     phases = Phase(1, generate), Phase(config.generator_rounds + 1, classify)

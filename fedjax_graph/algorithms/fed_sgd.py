@@ -69,7 +69,6 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
         client_gradient,
         mean,
         has_aux=not is_plain,
-        has_turnout=True,
         is_gradient=True,
     )
 
@@ -80,9 +79,9 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
         return FederatedState(models, jnp.int32(0), optimizer.init(models["params"]))
 
     def round_(state, data, key):
-        merged, loss, is_any, *cost = gradient_round(state.models, data, key)
+        merged, loss, *cost = gradient_round(state.models, data, key)
         params, opt_state = step_if(
-            is_any,
+            loss,
             optimizer,
             merged["params"],
             state.server_opt_state,

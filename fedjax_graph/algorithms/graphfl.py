@@ -110,15 +110,14 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
             task,
             meta_update,
             aggregation.weighted_mean,
-            has_turnout=True,
             is_gradient=True,
             counted=with_query(data),
         )
-        gradient, loss, is_any = meta_round(  # Eqs. 6 and 13
+        gradient, loss = meta_round(  # Eqs. 6 and 13
             state.models, data, key, state.num_rounds
         )
         start = outer.init(params)
-        params, _ = step_if(is_any, outer, gradient["params"], start, params)
+        params, _ = step_if(loss, outer, gradient["params"], start, params)
         models = state.models | {"params": params}
         if config.fine_tune:
             # Eqs. 7 and 8, with the same cohort.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_graph.core import faults
 from fedjax_graph.core.privacy import Privacy
 
 State = Any  # pytree of arrays
@@ -73,6 +74,15 @@ def by_phase(
     def round_(state, data, key):
         number = num_rounds(state) + 1
         index = sum(number >= phase.first_round for phase in phases[1:])
-        return jax.lax.switch(index, [x.round for x in phases], state, data, key)
+
+        def watched(place, phase):
+            def branch(*args):
+                with faults.counted_if(index == place):
+                    return phase.round(*args)
+
+            return branch
+
+        branches = [watched(i, phase) for i, phase in enumerate(phases)]
+        return jax.lax.switch(index, branches, state, data, key)
 
     return round_

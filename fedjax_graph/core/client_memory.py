@@ -73,13 +73,12 @@ def with_client_memory(
             task,
             update_one,
             aggregator(state, data, aggregate_key),
-            has_turnout=True,
             is_personal=is_personal,
         )
         own = {"model": state.models, "memory": state.memories}
         extra = shared(state, data)
-        own, loss, is_any = run(own, data, train_key, state.num_rounds, *extra)
+        own, loss = run(own, data, train_key, state.num_rounds, *extra)
         after = state._replace(num_rounds=state.num_rounds + 1, memories=own["memory"])
-        return server.step(after, own["model"], is_any), {"train_loss": loss}
+        return server.step(after, own["model"], loss), {"train_loss": loss}
 
     return scored(task, init, round_, config)

@@ -43,16 +43,23 @@ def map_axis(
         branches.
 
     Raises:
-      InputError: if that is no count.
+      InputError: if that is no count, or, when called, leaves differ in rows.
     """
     if rows_per_chunk is not None:
         arrays.check_count("rows_per_chunk", rows_per_chunk)
 
     def mapped(*args):
-        num_rows = jax.tree.leaves(args)[0].shape[0]
+        shapes = {jnp.shape(x) for x in jax.tree.leaves(args)}
+        num_rows, *others = {shape[:1] for shape in shapes}
+        if others or not num_rows:
+            raise InputError(
+                f"leaves of shapes {', '.join(map(str, sorted(shapes)))}: expected "
+                "as many rows of each"
+            )
+        (num_rows,) = num_rows
         if num_rows == 1:
             result = fn(*jax.tree.map(lambda x: x[0], args))
-            return jax.tree.map(lambda x: x[None], result)
+            return jax.tree.map(lambda x: jnp.expand_dims(x, 0), result)
         if rows_per_chunk is None or rows_per_chunk >= num_rows:
             return jax.vmap(fn)(*args)
         batch_size = None if rows_per_chunk == 1 else rows_per_chunk
@@ -131,7 +138,7 @@ def auto_clients_per_chunk(backend: str | None = None) -> int | None:
 def scored_in_chunks(
     fn: Callable[..., _Result], clients_per_chunk: int | None
 ) -> Callable[..., _Result]:
-    """Makes `chunk_scored` that number inside a function, which evaluates or predicts.
+    """Makes `chunk_scored` that number inside a function, which may score clients.
 
     Args:
       fn: traced or called as before.

@@ -26,8 +26,8 @@ class Watch(NamedTuple):
     seed; of one inside `trial` also is_trial=True. Round 0 is one that does not count,
     of a seed that has stopped and is computed beside others."""
     skips: bool = False  # whether such a client has weight 0 in its round
-    explain: Callable[[str], None] = lambda reason: None
-    """Takes a reason why what a server computed is not finite."""
+    explain: Callable[[int, str], None] = lambda round_, reason: None
+    """Takes a round and a reason why what the server computed in it is not finite."""
 
 
 _current: contextvars.ContextVar[tuple[Watch, jax.Array] | None]
@@ -56,7 +56,23 @@ def trial() -> Iterator[None]:
         return
     watch, round_ = current
     report = functools.partial(watch.report, is_trial=True)
-    with watching(watch._replace(report=report), round_):
+    own = Watch(report, watch.skips)  # what it cannot compute explains nothing else
+    with watching(own, round_):
+        yield
+
+
+@contextlib.contextmanager
+def counted_if(is_so: jax.Array) -> Iterator[None]:
+    """Has what is traced inside watched only where that holds, [] bool.
+
+    A branch that is not taken is computed as well under `vmap`.
+    """
+    current = _current.get()
+    if current is None:
+        yield
+        return
+    watch, round_ = current
+    with watching(watch, jnp.where(is_so, round_, 0)):
         yield
 
 
@@ -69,8 +85,13 @@ def explain(is_so: jax.Array, reason: str) -> None:
     """
     current = _current.get()
     if current is not None:
-        watch, _ = current
-        jax.debug.callback(lambda flag: watch.explain(reason) if flag else None, is_so)
+        watch, round_ = current
+
+        def tell(flag, round_):
+            if flag and round_:
+                watch.explain(int(round_), reason)
+
+        jax.debug.callback(tell, is_so, round_)
 
 
 def refuse(is_so: jax.Array, reason: str) -> None:

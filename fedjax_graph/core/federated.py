@@ -159,7 +159,6 @@ def federated_round(
     aggregate: Aggregator,
     *,
     has_aux: bool = False,
-    has_turnout: bool = False,
     is_gradient: bool = False,
     is_personal: IsPersonal = nothing,
     counted: Callable[[Cohort], Cohort] = lambda cohort: cohort,
@@ -174,8 +173,6 @@ def federated_round(
       update, participation, clients_per_chunk: see `cohort_update`.
       aggregate: of what is not personal.
       has_aux: whether `aggregate` returns (models, what the server learnt besides).
-      has_turnout: whether the round returns, after the loss, if anybody took part, []
-        bool; where nobody did, the server has nothing to step along.
       is_gradient: whether `update` returns a gradient as the model's "params"; that of
         a round in which nobody takes part is 0, where models stay as they are.
       counted: the cohort -> with the weights that `aggregate` sees.
@@ -188,7 +185,7 @@ def federated_round(
     Returns:
       (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
       *shared) -> (models [1 or K, ...], mean loss of the cohort or `NO_LOSS`), with
-      `has_turnout` and `has_aux` also these.
+      `has_aux` also what the server learnt.
 
     Raises:
       InputError: by the round, if `aggregate` returns another structure or shape.
@@ -219,8 +216,6 @@ def federated_round(
         merged, *aux = merged if has_aux else (merged,)
         aggregation.check_merged(shared, merged)
         merged = trees.combine(merged, personal)
-        if has_turnout:
-            aux = [jnp.any(cohort.weights > 0), *aux]
         return write_back(models, merged, cohort, client_ids.shape[0]), loss, *aux
 
     return round_
@@ -380,14 +375,13 @@ def federated(
             lambda *args: update(task, *args),
             aggregator(state, data, aggregate_key),
             has_aux=first_state is not None,
-            has_turnout=True,
             is_personal=personal,
             started=lambda models, data, num_rounds, *rest: started(models, *rest),
         )
-        models, loss, is_any, *learnt = run(
+        models, loss, *learnt = run(
             state.models, data, train_key, state.num_rounds, *shared(state, data)
         )
         after = state._replace(num_rounds=state.num_rounds + 1, **dict(*learnt))
-        return server.step(after, models, is_any), {"train_loss": loss}
+        return server.step(after, models, loss), {"train_loss": loss}
 
     return scored(task, init, round_, config)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.core import trees
+from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.trees import IsPersonal, nothing
 
@@ -24,8 +25,8 @@ class ServerStep(NamedTuple):
     init: Callable[[Any], Any]
     """Models [1, ...] -> the first `server_opt_state`."""
     step: Callable[[Any, Any, jax.Array], Any]
-    """(state, models that came out of the round, whether anybody took part) -> the
-    state with its next `models` and, with an optimizer, `server_opt_state`."""
+    """(state, models that came out of the round, its mean loss) -> the state with its
+    next `models` and, with an optimizer, `server_opt_state`."""
 
 
 def server_step(
@@ -47,19 +48,19 @@ def server_step(
     if config is None:
         return ServerStep(
             init=lambda models: (),
-            step=lambda state, models, is_any: state._replace(models=models),
+            step=lambda state, models, loss: state._replace(models=models),
         )
     optimizer = config.build()
 
     def shared_params(models):
         return trees.partition(models, is_personal)[0]["params"]
 
-    def step(state, models, is_any):
+    def step(state, models, loss):
         shared, personal = trees.partition(models, is_personal)
         w = shared_params(state.models)
         pseudo_gradient = jax.tree.map(jnp.subtract, w, shared["params"])
         params, opt_state = step_if(
-            is_any, optimizer, pseudo_gradient, state.server_opt_state, w
+            loss, optimizer, pseudo_gradient, state.server_opt_state, w
         )
         shared = shared | {"params": params}
         return state._replace(
@@ -70,7 +71,7 @@ def server_step(
 
 
 def step_if(
-    is_any: jax.Array,
+    loss: jax.Array,
     optimizer: optax.GradientTransformation,
     gradient: Any,
     opt_state: optax.OptState,
@@ -82,7 +83,7 @@ def step_if(
     rounded in another way.
 
     Args:
-      is_any: [] bool, whether anybody took part in the round.
+      loss: [] mean of the round; `NO_LOSS`: nobody took part, and no step is taken.
       optimizer: of the server.
       gradient: like the parameters.
       opt_state: of the optimizer.
@@ -94,5 +95,9 @@ def step_if(
     updates, new = optimizer.update(gradient, opt_state, params)
     stepped = optax.apply_updates(params, updates), new
     return jax.lax.cond(
-        is_any, lambda new, old: new, lambda new, old: old, stepped, (params, opt_state)
+        loss != NO_LOSS,
+        lambda new, old: new,
+        lambda new, old: old,
+        stepped,
+        (params, opt_state),
     )

@@ -5,6 +5,7 @@ NVIDIA GPUs on any machine; both are extras of this package (`[tpu]`, `[cuda]`).
 """
 
 import dataclasses
+import math
 import os
 import re
 import time
@@ -246,13 +247,25 @@ def compile_round(
     with mesh.restored():
         jax.set_mesh(described)
         placed = shapes(states, clients.count(data[0])), *shapes(data)
+        shared = _bytes_of_both(data, placed[1:])
         traced = programs.trace(algorithm, config, 1, *placed)
         lowered = traced.lower(lowering_platforms=(target.chip.platform,))
         start = time.perf_counter()
         with reporter.without_alarms():
             compiled, has_triton = _compile(lowered, target)
         seconds = time.perf_counter() - start
-    return _report(target, described, compiled, seconds, has_triton)
+    return _report(target, described, compiled, seconds, has_triton, shared)
+
+
+def _bytes_of_both(data: tuple[Data, Data], placed: tuple[Data, Data]) -> int:
+    """Bytes a device of what two splits share: a run has one array for both."""
+    first, second = map(jax.tree.leaves, data)
+    known = set(map(id, first))
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for own, x in zip(second, jax.tree.leaves(placed[1]), strict=True)
+        if id(own) in known
+    )
 
 
 def _compile(lowered: Any, target: Target) -> tuple[Any, bool]:
@@ -276,6 +289,7 @@ def _report(
     compiled: Any,
     seconds: float,
     has_triton: bool,
+    shared: int,
 ) -> Report:
     memory = compiled.memory_analysis()
     costs = hlo_costs.analyse(compiled.as_text(), target.chip.rates())
@@ -283,7 +297,7 @@ def _report(
         chip=target.name,
         devices=described.size,
         compile_s=seconds,
-        argument_gib=memory.argument_size_in_bytes / GIB,
+        argument_gib=(memory.argument_size_in_bytes - shared) / GIB,
         temporary_gib=memory.temp_size_in_bytes / GIB,
         flops=costs.flops,
         bytes=costs.bytes,

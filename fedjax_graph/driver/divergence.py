@@ -28,10 +28,10 @@ class Divergence:
         self._diverged: dict[int, set[int]] = defaultdict(set)
         self._deserted: set[int] = set()  # rounds with a cohort that lost everybody
         self._kinds: list[np.ndarray] | None = None  # of the first state's numbers
-        self._reasons: set[str] = set()
-        skips, found = on_nan == "skip_client", self._reasons.add
-        self.watch = faults.Watch(self._report, True, found) if skips else None
-        self.search = faults.Watch(self._report, False, found)
+        self._reasons: dict[str, int] = {}  # and the first round of each
+        skips, explain = on_nan == "skip_client", self._explain
+        self.watch = faults.Watch(self._report, True, explain) if skips else None
+        self.search = faults.Watch(self._report, False, explain)
 
     def _report(self, round_, client_ids, weights, is_finite, is_trial=False) -> None:
         """Takes note of one cohort of one seed; a round may have several of them."""
@@ -42,6 +42,9 @@ class Divergence:
         self._diverged[int(round_)] |= set(np.asarray(client_ids)[is_lost].tolist())
         if not is_trial and is_lost.sum() == takes_part.sum():
             self._deserted.add(int(round_))
+
+    def _explain(self, round_: int, reason: str) -> None:
+        self._reasons[reason] = min(round_, self._reasons.get(reason, round_))
 
     def skipped(self, round_: int) -> list[int]:
         """The clients that were left out of a round, by any seed."""
@@ -102,8 +105,9 @@ class Divergence:
         if not self.watch:
             again(self.search)
         found = next(((r, x) for r, x in sorted(self._diverged.items()) if x), None)
-        if self._reasons:  # clients that start from what the server computed are next
-            found = None
+        began = min(self._reasons.values(), default=None)
+        if found and began is not None and began < found[0]:
+            found = None  # they started from what the server had computed
         who = "all clients were finite, what the server computed is not"
         who = "; ".join([who, *sorted(self._reasons)])
         if found:

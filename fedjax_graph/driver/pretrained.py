@@ -122,8 +122,8 @@ def pack(workdir: pathlib.Path, method: str, path: pathlib.Path) -> dict[str, An
     data = network.example()
     best = jax.tree.map(lambda x: np.asarray(x[0]), seeds.best_state)
     best_round = int(seeds.best_round[0])
-    card = _card(workdir, method, algorithm.monitor, best_round)
-    card |= {"best_round": best_round, "last_round": int(seeds.round[0])}
+    rounds = {"best_round": best_round, "last_round": int(seeds.round[0])}
+    card = _card(workdir, method, algorithm.monitor, **rounds) | rounds
     settings = settings | {"seeds": settings["seeds"][:1]}
     about = {"method": method, "settings": settings, "card": card}
     arrays = {
@@ -251,7 +251,7 @@ def _is_read(algorithm: FederatedAlgorithm, state: Any, data: Data) -> list[bool
 
 
 def _card(
-    workdir: pathlib.Path, method: str, monitor: str, best_round: int
+    workdir: pathlib.Path, method: str, monitor: str, best_round: int, last_round: int
 ) -> dict[str, Any]:
     """What the run's own files say of a first seed; no folder of the machine's.
 
@@ -262,7 +262,7 @@ def _card(
     values = [
         record.get(f"{curve}_by_seed", [record.get(curve)])[0]
         for record in records
-        if record["method"] == method
+        if record["method"] == method and record["round"] <= last_round
     ]
     card: dict[str, Any] = {curve: values}
     path = workdir / "results.json"

@@ -19,6 +19,7 @@ from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.config import RunConfig
 from fedjax_graph.driver.loop import Loop, load_or_init
 from fedjax_graph.driver.programs import evaluate_seeds
+from fedjax_graph.driver.seeds import check_chosen
 
 # What may differ when a checkpoint is only scored, and when a run is resumed.
 TRAINING_SETTINGS = ("num_devices", "num_processes", "precision", "eval_every")
@@ -68,7 +69,8 @@ def run(
         missing, or is there and not asked for, or its lines of `metrics.jsonl` lack
         what the best round is chosen by, or seeds that stopped early would go on from
         other rounds than the rest; or no client has anything to train on, or two
-        have the same id; or see `check_num_rounds`.
+        have the same id; or no round that counts has a figure to be chosen by; or see
+        `check_num_rounds`.
     """
     if not eval_only:
         check_num_rounds(name, algorithm, config.num_rounds)
@@ -91,6 +93,7 @@ def run(
         loop.count(seed_state)
         if not eval_only:
             seed_state, seconds = loop.run(seed_state, seconds)
+            check_chosen(name, algorithm, seed_state)
     states, data = seed_state.best_state, splits["test"]
     test = evaluate_seeds(algorithm, states, data, config.is_drawn)
     return RunResult(

@@ -176,6 +176,28 @@ def is_stopped(
     return np.asarray(_rounds_waited(algorithm, seed_state)) >= patience
 
 
+def check_chosen(
+    name: str, algorithm: FederatedAlgorithm, seed_state: SeedState
+) -> None:
+    """Checks that the best states are of rounds that train what is scored.
+
+    Args:
+      name: of the method.
+      algorithm: the method.
+      seed_state: after the last round.
+
+    Raises:
+      InputError: if one is not, since no figure of those rounds was a number.
+    """
+    first, best = algorithm.scored_from, np.asarray(seed_state.best_round)
+    if np.any((np.asarray(seed_state.round) >= first) & (best < first)):
+        raise InputError(
+            f"{name}: validation_{algorithm.monitor} was no number in any round from "
+            f"{first} on, so none is the best: give the validation split something to "
+            "score, or clients a smaller learning rate"
+        )
+
+
 def check_in_step(
     name: str,
     algorithm: FederatedAlgorithm,

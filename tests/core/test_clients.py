@@ -6,8 +6,12 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
+from fedjax_graph import algorithms
 from fedjax_graph.core import clients, trees
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.federated import FederatedConfig
+from tests.algorithms.quadratic import QuadraticTask
 
 
 @pytest.mark.parametrize("clients_per_chunk", [None, 1, 2, 3, 5, 9])
@@ -90,6 +94,21 @@ def test_what_is_scored_is_in_chunks_of_its_own():
     )
 
 
+def test_clients_scored_inside_a_round_are_in_chunks_too():
+    def fake(config):
+        def function(*args):
+            return clients.chunk_scored()
+
+        phases = Phase(1, function), Phase(3, function)
+        return FederatedAlgorithm(*[function] * 4, phases=phases)
+
+    factory = algorithms._method(fake, "fake", FederatedConfig).factory
+    algorithm = factory(FederatedConfig(QuadraticTask(), clients_per_chunk=3))
+    phases = [phase.round for phase in algorithm.phases]
+    for function in (*algorithm[:4], *phases):
+        assert function() == 3
+
+
 def test_one_row_alone_takes_one_branch():
     """Under `vmap` a choice becomes a selection among what all branches compute."""
     mapped = clients.map_axis(lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x))
@@ -100,6 +119,19 @@ def test_one_row_alone_takes_one_branch():
     ]
     assert branches == [{"cond"}, {"select_n"}]
     npt.assert_allclose(mapped(jnp.array([2.0])), [np.sin(2)], rtol=1e-6)
+
+
+def test_one_row_may_give_plain_numbers():
+    found = clients.map_axis(lambda x: {"twice": 2 * x, "share": 0.5})(jnp.ones(1))
+    npt.assert_array_equal(found["twice"], [2])
+    npt.assert_array_equal(found["share"], [0.5])
+
+
+@pytest.mark.parametrize("rows", [(1, 3), (3, 1), (2, 3)])
+def test_leaves_of_unequal_rows_are_refused(rows):
+    leaves = jnp.ones((rows[0], 2)), jnp.ones(rows[1])
+    with pytest.raises(InputError, match="leaves of shapes .*: expected as many rows"):
+        clients.map_clients(lambda x, y: x + y)(*leaves)
 
 
 def test_a_key_belongs_to_an_identity_not_to_a_place():

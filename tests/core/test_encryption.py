@@ -233,14 +233,17 @@ def test_shares_that_do_not_fit_are_refused_in_one_line(ckks, quick_jit):
     with pytest.raises(InputError, match="ckks holds .* 262144 over the number of cl"):
         mean(values, cohort_of())
     reasons = []
-    watch = faults.Watch(lambda *found: None, explain=reasons.append)
+    watch = faults.Watch(
+        lambda *found: None, explain=lambda *found: reasons.append(found)
+    )
     with faults.watching(watch, jnp.int32(1)):
         merged, _ = quick_jit(mean)(values, cohort_of())
         assert np.isnan(merged).all()
         quick_jit(mean)(values.at[2, 0].set(jnp.nan), cohort_of())
         merged, _ = quick_jit(mean)(values.at[2, 0].set(0.999 * most), cohort_of())
     jax.effects_barrier()
-    (reason,) = reasons
+    ((round_, reason),) = reasons
+    assert round_ == 1
     assert "a client's share of the mean has a larger one" in reason
     expected = [SHARES[2] * 0.999 * most + 1 - SHARES[2], 1, 1]
     npt.assert_allclose(merged[0], expected, rtol=1e-5)

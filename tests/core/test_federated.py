@@ -203,23 +203,6 @@ def test_a_round_of_nobody_leaves_the_models(aggregate, participation):
     assert loss == NO_LOSS
 
 
-@pytest.mark.parametrize("has_aux", [False, True])
-def test_a_round_says_whether_anybody_took_part(has_aux):
-    """Beside the loss, before what the server learnt."""
-
-    def aggregate(stacked, cohort):
-        mean = aggregation.weighted_mean(stacked, cohort)
-        return (mean, "learnt") if has_aux else mean
-
-    round_ = federated_round(drift, aggregate, has_aux=has_aux, has_turnout=True)
-    start, data = {"w": jnp.zeros((1, 3))}, {"x": jnp.asarray(READINGS)}
-    for weights in (WEIGHTS, 0 * WEIGHTS):
-        key = jax.random.key(0)
-        _, _, is_any, *learnt = round_(start, data, IDS, weights, key)
-        assert bool(is_any) == weights.any()
-        assert learnt == ["learnt"] * has_aux
-
-
 def test_the_gradient_of_a_round_of_nobody_is_zero():
     start = {"params": jnp.ones((1, 3)), "batch_stats": jnp.ones((1, 2))}
     round_ = federated_round(

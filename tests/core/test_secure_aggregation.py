@@ -141,16 +141,19 @@ def test_numbers_that_do_not_fit_are_refused_in_one_line(quick_jit):
 
 def test_a_compiled_round_tells_a_watch_why_and_the_run_says_it(quick_jit):
     reasons = []
-    watch = faults.Watch(lambda *found: None, explain=reasons.append)
+    watch = faults.Watch(
+        lambda *found: None, explain=lambda *found: reasons.append(found)
+    )
     large = models() | {"scale": np.full(NUM_CLIENTS, 1025.0, np.float32)}
     with faults.watching(watch, jnp.int32(1)):
         quick_jit(secure_aggregation.secure_mean(KEY))(large, cohort_of([1] * 6))
     jax.effects_barrier()
-    (reason,) = reasons
+    ((round_, reason),) = reasons
+    assert round_ == 1
     divergence = Divergence("fed_avg", "stop")
     with pytest.raises(InputError, match=f"server computed is not; {reason}; try"):
         nan = np.array([np.nan])
-        divergence.check_losses(1, nan, lambda watch: watch.explain(reason))
+        divergence.check_losses(1, nan, lambda watch: watch.explain(1, reason))
 
 
 # --- The modes of a round -------------------------------------------------------------

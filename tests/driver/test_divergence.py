@@ -1,5 +1,6 @@
 """Clients whose updates are not finite: named, left out, or let through."""
 
+import contextlib
 import dataclasses
 from typing import NamedTuple
 
@@ -11,10 +12,12 @@ import pytest
 
 from fedjax_graph.algorithms.ditto import DittoConfig, ditto
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.core.algorithm import FederatedAlgorithm
+from fedjax_graph.core import faults
+from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.mesh import make_mesh
 from fedjax_graph.driver import rounds
+from fedjax_graph.driver.divergence import Divergence
 from fedjax_graph.driver.writers import read_records
 from tests.algorithms.quadratic import QuadraticTask, make_data
 
@@ -229,6 +232,32 @@ def run_seeds(algorithm, splits, workdir=None, **config):
 ALONE = (0, 0, 5, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("round_", "is_trial", "who"),
+    [
+        (1, False, "all clients were finite, .* is not; it is too large"),
+        (2, False, "it began in round 2 with client 7"),  # too large comes of it
+        (0, False, "it began in round 2 with client 7"),  # of a seed that has stopped
+        (1, True, "it began in round 2 with client 7"),
+    ],
+)
+def test_what_came_first_is_named(round_, is_trial, who):
+    divergence = Divergence("fake", "skip_client")
+
+    def trace(flag):
+        watched = faults.watching(divergence.watch, jnp.int32(round_))
+        with watched, faults.trial() if is_trial else contextlib.nullcontext():
+            faults.explain(flag, "it is too large")
+        return flag
+
+    jax.jit(trace)(jnp.bool_(True))
+    jax.effects_barrier()
+    is_finite = np.array([True, False])
+    divergence.watch.report(2, np.array([3, 7]), np.ones(2), is_finite)
+    with pytest.raises(InputError, match=f"round 2 is not finite: {who}"):
+        divergence.check_losses(2, np.array([np.nan]), again=None)
+
+
 def unmarked(weights=ALONE):
     return dict.fromkeys(("train", "validation", "test"), make_data(weights))
 
@@ -274,6 +303,23 @@ def test_a_seed_that_stopped_between_two_checkpoints_is_looked_at(tmp_path):
     lines = read_records(tmp_path / "metrics.jsonl")
     ran = [line["train_loss_by_seed"][0] is not None for line in lines]
     assert ran == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("seeds_per_chunk", [None, 1])
+def test_a_phase_that_is_not_taken_loses_nobody(tmp_path, seeds_per_chunk):
+    """Side by side, all phases are computed; clients of the first fail from 3 on."""
+    phases = [
+        Phase(first, fed_avg(FedAvgConfig(task)).round)
+        for first, task in ((1, Failing()), (3, QuadraticTask()))
+    ]
+    algorithm = fed_avg(FedAvgConfig(QuadraticTask()))._replace(
+        round=by_phase(phases, lambda state: state.num_rounds), phases=tuple(phases)
+    )
+    splits = make_splits(), make_splits()
+    run_seeds(algorithm, splits, tmp_path, seeds_per_chunk=seeds_per_chunk)
+    lines = read_records(tmp_path / "metrics.jsonl")
+    assert len(lines) == NUM_ROUNDS
+    assert not any("skipped_clients" in line for line in lines)
 
 
 class FailsIfPulled(QuadraticTask):

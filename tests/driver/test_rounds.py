@@ -46,7 +46,6 @@ def quick_compiles():
         ([1, 1, 1, 1, 1, 1, 1, 1], {"patience": 2}, 1, 3),  # as good is not better
         ([3, 4, 2, 4, 4, 1, 4, 4], {"patience": 2}, 3, 5),
         ([2, NAN, 1, NAN, NAN, 0, 0, 0], {"patience": 2}, 3, 5),
-        ([NAN] * 8, {"patience": 2}, 0, 2),
         ([9, 5, 1, 6, 4], {"eval_every": 2, "num_rounds": 5}, 5, 5),
         ([1, 1, 5, 0, 0, 6, 0, 0], {"eval_every": 3, "patience": 2}, 3, 6),
         ([1, 1, 5, 0, 0, 6, 0, 2], {"eval_every": 3, "patience": 4}, 8, 8),
@@ -128,6 +127,24 @@ def test_the_ledger_counts_what_comes_before_the_rounds_and_each_of_them():
     assert found(sending) == Exchange(state, ((1, sent),))
 
 
+@pytest.mark.parametrize("seeds", [(0,), (0, 5)])
+@pytest.mark.parametrize(
+    ("algorithm", "losses", "first"),
+    [(ALGORITHM, [NAN] * 8, 1), (WITH_PHASES, [3, 1, 2, *[NAN] * 5], 4)],
+)
+def test_no_state_is_the_best_where_no_figure_is_a_number(
+    tmp_path, algorithm, losses, first, seeds
+):
+    """Of the rounds that train what is scored; another seed is no help."""
+    figures = [FALLING, losses][-len(seeds) :]
+    script = make_script(figures, seeds, train_losses=[np.arange(8.0)] * len(seeds))
+    words = f"fake: validation_loss was no number in any round from {first} on"
+    with pytest.raises(InputError, match=words):
+        run(script, tmp_path, algorithm=algorithm, seeds=seeds, patience=3)
+    kept = run(script, algorithm=algorithm, seeds=seeds, keep_last=True)
+    assert list(kept.best_round) == [8] * len(seeds)
+
+
 # --- Phases --------------------------------------------------------------------------
 
 
@@ -138,7 +155,6 @@ def test_the_ledger_counts_what_comes_before_the_rounds_and_each_of_them():
         ([1, 1, 1, 9, 8, 9, 9, 9], {"patience": 2}, 5, 7),
         ([1, 2, 2, 9, 9, 9, 9, 9], {"patience": 2}, 4, 6),  # round 1 would end it in 3
         ([1, 2, 2, 9], {"patience": 1, "num_rounds": 4}, 4, 4),
-        ([3, 1, 2, NAN, NAN, NAN, 0, 0], {"patience": 2}, 2, 5),
         ([0, 0, 1, 0, 0, 6, 0, 5], {"eval_every": 3, "patience": 3}, 8, 8),
         ([0, 0, 1, 0, 0, 6, 0, 7], {"eval_every": 3, "patience": 1}, 6, 8),
         ([0, 0, 0, 0, 6, 0, 0, 7], {"eval_every": 5, "patience": 2}, 5, 8),

@@ -154,12 +154,17 @@ def test_bytes_are_those_of_each_seed(tmp_path):
         for round_, both in zip((1, 2, 4), losses, strict=True)
     ]
     records.insert(2, {"method": "sl", "round": 3, "train_loss": 0.1})
+    late = {"round": 5, "validation_loss": 0.0, "validation_loss_by_seed": [0.0, 0.0]}
+    records.append({"method": "sl"} | late)  # after the last checkpoint
     records.append({"method": "local", "round": 1, "validation_loss": 0.0})
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (tmp_path / "metrics.jsonl").write_text(lines)
     entries = {
-        "sl": {"communication_bytes_per_round": {"up": 3, "down": 4}},
-        "local": {"communication_bytes_per_round": {"up": 0, "down": 0}},
+        name: {
+            "num_rounds": 4,
+            "communication_bytes_per_round": {"up": up, "down": down},
+        }
+        for name, up, down in (("sl", 3, 4), ("local", 0, 0))
     }
     found = exchanges_of(tmp_path, entries, std=2.0)
     assert list(found) == ["sl"]

@@ -175,6 +175,16 @@ def test_a_method_with_phases_is_prolonged_with_its_own(tmp_path):
     assert scored["ada_fgl"]["test"] == entry["test"]
 
 
+def test_a_run_shortened_below_its_phases_is_refused_before_any_method_runs(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(running, "saved_config", lambda *_: {"federated_rounds": 3})
+    study = SubgraphStudy(methods=("fed_avg", "ada_fgl"), num_rounds=3)
+    with pytest.raises(InputError, match="num_rounds=3: ada_fgl .* from round 4 on"):
+        dataclasses.replace(study, workdir=str(tmp_path / "run")).run()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("partition", ["louvain", "metis", "random", "label_dirichlet"])
 def test_every_partition_deals_all_nodes(partition):
     problem = make_problem(SubgraphStudy(partition=partition, num_clients=4))

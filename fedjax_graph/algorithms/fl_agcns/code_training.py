@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_graph.algorithms.fl_agcns.search import (
     SearchConfig,
@@ -19,6 +18,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     score_outputs,
 )
 from fedjax_graph.core import clients, encryption, faults
+from fedjax_graph.core.server_optimizer import step_if
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.packed import PackedNet
 from fedjax_graph.tasks import subgraphs
@@ -71,10 +71,10 @@ def make_epoch(
         with faults.trial():
             merged, value, cost = gradient(training.model, data, key, code)
         params = training.model["params"]
-        updates, opt_state = optimizer.update(
-            merged["params"], training.opt_state, params
+        params, opt_state = step_if(
+            value, optimizer, merged["params"], training.opt_state, params
         )
-        model = merged | {"params": optax.apply_updates(params, updates)}
+        model = merged | {"params": params}
         own = score_all(data, shared=(model, code))
         (federated,), scoring_cost = federated_scores(config, own[:, None], data)
         is_better = federated > training.score
@@ -85,7 +85,7 @@ def make_epoch(
             model,
             opt_state,
             best_model,
-            jnp.maximum(federated, training.score),
+            jnp.where(is_better, federated, training.score),
             jnp.maximum(own, training.client_scores),
         )
         return training, (value, encryption.total(cost, scoring_cost))

@@ -20,7 +20,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     Weights,
     searched,
 )
-from fedjax_graph.core import encryption
+from fedjax_graph.core import communication, encryption
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
@@ -112,6 +112,7 @@ def try_codes(
       The next state, scores [C] and metrics.
     """
     run = make_trial(config)
+    codes = communication.down(codes, len(data.client_ids))
 
     def one(best, step):
         weights, code, score = best

@@ -348,7 +348,8 @@ def federated_scores(
       data: of the clients, with the nodes that were scored.
 
     Returns:
-      [C], and metrics of the encryption.
+      [C], `WORST` where some client's is or the mean cannot be computed, and metrics
+      of the encryption.
     """
     values = communication.up(values)
     counts = jnp.sum(data.is_scored, axis=1)
@@ -357,7 +358,8 @@ def federated_scores(
     average = encryption.mean(config.encryption)
     merged, metrics = average((values, is_worst), everybody)
     mean, share_worst = (x[0] for x in merged)
-    return jnp.where(share_worst > ROUNDING, WORST, mean), metrics
+    is_known = jnp.isfinite(mean) & (share_worst <= ROUNDING)
+    return jnp.where(is_known, mean, WORST), metrics
 
 
 WORST = -1e4  # below any loss of a usable network, and small enough to be encrypted

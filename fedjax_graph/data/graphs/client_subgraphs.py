@@ -266,11 +266,10 @@ def _edges_between(adjacency: scipy.sparse.csr_array, owners: np.ndarray) -> np.
     That is P^T A P of the parts' indicators P, with a client's own edges twice on the
     diagonal, once for either end: the self edge of what mixes models along it.
     """
-    num_clients = owners.max() + 1
-    rows, columns = (owners[ends] for ends in adjacency.nonzero())
-    counts = np.zeros((num_clients, num_clients), np.float32)
-    np.add.at(counts, (rows, columns), 1)
-    return counts
+    num_clients = int(owners.max()) + 1
+    rows, columns = (owners[ends].astype(np.int64) for ends in adjacency.nonzero())
+    counts = np.bincount(rows * num_clients + columns, minlength=num_clients**2)
+    return counts.reshape(num_clients, num_clients).astype(np.float32)
 
 
 def _check_fit(dataset: NodeDataset, parts: subgraphs.Parts, split: NodeSplit) -> None:

@@ -19,6 +19,7 @@ from fedjax_graph.algorithms.fl_agcns.fl_random import (
 )
 from fedjax_graph.algorithms.fl_agcns.search import WORST, Weights
 from fedjax_graph.core import faults
+from fedjax_graph.core.communication import bytes_per_round
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver.divergence import Divergence
 from fedjax_graph.models.architecture import check, random_codes
@@ -143,6 +144,16 @@ def test_a_trial_that_loses_all_its_clients_does_not_end_a_run(train, quick_jit)
     divergence.check_losses(1, np.atleast_1d(trial.loss), again=None)
     everybody = train.client_ids[train.client_weights > 0]
     assert divergence.skipped(1) == sorted(np.asarray(everybody).tolist())
+
+
+def test_models_and_codes_cross(train):
+    """Down, in each epoch of a trial, the model, and once the code."""
+    algorithm = fl_random(CONFIG)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), train)
+    found = bytes_per_round(algorithm.round, state, train, jax.random.key(1))
+    model = sum(4 * x.size for x in jax.tree.leaves(state.weights.model))
+    codes = 4 * 3 * (CONFIG.num_layers + 2)
+    assert found.down == NUM_CLIENTS * (3 * CONFIG.num_epochs * model + codes)
 
 
 # --- Rounds --------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from fedjax_graph.algorithms.fl_agcns import code_training, from_scratch, traini
 from fedjax_graph.algorithms.fl_agcns import fl_agcns as module
 from fedjax_graph.algorithms.fl_agcns.fl_agcns import FLAGCNSConfig
 from fedjax_graph.core import communication
+from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import canonical, check, decode_static
@@ -284,14 +285,17 @@ def test_epochs_are_federated_steps_of_the_network_alone(fitness, train, quick_j
 
 
 def test_a_training_keeps_its_best_epoch(train, monkeypatch):
-    """Epochs that add 1 to the only weight, and reach scores by hand."""
-    federated = iter([2.0, 5, 3, 5])
+    """Epochs that add 1 to the only weight, and reach scores by hand.
+
+    That of the second is not known, and in the third nobody takes part.
+    """
+    federated, losses = iter([2.0, np.nan, 5, 5]), iter([0, 0, NO_LOSS, 0])
     own = iter(np.array([[1.0, 4], [9, 2], [3, 3], [2, 8]]))
 
     def gradient_round(config, loss):
         del config, loss
         gradient = {"params": jnp.float32(-1), "batch_stats": {}}
-        return lambda model, data, key, code: (gradient, jnp.float32(0), {})
+        return lambda *args: (gradient, jnp.float32(next(losses)), {})
 
     def map_clients(function, clients_per_chunk):
         del function, clients_per_chunk
@@ -314,8 +318,8 @@ def test_a_training_keeps_its_best_epoch(train, monkeypatch):
     for _ in range(4):
         training, _ = epoch(training, train, None, None)
         kept.append((training.best_model["params"], training.score))
-    npt.assert_array_equal(kept, [(1, 2), (2, 5), (2, 5), (2, 5)])
-    assert training.model["params"] == 4
+    npt.assert_array_equal(kept, [(1, 2), (1, 2), (2, 5), (2, 5)])
+    assert training.model["params"] == 3
     npt.assert_array_equal(training.client_scores, [9, 8])
 
 
