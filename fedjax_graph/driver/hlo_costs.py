@@ -12,6 +12,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
+
 COLLECTIVES = (
     "all-reduce",
     "all-gather",
@@ -253,6 +255,8 @@ class _Program:
     ) -> Iterator[tuple[float, str]]:
         if line.kind in ("dot", "convolution"):
             yield _product(line, lines)
+        elif line.kind == "custom-call" and "__cudnn$conv" in line.rest:
+            yield _cudnn(line, lines)
         elif line.kind == "custom-call" and _PRODUCT_CALL.search(line.rest):
             found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', line.rest)
             left = lines[line.operands[0]].shape
@@ -334,16 +338,66 @@ def _product(line: Instruction, lines) -> tuple[float, str]:
         found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line.rest)
         places = [int(x) for x in found[1].split(",") if x] if found else []
         return 2.0 * size * math.prod(_dims(left)[i] for i in places), _dtype(left)
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line.rest)
+    return _convolution(left, right, line.shape, line.rest), _dtype(left)
+
+
+def _cudnn(line: Instruction, lines) -> tuple[float, str]:
+    """The same of a GPU's convolution, or of a gradient of one, of as many FLOPs.
+
+    Its window and dimensions are those of the convolution itself.
+    """
+    first, second = (lines[x].shape for x in line.operands[:2])
+    found = _ARRAY.search(line.shape)
+    result = found[0] if found else ""
+    shapes = first, second, result
+    if "BackwardInput" in line.rest:  # of gradient and kernel
+        shapes = result, second, first
+    elif "BackwardFilter" in line.rest:  # of inputs and gradient
+        shapes = first, result, second
+    return _convolution(*shapes, line.rest), _dtype(first)
+
+
+def _convolution(inputs: str, kernel: str, outputs: str, rest: str) -> float:
+    """FLOPs of a convolution by the shapes of its three arrays.
+
+    Places of the window that lie on padding, or between entries that a dilation has
+    moved apart, are no work. So a product of many matrices, which a TPU writes as a
+    convolution whose window meets each of them once, counts as what it is.
+    """
+    total = 2.0 * math.prod(_dims(outputs))
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", rest)
     if not labels:
-        return 2.0 * size, _dtype(left)
-    _, kernel, _ = labels.groups()
-    contracted = 1
-    window = re.search(r"window=\{([^}]*)\}", line.rest)
-    is_batched = window and re.search(r"(lhs|rhs)_dilate|stride|pad", window[1])
-    for letter, dim in zip(kernel, _dims(right), strict=False):
-        # A TPU writes a product of many matrices as a convolution whose window meets
-        # each of them once; other windows are sums over their places.
-        if letter == "i" or (letter.isdigit() and not is_batched):
-            contracted *= dim
-    return 2.0 * size * contracted, _dtype(left)
+        return total
+    of_inputs, of_kernel, of_outputs = (
+        dict(zip(letters, _dims(shape), strict=False))
+        for letters, shape in zip(
+            labels.groups(), (inputs, kernel, outputs), strict=True
+        )
+    )
+    total *= of_kernel["i"]
+    window = re.search(r"window=\{([^}]*)\}", rest)
+    own = dict(x.split("=") for x in window[1].split()) if window else {}
+    for place in sorted(filter(str.isdigit, of_outputs)):
+        values = {
+            key: [int(x) for x in text.split("x")[int(place)].split("_")]
+            for key, text in own.items()
+        }
+        sizes = of_inputs[place], of_kernel[place], of_outputs[place]
+        total *= _share_of_places(*sizes, values)
+    return total
+
+
+def _share_of_places(
+    num_inputs: int, size: int, num_outputs: int, window: Mapping[str, list[int]]
+) -> float:
+    """Places of a window that meet an entry, for each output, along one dimension."""
+    stride, spread, apart = (
+        window.get(key, [1])[0] for key in ("stride", "rhs_dilate", "lhs_dilate")
+    )
+    first = window.get("pad", [0])[0]
+    last = (num_inputs - 1) * apart
+    starts, met = np.arange(num_outputs) * stride - first, 0
+    for place in range(size):
+        at = starts + place * spread
+        met += np.count_nonzero((at >= 0) & (at <= last) & (at % apart == 0))
+    return met / num_outputs

@@ -114,6 +114,89 @@ def test_a_tpus_kernel_that_sums_and_scatters_is_a_collective():
     assert found == {"reduce-scatter": {"count": 1, "bytes": 4 * 4 * 12 * 8}}
 
 
+def met_by_hand(size, stride, padding, window=3):
+    """Pairs of an output and an entry under its window, along one dimension."""
+    outputs = (size + 2 * padding - window) // stride + 1
+    return sum(
+        0 <= output * stride + place - padding < size
+        for output in range(outputs)
+        for place in range(window)
+    )
+
+
+@pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 1), (2, 0), (3, 2)])
+def test_convolutions_and_their_gradients_are_as_much_work(stride, padding):
+    """The gradients' windows are dilated, and padded or reversed."""
+
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(
+            x,
+            w,
+            (stride, stride),
+            [(padding, padding)] * 2,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+    def gradient(number):
+        return jax.grad(lambda *args: jnp.sum(convolve(*args) ** 2), number)
+
+    shapes = (4, 9, 9, 5), (3, 3, 5, 6)
+    flops = 2 * 4 * 5 * 6 * met_by_hand(9, stride, padding) ** 2
+    assert analyse(convolve, *shapes).flops == pytest.approx(flops)
+    for number in (0, 1):  # the convolution again, for the square, and its gradient
+        found = analyse(gradient(number), *shapes).flops
+        assert found == pytest.approx(2 * flops)
+
+
+@pytest.mark.parametrize(
+    ("call", "operands"),
+    [
+        ("convForward", ("4,9,9,5", "3,3,5,6", "4,5,5,6")),
+        ("convBackwardInput", ("4,5,5,6", "3,3,5,6", "4,9,9,5")),
+        ("convBackwardFilter", ("4,9,9,5", "4,5,5,6", "3,3,5,6")),
+    ],
+)
+def test_a_gpus_convolutions_are_as_much_work(call, operands):
+    first, second, result = (f"f32[{dims}]{{3,2,1,0}}" for dims in operands)
+    text = "\n".join(
+        [
+            "HloModule m",
+            "",
+            f"ENTRY %main (a: {first}, b: {second}) -> {result} {{",
+            f"  %a = {first} parameter(0)",
+            f"  %b = {second} parameter(1)",
+            f"  %c = ({result}, u8[64]{{0}}) custom-call(%a, %b), "
+            "window={size=3x3 stride=2x2 pad=1_1x1_1}, "
+            f'dim_labels=b01f_01io->b01f, custom_call_target="__cudnn${call}"',
+            f"  ROOT %d = {result} get-tuple-element(%c), index=0",
+            "}",
+        ]
+    )
+    flops = 2 * 4 * 5 * 6 * met_by_hand(9, 2, 1) ** 2
+    assert hlo_costs.analyse(text, RATES).flops == pytest.approx(flops)
+
+
+def test_a_batched_product_of_a_tpu_is_one_product_each():
+    """207 matrices: the window meets one of them for each output."""
+    line = (
+        "%p = f32[207,48,192]{2,1,0} convolution(%a, %b), "
+        "window={size=207 stride=206 lhs_dilate=207}, dim_labels=0bf_0io->0bf"
+    )
+    text = "\n".join(
+        [
+            "HloModule m",
+            "",
+            "ENTRY %main (a: f32[207,48,64], b: f32[207,64,192]) -> f32[207,48,192] {",
+            "  %a = f32[207,48,64]{2,1,0} parameter(0)",
+            "  %b = f32[207,64,192]{2,1,0} parameter(1)",
+            f"  ROOT {line}",
+            "}",
+        ]
+    )
+    flops = hlo_costs.analyse(text, RATES).flops
+    assert flops == pytest.approx(2 * 207 * 48 * 64 * 192)
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [  # as GPU and TPU compilers write products
