@@ -4,7 +4,7 @@ import contextlib
 import functools
 import pathlib
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,13 @@ from fedjax_graph.core import (
     reporter,
     termination,
 )
-from fedjax_graph.core.algorithm import NO_LOSS, Data, FederatedAlgorithm, Phase
+from fedjax_graph.core.algorithm import (
+    NO_LOSS,
+    Data,
+    FederatedAlgorithm,
+    Metrics,
+    Phase,
+)
 from fedjax_graph.core.trees import everything
 from fedjax_graph.driver import memory, programs
 from fedjax_graph.driver.checkpoint import Checkpoints
@@ -75,6 +81,16 @@ def load_or_init(
 
 def _on_host(states: Any) -> Any:
     return jax.device_get(mesh.whole(states))
+
+
+class Call(NamedTuple):
+    """Holds what a call of the compiled program gives, maybe still to be computed."""
+
+    last: int  # the last of its rounds
+    seed_state: SeedState
+    metrics: Metrics
+    is_stopped: jax.Array  # [seeds] bool
+    started: float  # seconds on some clock
 
 
 class Loop:
@@ -161,18 +177,25 @@ class Loop:
         again = functools.partial(self._again, round_)
         running = ~self._is_stopped(seed_state)
         watched = running  # at any time since the last checkpoint
+        following, ready = None, 0.0
         while round_ < config.num_rounds and running.any():
-            num_rounds = self._num_rounds_from(round_)
-            program = self._program(num_rounds, seed_state, divergence.watch)
             with profile.call():
-                start = time.perf_counter()
-                seed_state, metrics = program(seed_state, *self._data)
-                metrics = jax.device_get(metrics)
-                elapsed = time.perf_counter() - start
+                call = following or self._call(round_, seed_state)
+                seed_state, following = call.seed_state, None
+                is_due = bool(self._checkpoints) and self._is_due()
+                if not is_due and self._may_go_ahead(call.last):
+                    # The device goes on while the host writes. Where all seeds turn
+                    # out to have stopped, this call leaves the states as they are.
+                    following = self._call(call.last, seed_state)
+                    seed_state = following.seed_state
+                metrics, is_stopped = jax.device_get((call.metrics, call.is_stopped))
+                before, ready = max(call.started, ready), time.perf_counter()
+                elapsed = ready - before
             seconds += elapsed
             if divergence.watch:
                 jax.effects_barrier()
-            again = functools.partial(self._again, round_ + num_rounds)
+            again = functools.partial(self._again, call.last)
+            num_rounds = call.last - round_
             for i in range(num_rounds):
                 number = round_ + 1 + i
                 losses = metrics["train_loss"][running, i]
@@ -189,12 +212,12 @@ class Loop:
                 if writer:
                     writer.write(record)
                 progress.update(record)
-            round_ += num_rounds
-            running = ~self._is_stopped(seed_state)
-            if self._checkpoints:
-                is_last = round_ >= config.num_rounds or not running.any()
+            round_ = call.last
+            running = ~is_stopped
+            is_last = round_ >= config.num_rounds or not running.any()
+            if self._checkpoints and (is_last or not following):
                 is_asked = termination.is_asked()
-                if is_last or is_asked or self._is_due():
+                if is_last or is_asked or is_due:
                     if writer:
                         writer.sync()
                     self._save(round_, seed_state, seconds, watched, again)
@@ -244,9 +267,35 @@ class Loop:
         while round_ < last:
             num_rounds = self._num_rounds_from(round_)
             program = self._program(num_rounds, seed_state, watch)
-            seed_state, _ = program(seed_state, *self._data)
+            seed_state, *_ = program(seed_state, *self._data)
             round_ += num_rounds
         jax.effects_barrier()
+
+    def _call(self, round_: int, seed_state: SeedState) -> Call:
+        """Has the device compute the rounds after one, up to the next evaluation."""
+        num_rounds = self._num_rounds_from(round_)
+        program = self._program(num_rounds, seed_state, self._divergence.watch)
+        started = time.perf_counter()
+        seed_state, metrics, is_stopped = program(seed_state, *self._data)
+        return Call(round_ + num_rounds, seed_state, metrics, is_stopped, started)
+
+    def _may_go_ahead(self, round_: int) -> bool:
+        """Tells whether rounds may be computed before the last ones' figures are read.
+
+        Not while somebody watches or traces each call; not in several processes, which
+        have to agree; and not on several devices of a CPU, which share threads: one
+        that waits in the next call could leave the others none for this one.
+
+        Args:
+          round_: the rounds after it.
+        """
+        is_seen = self._divergence.watch or self._config.profile
+        shares_threads = mesh.backend() == "cpu" and mesh.num_devices() > 1
+        if is_seen or shares_threads or processes.count() > 1:
+            return False
+        is_compiled = (self._num_rounds_from(round_), None) in self._programs
+        is_last = round_ >= self._config.num_rounds
+        return is_compiled and not is_last and not termination.is_asked()
 
     def _program(
         self, num_rounds: int, seed_state: SeedState, watch: faults.Watch | None

@@ -15,7 +15,13 @@ from fedjax_graph.core import clients, faults, mesh
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.trees import nothing
 from fedjax_graph.driver.config import RunConfig
-from fedjax_graph.driver.seeds import SeedState, advance, init_seeds, map_seeds
+from fedjax_graph.driver.seeds import (
+    SeedState,
+    advance,
+    init_seeds,
+    map_seeds,
+    rounds_waited,
+)
 
 
 @functools.lru_cache(maxsize=8)
@@ -62,7 +68,8 @@ def _advance_seeds(
         one, seed_states, splits, is_drawn, seeds_per_chunk
     )
     seed_states = mesh.spread(seed_states, clients.count(train), axis=1)
-    return seed_states, mesh.replicated(metrics)
+    is_stopped = rounds_waited(algorithm, seed_states) >= patience
+    return seed_states, *mesh.replicated((metrics, is_stopped))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -87,6 +94,9 @@ def trace(
     watch: faults.Watch | None = None,
 ) -> Any:
     """Traces the program that a run executes: rounds of all seeds and an evaluation.
+
+    It takes and donates the states, and returns the next ones, metrics and whether
+    each seed has stopped.
 
     Args:
       algorithm: the method.

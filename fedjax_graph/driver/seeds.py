@@ -118,7 +118,7 @@ def advance(
     @functools.partial(jax.jit, inline=True)  # is traced once, for both branches
     def run(seed_state):
         key = jax.random.wrap_key_data(seed_state.key_data)
-        is_active = _rounds_waited(algorithm, seed_state) < patience
+        is_active = rounds_waited(algorithm, seed_state) < patience
 
         def body(state, round_):
             # Under `vmap` seeds that have stopped are computed as well.
@@ -149,11 +149,11 @@ def advance(
         nothing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
         return seed_state, nothing
 
-    waited = _rounds_waited(algorithm, seed_state)
+    waited = rounds_waited(algorithm, seed_state)
     return jax.lax.cond(waited < patience, run, skip, seed_state)
 
 
-def _rounds_waited(algorithm: FederatedAlgorithm, seed_state: SeedState) -> jax.Array:
+def rounds_waited(algorithm: FederatedAlgorithm, seed_state: SeedState) -> jax.Array:
     """Rounds of the last phase since the best one; below 1 before there are any."""
     before = algorithm.scored_from - 1
     return seed_state.round - jnp.maximum(seed_state.best_round, before)
@@ -173,7 +173,7 @@ def is_stopped(
     algorithm: FederatedAlgorithm, seed_state: SeedState, patience: int
 ) -> np.ndarray:
     """Marks the seeds [seeds] that have run out of patience."""
-    return np.asarray(_rounds_waited(algorithm, seed_state)) >= patience
+    return np.asarray(rounds_waited(algorithm, seed_state)) >= patience
 
 
 def check_chosen(

@@ -17,6 +17,7 @@ from tests.driver.scripted import (
     ALGORITHM,
     FALLING,
     FALLS_TWICE,
+    NAN,
     WITH_PHASES,
     assert_same_bits,
     final_state,
@@ -119,6 +120,48 @@ def test_checkpoints_are_made_when_they_are_due(tmp_path, monkeypatch, never_sto
     run(script, tmp_path, **config, resume=True)
     assert saved == [3, 6, 8]
     assert_same_run(tmp_path, folders[1], script)
+
+
+@pytest.mark.parametrize(
+    ("eval_every", "config", "is_ahead"),
+    [
+        (1, {"checkpoint_seconds": 1e6}, True),
+        (3, {"checkpoint_seconds": 1e6}, True),
+        (1, {"checkpoint_seconds": 0.0}, False),  # a checkpoint after each call
+        (1, {"checkpoint_seconds": 1e6, "on_nan": "skip_client"}, False),
+    ],
+)
+def test_the_device_goes_on_while_the_host_writes(
+    tmp_path, monkeypatch, never_stopped, eval_every, config, is_ahead
+):
+    script, folders = never_stopped
+    done, call, write = [], loop.Loop._call, MetricsWriter.write
+
+    def calling(self, round_, seed_state):
+        done.append(("computes", self._num_rounds_from(round_) + round_))
+        return call(self, round_, seed_state)
+
+    def writing(self, record):
+        done.append(("writes", record["round"]))
+        write(self, record)
+
+    monkeypatch.setattr(loop.Loop, "_call", calling)
+    monkeypatch.setattr(MetricsWriter, "write", writing)
+    run(script, tmp_path, seeds=SEEDS, eval_every=eval_every, **config)
+    assert_same_run(tmp_path, folders[eval_every], script)
+    second = 2 * eval_every
+    order = [done.index(("computes", second)), done.index(("writes", eval_every))]
+    assert (order == sorted(order)) == is_ahead
+    numbers = [number for what, number in done if what == "computes"]
+    assert numbers == sorted(set(numbers))
+
+
+def test_an_error_names_its_own_round_though_the_next_is_computed(tmp_path):
+    script = make_script(FALLING, train_losses=[1, 1, NAN, 1, 1, 1, 1, 1])
+    with pytest.raises(InputError, match="round 3 is not finite"):
+        run(script, tmp_path, checkpoint_seconds=1e6)
+    lines = records(tmp_path)
+    assert [line["round"] for line in lines] == [1, 2]
 
 
 @pytest.mark.parametrize(("eval_every", "before"), [(1, 7), (3, 6)])
