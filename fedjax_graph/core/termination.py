@@ -13,6 +13,7 @@ from typing import NoReturn
 from fedjax_graph.core import processes
 
 STATUS = 128 + signal.SIGTERM  # 143, as that of a process which the signal has killed
+ENDED = "ended by SIGTERM"
 INTERRUPTED = 128 + signal.SIGINT  # 130, likewise
 
 _is_asked = False
@@ -40,20 +41,28 @@ def on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        _is_asked = False
 
 
 def _ask(number: int, frame: object) -> None:
     del number, frame
     global _is_asked
-    if _is_asked or not _num_deferring:
-        raise Terminated("ended by SIGTERM")
-    _is_asked = True
+    was_asked, _is_asked = _is_asked, True
+    if was_asked or not _num_deferring:
+        raise Terminated(ENDED)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Lets a SIGTERM wait, inside the `with` block, for who asks `is_asked`."""
+    """Lets a SIGTERM wait, inside the `with` block, for who asks `is_asked`.
+
+    Raises:
+      Terminated: if one has come before, whose exception was lost: Python passes over
+        those raised while it collects garbage.
+    """
     global _num_deferring
+    if _is_asked and not _num_deferring:
+        raise Terminated(ENDED)
     _num_deferring += 1
     try:
         yield

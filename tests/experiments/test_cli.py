@@ -122,6 +122,19 @@ def test_a_sigterm_waits_for_what_is_being_saved(capsys):
     assert process.stderr == line
 
 
+def test_a_sigterm_that_python_loses_ends_before_the_next_rounds():
+    """As one does that comes while garbage is collected."""
+    process = run(
+        "import os, signal; from fedjax_graph.core import termination; "
+        "of = {'__del__': lambda self: os.kill(os.getpid(), signal.SIGTERM)}; "
+        "type('Lost', (), of)(); print('on'); "
+        "block = termination.deferred(); block.__enter__(); print('rounds')"
+    )
+    assert (process.returncode, process.stdout) == (143, "on\n")
+    assert "Exception ignored in" in process.stderr
+    assert process.stderr.endswith("error: ended by SIGTERM\n")
+
+
 def test_an_error_of_our_own_is_not_hidden():
     process = run("raise RuntimeError('a bug')")
     assert process.returncode == 1 and "RuntimeError: a bug" in process.stderr
