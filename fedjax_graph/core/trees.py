@@ -66,3 +66,20 @@ def kept_rows(tree: Any, is_kept: jax.Array) -> Any:
     What came out of padding may not be finite, so a product with 0 would not do.
     """
     return jax.tree.map(lambda x: jnp.where(beside(is_kept, x), x, 0), tree)
+
+
+def leaves_read(fn: Callable[[Any], Any], tree: Any) -> list[bool]:
+    """Marks the leaves of an argument that a function's result is computed from.
+
+    Args:
+      fn: traced, not computed.
+      tree: its argument, arrays or their shapes.
+
+    Returns:
+      One for each leaf, in the order of `jax.tree.leaves`.
+    """
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+    jaxpr = jax.make_jaxpr(fn)(shapes).jaxpr
+    used = [*jaxpr.outvars, *(x for step in jaxpr.eqns for x in step.invars)]
+    read = set(map(id, used))
+    return [id(x) in read for x in jaxpr.invars]

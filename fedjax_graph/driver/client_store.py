@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_graph.core import arrays, clients, mesh
+from fedjax_graph.core import arrays, clients, mesh, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.graphs import Graph
@@ -278,7 +278,7 @@ def _own_rows(data: Data, client_data: Callable[[Data], Any] | None) -> Data:
     for (path, x), is_own, is_read in zip(
         jax.tree.leaves_with_path(data),
         jax.tree.leaves(found),
-        _is_read(client_data, data),
+        trees.leaves_read(client_data, data),
         strict=True,
     ):
         if is_own and not is_read and not any(x is other for other in known):
@@ -289,16 +289,6 @@ def _own_rows(data: Data, client_data: Callable[[Data], Any] | None) -> Data:
                 "the method with all clients on the device"
             )
     return found
-
-
-def _is_read(fn: Callable[[Data], Any], data: Data) -> list[bool]:
-    """Whether the result of a function depends on each leaf of its argument."""
-    leaves, structure = jax.tree.flatten(data)
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
-    jaxpr = jax.make_jaxpr(lambda *x: fn(structure.unflatten(x)))(*shapes).jaxpr
-    reading = [x for equation in jaxpr.eqns for x in equation.invars] + jaxpr.outvars
-    read = set(map(id, reading))
-    return [id(x) in read for x in jaxpr.invars]
 
 
 def _layout(

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from fedjax_graph import algorithms
+from fedjax_graph.core import trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files
@@ -129,7 +130,7 @@ def pack(workdir: pathlib.Path, method: str, path: pathlib.Path) -> dict[str, An
     arrays = {
         name: leaf
         for (name, leaf), is_read in zip(
-            _leaves(best).items(), _is_read(algorithm, best, data), strict=True
+            _leaves(best).items(), _leaves_used(algorithm, best, data), strict=True
         )
         if is_read
     }
@@ -179,7 +180,7 @@ def _state_of(model: Pretrained, network: Network) -> SeedState:
         wanted = leaves.get(key, value[None])
         if (wanted.shape, wanted.dtype) != (value.shape, value.dtype):
             raise InputError(f"{what} is no part of {known}")
-    for key, is_read in zip(leaves, _is_read(algorithm, best, data), strict=True):
+    for key, is_read in zip(leaves, _leaves_used(algorithm, best, data), strict=True):
         if is_read and key not in model.state:
             raise InputError(f"no {key}, a part of {known}")
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
@@ -238,16 +239,13 @@ def _leaves(state: Any) -> dict[str, Any]:
     }
 
 
-def _is_read(algorithm: FederatedAlgorithm, state: Any, data: Data) -> list[bool]:
+def _leaves_used(algorithm: FederatedAlgorithm, state: Any, data: Data) -> list[bool]:
     """Marks the leaves of a state that are read when it is scored or predicts."""
 
     def use(state):
         return algorithm.predict(state, data), algorithm.evaluate(state, data)
 
-    jaxpr = jax.make_jaxpr(use)(state).jaxpr
-    used = [*jaxpr.outvars, *(x for step in jaxpr.eqns for x in step.invars)]
-    indices = {id(x) for x in used}
-    return [id(x) in indices for x in jaxpr.invars]
+    return trees.leaves_read(use, state)
 
 
 def _card(

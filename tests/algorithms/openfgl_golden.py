@@ -7,7 +7,7 @@ Run by hand, where OpenFGL and torch are and this package need not be:
 It was run with Python 3.11, openfgl-lib 1.1.0, torch 2.13.0+cpu, torch-geometric 2.8.1,
 networkx 3.6.1, scikit-network 0.33.5, dtaidistance 2.5.1 and NumPy 2.4.6.
 It writes `data/openfgl/problem.npz`, what all start from, and a file for each method,
-all in float64. What OpenFGL does is left as it is, but for what stands here:
+all in float64. OpenFGL is left as it is, but for `openfgl_changes.py` and this:
 
 - everybody trains the two-layer GCN, of the weights in `problem.npz`, without dropout;
 - a method whose clients know of a round's number is told it, and is given each round
@@ -21,11 +21,11 @@ import pathlib
 import random
 import sys
 import tempfile
-import types
 from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
+import openfgl_changes
 import torch
 from torch_geometric.data import Data
 
@@ -188,10 +188,10 @@ def ada_fgl() -> Arrays:
     Products that it takes by a C library of its authors' machine are SciPy's, features
     that it makes float32 stay float64, and the 0.5 of its dropouts is 0.
     """
-    from openfgl.flcore.adafgl import adafgl_models, client, op, server
+    from openfgl.flcore.adafgl import adafgl_models, client, server
 
     client.config["num_rounds_vanilla"] = server.config["num_rounds_vanilla"] = 1
-    op.csr_sparse_dense_matmul = lambda adjacency, x: adjacency @ x
+    openfgl_changes.with_scipys_product()
     world, first = World("adafgl").run(), []
     preprocess = adafgl_models.AdaFGLModel.preprocess
 
@@ -260,12 +260,7 @@ class TwoMaskedLayers(torch.nn.Module):
 
 def fed_pub() -> Arrays:
     """u_i and masks after two rounds; a random graph that is smaller than its own."""
-    scatter, sparse = types.ModuleType("torch_scatter"), mock.MagicMock()
-    scatter.scatter_add = lambda x, index, dim, dim_size: torch.zeros(
-        dim_size, dtype=x.dtype
-    ).scatter_add(dim, index, x)
-    sparse.SparseTensor = type("SparseTensor", (), {})
-    sys.modules |= {"torch_scatter": scatter, "torch_sparse": sparse}
+    openfgl_changes.without_torch_scatter()
     from openfgl.flcore.fedpub import client, server
 
     client.MaskedGCN = server.MaskedGCN = TwoMaskedLayers
@@ -294,13 +289,13 @@ def gcfl_plus() -> Arrays:
     Its own networks read whole graphs out: in their place stands the GCN. Rounds have
     numbers from 21 on, the limits let it split, by the norms of two rounds.
     """
-    from openfgl.flcore.gcfl_plus import client, server
+    from openfgl.flcore.gcfl_plus import server
     from openfgl.model.gcn import GCN
 
-    def network(**sizes):
+    def network():
         return load(GCN(NUM_FEATURES, NUM_HIDDEN, NUM_CLASSES, 2, 0.0), make_problem())
 
-    client.GIN = server.CrossDomainGIN = network
+    openfgl_changes.with_network(network)
     server.config |= {"eps1": 10.0, "eps2": 0.0, "seq_length": 2}
     world = World("gcfl_plus")
     for one in world.clients:
@@ -368,9 +363,8 @@ def fed_dc() -> Arrays:
 
 def fgssl() -> Arrays:
     """Two rounds, on graphs that lose the same edges and features in each step."""
-    scatter = mock.Mock()  # imported, and not called
-    with mock.patch.dict(sys.modules, {"torch_scatter": scatter}):
-        world, rng, kept = World("fgssl"), np.random.default_rng(3), {}
+    openfgl_changes.without_torch_scatter()
+    world, rng, kept = World("fgssl"), np.random.default_rng(3), {}
     for k, client in enumerate(world.clients):
         for name, share in (("augWeak", 0.7), ("augStrongF", 0.4)):
             edges = rng.random(len(world.problem[f"edges_{k}"])) < share

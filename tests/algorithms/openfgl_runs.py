@@ -12,7 +12,7 @@ validation accuracy) on one thread, with a seed, and adds a line of JSON to OUTP
 accuracy in percent, the round, and the median seconds of a round with its evaluation,
 of all and of the last five, which are of AdaFGL's second phase.
 Methods with one model for everybody are scored by the server's, the others by each
-client's. What of OpenFGL was changed so that it runs stands in `changes`.
+client's. What of OpenFGL was changed so that it runs stands in `openfgl_changes.py`.
 """
 
 import argparse
@@ -25,8 +25,6 @@ import statistics
 import sys
 import tempfile
 import time
-import types
-from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
@@ -124,55 +122,24 @@ class Clients:
             (folder / f"glb_{name}_{k}.pkl").write_bytes(own)
 
 
-# --- What of OpenFGL was changed so that it runs --------------------------------------
-
-
-def without_torch_scatter() -> None:
-    """FED-PUB and FGSSL import packages that need a compiler; one sum is called."""
-    scatter, sparse = types.ModuleType("torch_scatter"), mock.MagicMock()
-
-    def scatter_add(x, index, dim, dim_size):
-        import torch
-
-        return torch.zeros(dim_size, dtype=x.dtype).scatter_add(dim, index, x)
-
-    scatter.scatter_add, scatter.scatter = scatter_add, None
-    sparse.SparseTensor = type("SparseTensor", (), {})
-    sys.modules |= {"torch_scatter": scatter, "torch_sparse": sparse}
-
-
-def with_scipys_product() -> None:
-    """AdaFGL loads a C library from a path of its authors' machine."""
-    from openfgl.flcore.adafgl import op
-
-    op.csr_sparse_dense_matmul = lambda adjacency, x: adjacency @ x
-
-
-def with_gcn(num_features: int, num_classes: int) -> Callable[[], None]:
-    """GCFL+'s own network pools whole graphs, so its clients train the GCN."""
-
-    def change() -> None:
-        from openfgl.flcore.gcfl_plus import client, server
-        from openfgl.model.gcn import GCN
-
-        def network(**sizes):
-            return GCN(num_features, HIDDEN_SIZE, num_classes, NUM_LAYERS, DROPOUT)
-
-        client.GIN = server.CrossDomainGIN = network
-
-    return change
-
-
-def changes(data) -> dict[str, Callable[[], None]]:
-    return {
-        "fed_pub": without_torch_scatter,
-        "fgssl": without_torch_scatter,
-        "ada_fgl": with_scipys_product,
-        "gcfl_plus": with_gcn(data.x.shape[1], data.num_global_classes),
-    }
-
-
 # --- Runs -----------------------------------------------------------------------------
+
+
+def change(method: str, data) -> None:
+    """Has OpenFGL run a method that it does not run as it is."""
+    import openfgl_changes
+    from openfgl.model.gcn import GCN
+
+    def network():
+        sizes = data.x.shape[1], HIDDEN_SIZE, data.num_global_classes, NUM_LAYERS
+        return GCN(*sizes, DROPOUT)
+
+    if method in ("fed_pub", "fgssl"):
+        openfgl_changes.without_torch_scatter()
+    elif method == "ada_fgl":
+        openfgl_changes.with_scipys_product()
+    elif method == "gcfl_plus":
+        openfgl_changes.with_network(network)
 
 
 def run_one(path: pathlib.Path, method: str, seed: int, num_rounds: int) -> dict:
@@ -188,17 +155,20 @@ def run_one(path: pathlib.Path, method: str, seed: int, num_rounds: int) -> dict
     scored = "global" if is_servers else "local"
     with tempfile.TemporaryDirectory() as folder:
         clients = Clients(path, pathlib.Path(folder))
-        changes(clients.global_data).get(method, lambda: None)()
-        options = argparse.Namespace(**vars(args))
-        options.dataset, options.model, options.metrics = (
-            ["Cora"],
-            ["gcn"],
-            ["accuracy"],
+        change(method, clients.global_data)
+        own = dict(
+            fl_algorithm=name,
+            dataset=["Cora"],
+            model=["gcn"],
+            metrics=["accuracy"],
+            evaluation_mode=f"{scored}_model_on_local_data",
+            num_clients=clients.num_clients,
+            num_rounds=num_rounds,
+            seed=seed,
+            root=folder,
+            use_cuda=False,
         )
-        options.root, options.use_cuda, options.seed = folder, False, seed
-        options.fl_algorithm, options.num_clients = name, clients.num_clients
-        options.num_rounds = num_rounds
-        options.evaluation_mode = f"{scored}_model_on_local_data"
+        options = argparse.Namespace(**vars(args) | own)
         seed_everything(seed)
         torch.use_deterministic_algorithms(False)
         stamps = []

@@ -33,7 +33,7 @@ from tests.algorithms.quadratic import (
     run,
     to_rows,
 )
-from tests.algorithms.test_conformance import TINY
+from tests.algorithms.tiny_methods import TINY
 
 ADAM = OptimizerConfig("adam", learning_rate=0.1, weight_decay=0.3, stateful=True)
 TASK = QuadraticTask(optimizer=ADAM)

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.algorithms import REGISTRY, get_method, make_config
 from fedjax_graph.core import clients, communication, mesh, sharding
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import rounds
-from tests.algorithms import test_conformance as conformance
 from tests.algorithms.problems import Seq2SeqTraffic, all_problems
+from tests.algorithms.tiny_methods import TINY
 
 pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
 
@@ -42,9 +42,9 @@ def problems(train):
 
 def outcome_of(method, problems):
     """Two rounds and what they exchange, by the driver."""
-    kinds = [kind for kind, methods in conformance.TINY.items() if method in methods]
+    kinds = [kind for kind, methods in TINY.items() if method in methods]
     kind = CASES.get(method, kinds[0])
-    values = dict(conformance.TINY[kind][method])
+    values = dict(TINY[kind][method])
     if method == "fed_avg":
         values["participation"] = 0.6
     algorithm = get_method(method).factory(make_config(method, values))
@@ -94,7 +94,7 @@ def test_numbers_do_not_depend_on_the_mesh(alone, problems, method, shape):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted({*conformance.REGISTRY} - {*SYSTEMS}))
+@pytest.mark.parametrize("method", sorted({*REGISTRY} - {*SYSTEMS}))
 def test_no_method_depends_on_the_mesh(alone, problems, method):
     test_numbers_do_not_depend_on_the_mesh(alone, problems, method, "2x2")
 

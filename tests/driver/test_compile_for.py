@@ -13,8 +13,8 @@ from fedjax_graph.algorithms import get_method, make_config
 from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import compile_for, hlo_costs, memory, rounds
-from tests.algorithms import test_conformance as conformance
 from tests.algorithms.problems import Nodes, Seq2SeqTraffic, Subgraphs, Traffic
+from tests.algorithms.tiny_methods import TINY
 
 SMALL = {  # command lines whose rounds compile in seconds
     "cnfgnn": (
@@ -103,7 +103,7 @@ def test_what_is_compiled_is_the_program_of_a_run(train, monkeypatch, seeds):
     monkeypatch.setattr(compile_for.Target, "devices", lambda target: devices)
     monkeypatch.setattr(memory, "check_program", lambda _, x: programs.append(x))
     chip = compile_for.Chip("cpu", 2e12, 1e12, 1e11, 1e10, 16, "nobody's")
-    values = conformance.TINY[Traffic]["sfl_star"]
+    values = TINY[Traffic]["sfl_star"]
     algorithm = get_method("sfl_star").factory(make_config("sfl_star", values))
     data = Traffic(train).train
     fewer = data._replace(starts=data.starts[:7])
@@ -172,7 +172,7 @@ def test_a_round_is_exported_for_all_platforms(
 ):
     """From one source; nothing is compiled."""
     data = (problem(train) if problem in (Traffic, Seq2SeqTraffic) else problem()).train
-    values = conformance.TINY[problem][method]
+    values = TINY[problem][method]
     algorithm = get_method(method).factory(make_config(method, values))
     state = jax.eval_shape(algorithm.init, jax.random.key(0), data)
     exported = jax.export.export(

@@ -11,11 +11,36 @@ RATES = hlo_costs.Rates(
 )
 NUM_ROWS, SIZE, NUM_STEPS = 32, 64, 7
 STEP_FLOPS = 2 * NUM_ROWS * SIZE * SIZE
+PAIR = "f32[8,32]{1,0:T(8,128)S(1)}", "f32[32,16]{1,0}"  # the first on the chip
 
 
 def analyse(fn, *shapes):
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return hlo_costs.analyse(jax.jit(fn).lower(*args).compile().as_text(), RATES)
+
+
+def analyse_lines(operands, *lines, before=()):
+    """Of an accelerator's program, as its compiler writes it: on `%a`, `%b`, ..."""
+    named = dict(zip("abc", operands, strict=False))
+    arguments = ", ".join(f"{name}: {shape}" for name, shape in named.items())
+    *others, root = lines
+    result = root.split(" = ")[1].split(" ")[0]
+    text = "\n".join(
+        [
+            "HloModule m",
+            "",
+            *before,
+            f"ENTRY %main ({arguments}) -> {result} {{",
+            *(
+                f"  %{name} = {shape} parameter({number})"
+                for number, (name, shape) in enumerate(named.items())
+            ),
+            *(f"  {line}" for line in others),
+            f"  ROOT {root}",
+            "}",
+        ]
+    )
+    return hlo_costs.analyse(text, RATES)
 
 
 def test_products_in_loops_count_as_often_as_they_run():
@@ -93,24 +118,17 @@ def test_collectives_count_what_a_device_sends():
 
 
 def test_a_tpus_kernel_that_sums_and_scatters_is_a_collective():
-    text = "\n".join(
-        [
-            "HloModule m",
-            "",
-            "%all-reduce-scatter.1 (input: f32[4,12,8]) -> f32[12,8] {",
-            "  %input = f32[4,12,8]{2,1,0} parameter(0)",
-            "  %sum = f32[4,12,8]{2,1,0} all-reduce(%input), to_apply=%add",
-            "  ROOT %own = f32[12,8]{1,0} dynamic-slice(%sum)",
-            "}",
-            "",
-            "ENTRY %main (a: f32[4,12,8]) -> f32[12,8] {",
-            "  %a = f32[4,12,8]{2,1,0} parameter(0)",
-            "  ROOT %f = f32[12,8]{1,0} fusion(%a), kind=kCustom, "
-            "calls=%all-reduce-scatter.1",
-            "}",
-        ]
+    kernel = (
+        "%all-reduce-scatter.1 (input: f32[4,12,8]) -> f32[12,8] {",
+        "  %input = f32[4,12,8]{2,1,0} parameter(0)",
+        "  %sum = f32[4,12,8]{2,1,0} all-reduce(%input), to_apply=%add",
+        "  ROOT %own = f32[12,8]{1,0} dynamic-slice(%sum)",
+        "}",
+        "",
     )
-    found = hlo_costs.analyse(text, RATES).collectives
+    call = "%f = f32[12,8]{1,0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter.1"
+    costs = analyse_lines(["f32[4,12,8]{2,1,0}"], call, before=kernel)
+    found = costs.collectives
     assert found == {"reduce-scatter": {"count": 1, "bytes": 4 * 4 * 12 * 8}}
 
 
@@ -158,22 +176,14 @@ def test_convolutions_and_their_gradients_are_as_much_work(stride, padding):
 )
 def test_a_gpus_convolutions_are_as_much_work(call, operands):
     first, second, result = (f"f32[{dims}]{{3,2,1,0}}" for dims in operands)
-    text = "\n".join(
-        [
-            "HloModule m",
-            "",
-            f"ENTRY %main (a: {first}, b: {second}) -> {result} {{",
-            f"  %a = {first} parameter(0)",
-            f"  %b = {second} parameter(1)",
-            f"  %c = ({result}, u8[64]{{0}}) custom-call(%a, %b), "
-            "window={size=3x3 stride=2x2 pad=1_1x1_1}, "
-            f'dim_labels=b01f_01io->b01f, custom_call_target="__cudnn${call}"',
-            f"  ROOT %d = {result} get-tuple-element(%c), index=0",
-            "}",
-        ]
+    lines = (
+        f"%c = ({result}, u8[64]{{0}}) custom-call(%a, %b), "
+        "window={size=3x3 stride=2x2 pad=1_1x1_1}, "
+        f'dim_labels=b01f_01io->b01f, custom_call_target="__cudnn${call}"',
+        f"%d = {result} get-tuple-element(%c), index=0",
     )
     flops = 2 * 4 * 5 * 6 * met_by_hand(9, 2, 1) ** 2
-    assert hlo_costs.analyse(text, RATES).flops == pytest.approx(flops)
+    assert analyse_lines([first, second], *lines).flops == pytest.approx(flops)
 
 
 def test_a_batched_product_of_a_tpu_is_one_product_each():
@@ -182,18 +192,8 @@ def test_a_batched_product_of_a_tpu_is_one_product_each():
         "%p = f32[207,48,192]{2,1,0} convolution(%a, %b), "
         "window={size=207 stride=206 lhs_dilate=207}, dim_labels=0bf_0io->0bf"
     )
-    text = "\n".join(
-        [
-            "HloModule m",
-            "",
-            "ENTRY %main (a: f32[207,48,64], b: f32[207,64,192]) -> f32[207,48,192] {",
-            "  %a = f32[207,48,64]{2,1,0} parameter(0)",
-            "  %b = f32[207,64,192]{2,1,0} parameter(1)",
-            f"  ROOT {line}",
-            "}",
-        ]
-    )
-    flops = hlo_costs.analyse(text, RATES).flops
+    operands = "f32[207,48,64]{2,1,0}", "f32[207,64,192]{2,1,0}"
+    flops = analyse_lines(operands, line).flops
     assert flops == pytest.approx(2 * 207 * 48 * 64 * 192)
 
 
@@ -214,18 +214,7 @@ def test_a_batched_product_of_a_tpu_is_one_product_each():
     ],
 )
 def test_products_of_accelerators(line, expected):
-    text = "\n".join(
-        [
-            "HloModule m",
-            "",
-            "ENTRY %main (a: f32[8,32], b: f32[32,16]) -> f32[8,16] {",
-            "  %a = f32[8,32]{1,0:T(8,128)S(1)} parameter(0)",
-            "  %b = f32[32,16]{1,0} parameter(1)",
-            f"  ROOT {line}",
-            "}",
-        ]
-    )
-    costs = hlo_costs.analyse(text, RATES)
+    costs = analyse_lines(PAIR, line)
     assert costs.flops == expected
     assert costs.bytes == 4 * (32 * 16 + 8 * 16)  # `a` is on the chip
 
@@ -257,15 +246,4 @@ def test_products_of_accelerators(line, expected):
     ],
 )
 def test_what_moves_to_and_from_a_tpus_chip_counts_once(line, expected):
-    text = "\n".join(
-        [
-            "HloModule m",
-            "",
-            "ENTRY %main (a: f32[8,32], b: f32[32,16]) -> f32[8,16] {",
-            "  %a = f32[8,32]{1,0:T(8,128)S(1)} parameter(0)",
-            "  %b = f32[32,16]{1,0} parameter(1)",
-            f"  ROOT {line}",
-            "}",
-        ]
-    )
-    assert hlo_costs.analyse(text, RATES).bytes == expected
+    assert analyse_lines(PAIR, line).bytes == expected

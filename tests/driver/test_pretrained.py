@@ -13,7 +13,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import pretrained, rounds
 from fedjax_graph.driver.network import save_network
 from fedjax_graph.driver.serving import load_forecaster
-from tests.algorithms.test_conformance import HALVES
+from tests.algorithms.tiny_methods import HALVES
 
 TASK = {"kind": "traffic_seq2seq", "hidden_size": 4, "num_layers": 1}
 CONFIGS = {

@@ -48,10 +48,8 @@ def make_epoch(
     Returns:
       (training, data, code, key) -> (training, (mean loss, metrics of the encryption)).
     """
-    net, optimizer = (
-        PackedNet(config.supernet),
-        config.server_optimizer.build(num_epochs),
-    )
+    net = PackedNet(config.supernet)
+    optimizer = config.server_optimizer.build(num_epochs)
 
     def loss(params, stats, client_data, key, code):
         model = {"params": params, "batch_stats": stats}
@@ -70,10 +68,8 @@ def make_epoch(
     def epoch(training: Training, data: SubgraphData, code, key):
         with faults.trial():
             merged, value, cost = gradient(training.model, data, key, code)
-        params = training.model["params"]
-        params, opt_state = step_if(
-            value, optimizer, merged["params"], training.opt_state, params
-        )
+        before = training.opt_state, training.model["params"]
+        params, opt_state = step_if(value, optimizer, merged["params"], *before)
         model = merged | {"params": params}
         own = score_all(data, shared=(model, code))
         (federated,), scoring_cost = federated_scores(config, own[:, None], data)
@@ -97,10 +93,8 @@ def make_begin(
     config: SearchConfig, num_epochs: int | None = None
 ) -> Callable[..., Training]:
     """Factory of (data, code, key) -> a training before its first epoch."""
-    net, optimizer = (
-        PackedNet(config.supernet),
-        config.server_optimizer.build(num_epochs),
-    )
+    net = PackedNet(config.supernet)
+    optimizer = config.server_optimizer.build(num_epochs)
 
     def begin(data: SubgraphData, code, key):
         model = net.init(key, code)
