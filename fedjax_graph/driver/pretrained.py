@@ -22,7 +22,7 @@ from fedjax_graph.data import files
 from fedjax_graph.driver import results, writers
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.network import Network
-from fedjax_graph.driver.seeds import SeedState, abstract_seeds
+from fedjax_graph.driver.seeds import SeedState, abstract_seeds, check_chosen
 
 FOLDER = pathlib.Path(__file__).parents[1] / "pretrained"
 STATE, NETWORK = "state", "network/"  # what names of arrays begin with
@@ -203,7 +203,7 @@ def read_run(
       The network, the checkpoint's settings, the method, and the states of all seeds.
 
     Raises:
-      InputError: if there is none, or it cannot be read.
+      InputError: if there is none, it cannot be read, or it has no best round.
     """
     folder, path = workdir / method / "checkpoints", workdir / "network.npz"
     if not folder.is_dir() or not path.exists():
@@ -214,6 +214,7 @@ def read_run(
         algorithm = algorithm_of(settings)
         like = abstract_seeds(algorithm, settings["seeds"], network.example())
         seeds, _ = kept.restore((like, np.float64(0)))
+    check_chosen(method, algorithm, seeds)
     return network, settings, algorithm, seeds
 
 

@@ -93,7 +93,7 @@ def run(
         loop.count(seed_state)
         if not eval_only:
             seed_state, seconds = loop.run(seed_state, seconds)
-            check_chosen(name, algorithm, seed_state)
+    check_chosen(name, algorithm, seed_state)
     states, data = seed_state.best_state, splits["test"]
     test = evaluate_seeds(algorithm, states, data, config.is_drawn)
     return RunResult(

@@ -11,6 +11,7 @@ import pytest
 from fedjax_graph.algorithms import get_method, make_config
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import pretrained, rounds
+from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.network import save_network
 from fedjax_graph.driver.serving import load_forecaster
 from tests.algorithms.tiny_methods import HALVES
@@ -120,6 +121,19 @@ def test_a_card_names_no_folder(run, tmp_path):
     assert card["command"] == expected
     assert card["test"] == {"rmse": 1.5}
     assert str(run[0]) not in json.dumps(card)
+
+
+def test_a_run_without_a_best_round_is_not_packed(run, tmp_path, monkeypatch):
+    restore = Checkpoints.restore
+
+    def unchosen(self, like):
+        seeds, seconds = restore(self, like)
+        return seeds._replace(best_round=0 * seeds.best_round), seconds
+
+    monkeypatch.setattr(Checkpoints, "restore", unchosen)
+    with pytest.raises(InputError, match="no number in any round from 1 on"):
+        pretrained.pack(*run[:2], tmp_path / "model.npz")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_card_is_of_the_seed_that_is_packed(run, packed, tmp_path):

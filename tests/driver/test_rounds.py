@@ -10,7 +10,8 @@ import pytest
 
 from fedjax_graph.core.communication import Bytes, Exchange, up
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver import plots, programs
+from fedjax_graph.driver import plots, programs, rounds
+from fedjax_graph.driver.config import RunConfig
 from fedjax_graph.driver.seeds import of_seed
 from fedjax_graph.driver.writers import read_records
 from tests.driver.scripted import (
@@ -141,6 +142,9 @@ def test_no_state_is_the_best_where_no_figure_is_a_number(
     words = f"fake: validation_loss was no number in any round from {first} on"
     with pytest.raises(InputError, match=words):
         run(script, tmp_path, algorithm=algorithm, seeds=seeds, patience=3)
+    args = "fake", algorithm, script, RunConfig(8, seeds=seeds), tmp_path, {"h": 4}
+    with pytest.raises(InputError, match=words):
+        rounds.run(*args, eval_only=True)
     kept = run(script, algorithm=algorithm, seeds=seeds, keep_last=True)
     assert list(kept.best_round) == [8] * len(seeds)
 
