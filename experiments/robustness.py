@@ -1,8 +1,9 @@
-"""Curves of accuracy over the share of clients that attack, for several aggregators.
+"""Curves of accuracy over the share of clients that misbehave, for several aggregators.
 
 python -m experiments.robustness
 python -m experiments.robustness --dataset=cora --attack=noise
 python -m experiments.robustness --aggregators=weighted_mean,krum --fractions=0,0.4
+python -m experiments.robustness --vary=straggler_rate --aggregators=weighted_mean
 
 Each point is a run of FedAvg (`fl` of `experiments.graphfl`, whose flags these are) in
 a folder of its own; `robustness.png`, `robustness.json` and a table sum them up. A
@@ -18,16 +19,21 @@ from experiments import cli
 from experiments.studies import pictures
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.graphfl_settings import GraphFLSettings
-from experiments.studies.options import option
+from experiments.studies.options import option, options_of
+from experiments.studies.trust import NEEDS
 from fedjax_graph.core.aggregation import AGGREGATORS
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import plots, results, writers
 
 METHODS = ("fl",)
+VARIED = {  # what of the clients misbehaves: what its share is called
+    "byzantine_fraction": "share of the clients that attack",
+    "dropout_rate": "share of a round's clients that send nothing",
+    "straggler_rate": "share of a round's clients that are slow",
+}
 NOT_CHOSEN = {  # flag of `experiments.graphfl`: what decides instead
     "methods": "FedAvg is what runs",
     "aggregator": "--aggregators names those to compare",
-    "byzantine_fraction": "--fractions has the shares",
     "on_nan": "a model that diverges is scored as it is",
     "sweep": "--aggregators and --fractions are what is swept",
     "sweep_values": "--aggregators and --fractions are what is swept",
@@ -36,14 +42,19 @@ NOT_CHOSEN = {  # flag of `experiments.graphfl`: what decides instead
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RobustnessStudy(GraphFLSettings):
-    """FedAvg on the nodes of a graph under attack, aggregator by aggregator."""
+    """FedAvg on the nodes of a graph, aggregator by aggregator and share by share."""
 
     system: ClassVar[str] = "robustness"
     subject: ClassVar[str] = "Robustness"
 
     aggregators: tuple[str, ...] = option(tuple(AGGREGATORS), "Those to compare.")
+    vary: str = option(
+        "byzantine_fraction",
+        "Of which flag --fractions has the values.",
+        choices=list(VARIED),
+    )
     fractions: tuple[str, ...] = option(
-        ("0", "0.1", "0.2", "0.3", "0.4"), "Shares of the clients that attack."
+        ("0", "0.1", "0.2", "0.3", "0.4"), "Shares of the clients that misbehave."
     )
 
     def run_loaded(self) -> list[dict[str, Any]]:
@@ -57,15 +68,15 @@ class RobustnessStudy(GraphFLSettings):
         """
         parts = self.parts()
         workdir = self.make_workdir(self.dataset or "synthetic")
-        rows = []
+        rows, conduct = [], {name: getattr(self, name) for name in self._dependent()}
         for (aggregator, fraction), study in parts.items():
             folder = workdir / f"{aggregator}-{fraction}"
             entry = dataclasses.replace(study, workdir=str(folder)).run_loaded()["fl"]
             rows.append(
                 {
                     "aggregator": aggregator,
-                    "byzantine_fraction": float(fraction),
-                    "attack": self.attack,
+                    self.vary: float(fraction),
+                    **conduct,
                     "accuracy": entry["test"]["accuracy"],
                     "std": (entry["test_std"] or {}).get("accuracy"),
                 }
@@ -91,7 +102,8 @@ class RobustnessStudy(GraphFLSettings):
         Raises:
           InputError: if an option does not fit.
         """
-        for name, reason in NOT_CHOSEN.items():
+        decided = NOT_CHOSEN | {self.vary: "--fractions has the shares"}
+        for name, reason in decided.items():
             if self.is_given(name) and getattr(self, name) != METHODS:
                 raise InputError(f"--{name}: {reason}")
         for aggregator in self.aggregators:
@@ -102,19 +114,24 @@ class RobustnessStudy(GraphFLSettings):
                 )
         names = {field.name for field in dataclasses.fields(GraphFLStudy)}
         own = {name: getattr(self, name) for name in names}
-        given = self.given & names - {"attack", "attack_scale", "methods"}
+        given = self.given & names - {*self._dependent(), "methods"}
         own |= {"given": given, "methods": METHODS, "on_nan": "ignore"}
+        defaults = options_of(GraphFLStudy)
+        honest = {name: defaults[name].default for name in self._dependent()}
         parts = {}
         for aggregator in self.aggregators:
             for text in self.fractions:
-                pair = {"aggregator": aggregator, "byzantine_fraction": _share(text)}
-                if not _share(text):
-                    pair |= {"attack": "sign_flip", "attack_scale": None}
-                parts[aggregator, text] = GraphFLStudy(**own | pair)
+                pair = {"aggregator": aggregator, self.vary: _share(text)}
+                conduct = {} if _share(text) else honest
+                parts[aggregator, text] = GraphFLStudy(**own | pair | conduct)
         for study in parts.values():  # raises before a folder is made
             study.resolved().check()
             study.chosen_methods()
         return parts
+
+    def _dependent(self) -> list[str]:
+        """The options that change nothing where the share is 0."""
+        return [name for name, needed in NEEDS.items() if needed == self.vary]
 
     def sum_up(self, workdir: pathlib.Path, rows: list[dict[str, Any]]) -> None:
         """Writes the picture, unless runs are only scored, and prints the table."""
@@ -123,15 +140,17 @@ class RobustnessStudy(GraphFLSettings):
             own = [row for row in rows if row["aggregator"] == aggregator]
             values = [row["accuracy"] for row in own]
             stds = [row["std"] or 0.0 for row in own]
-            shares = [row["byzantine_fraction"] for row in own]
+            shares = [row[self.vary] for row in own]
             lines[aggregator] = plots.Line(shares, values, stds)
             table.append([aggregator, *(f"{value:.1f}" for value in values)])
         print(results.format_table(["accuracy %", *self.fractions], table))
         if self.eval_only:
             return
-        titles = "share of the clients that attack", "test accuracy (%)"
+        titles = VARIED[self.vary], "test accuracy (%)"
         study, name = self.resolved(), self.dataset or "synthetic"
-        look = pictures.look(study, name, self.aggregators, {}, self.attack)
+        attacks = self.vary == "byzantine_fraction" or self.byzantine_fraction
+        said = self.attack if attacks else ""
+        look = pictures.look(study, name, self.aggregators, {}, said)
         plots.curves(workdir / "robustness.png", lines, *titles, look)
         print(f"robustness.json, robustness.png and the runs are in {workdir}")
 

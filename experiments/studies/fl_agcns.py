@@ -37,6 +37,7 @@ class FLAGCNSStudy(FLAGCNSSettings):
 
     def in_effect(self) -> dict[str, Any]:
         """See `Options.in_effect`."""
+        self.check_given()
         study = self.resolved()
         methods = study.check_methods()
         dataset = study.dataset or SHORT_RUN_DATASET
@@ -62,6 +63,7 @@ class FLAGCNSStudy(FLAGCNSSettings):
         Raises:
           InputError: one line, where a setting or a file does not fit.
         """
+        self.check_given()
         study = self.resolved()
         methods = study.check_methods()
         study.set_up_jax()

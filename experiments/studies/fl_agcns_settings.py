@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Self
 
-from experiments.studies.fl_agcns_methods import FIXED, METHODS, SEARCHES
+from experiments.studies.fl_agcns_methods import EVOLUTIONARY, FIXED, METHODS, SEARCHES
 from experiments.studies.fl_agcns_options import EXAMPLE_CODE, FLAGCNSOptions
+from experiments.studies.methods import check_concerns
 from fedjax_graph import algorithms
 from fedjax_graph.algorithms.fl_agcns.fl_rl import FLRLConfig
 from fedjax_graph.algorithms.fl_agcns.trainings import EvolutionConfig
@@ -36,6 +37,18 @@ OF_SHARED = (  # what only a search by shared weights has a use for
     *("codes_per_step", "supernet_steps"),
 )
 OF_SCRATCH = ("first_epochs", "rungs")  # likewise
+CONCERN = (  # options, and the methods that have a use for them
+    (
+        ("num_generations", "fitness_from", "population_size", "codes_per_step"),
+        EVOLUTIONARY,
+    ),
+    (("num_warm_up", "warm_up_codes", "num_finalists", *OF_SCRATCH), EVOLUTIONARY),
+    (("supernet_steps", "scored_by"), (*EVOLUTIONARY, "fl_gradient")),
+    (("num_trials",), ("fl_random", "fl_rl")),
+    (("num_relaxed_rounds",), ("fl_gradient",)),
+    (("num_layers", "stages"), SEARCHES),
+    (("space", "fusion"), (*SEARCHES, "code")),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +71,16 @@ class FLAGCNSSettings(FLAGCNSOptions):
             if not self.is_given(name) and name not in passed_over
         }
         return dataclasses.replace(self, **short)
+
+    def check_given(self) -> None:
+        """Checks, before `resolved`, that what is given concerns one of the methods.
+
+        Raises:
+          InputError: if an option does not, or see `chosen_methods`.
+        """
+        methods = self.chosen_methods()
+        for names, known in CONCERN:
+            check_concerns(self, names, methods, set(methods) & set(known))
 
     def check_methods(self) -> list[str]:
         """Checks that the settings go together.

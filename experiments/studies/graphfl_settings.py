@@ -97,7 +97,7 @@ class GraphFLSettings(TrustStudy):
     checkpoint_inner: bool = option(
         False, "Recompute inner steps instead of keeping them."
     )
-    hidden_size: int = option(16, "Of GCN.", lower=1)
+    hidden_size: int = option(16, "Of GCN, or of a plugin's model.", lower=1)
     dropout: float = option(0.5, "Of GCN's hidden units.", lower=0.0, upper=0.99)
     pseudo_labels: int | None = option(
         None, "Of self-training, per class and client (10).", lower=0
@@ -172,6 +172,9 @@ class GraphFLSettings(TrustStudy):
             raise InputError(
                 f"--model={self.model_name}: unknown; known: {', '.join(MODELS)}"
             )
+        for name in filter(self.is_given, ("hidden_size", "dropout")):
+            if self.model == "sgc":
+                raise InputError(f"--{name}: --model=sgc has no hidden units")
         has_overlap = self.overlap is not None or self.sweep == "overlap"
         if self.is_new_labels and has_overlap:
             raise InputError(

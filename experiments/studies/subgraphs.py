@@ -42,8 +42,7 @@ KEYS = ("accuracy", "cross_entropy")
 NUM_ROUNDS = 100
 GENERATOR_ROUNDS = 10  # of FedSage+, where they are less than half of all
 OF_PHASES = ("federated_rounds", "generator_rounds")  # a prolonged run keeps its own
-# a network of `NETWORKS` has its own size, and the server steps
-OF_LOCAL_STEPS = ("hidden_size", "local_epochs", "client_optimizer")
+OF_LOCAL_STEPS = ("local_epochs", "client_optimizer")  # not where the server steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,6 +134,9 @@ class SubgraphStudy(SubgraphSettings):
         methods = self.choose_methods(METHODS, DEFAULT)
         own = [method for method in methods if method not in NETWORKS]
         check_concerns(self, OF_LOCAL_STEPS, methods, own)
+        hidden = [method for method in methods if _has_hidden(self._model(method))]
+        check_concerns(self, ("dropout",), methods, hidden)
+        check_concerns(self, ("hidden_size",), methods, set(hidden) & set(own))
         choosing = [method for method in own if method not in OWN_MODELS]
         check_concerns(self, ("model",), methods, choosing)
         stepping = having("server_optimizer", methods, registered_name)
@@ -144,14 +146,15 @@ class SubgraphStudy(SubgraphSettings):
         self.check_trust(methods, registered_name)
         return methods
 
+    def _model(self, method: str) -> str:
+        if method in NETWORKS:
+            return method
+        return OWN_MODELS.get(method, self.model)
+
     def method_values(self, method: str, problem: Problem) -> dict[str, Any]:
         """The options under the names of the methods' config fields."""
-        is_network = method in NETWORKS
-        encodes = method in ENCODES_STRUCTURE
-        model = method if is_network else OWN_MODELS.get(method, self.model)
-        has_own_size = is_network or (
-            model in FIXED_GNNS and FIXED_GNNS[model].hidden_size is None
-        )
+        encodes, model = method in ENCODES_STRUCTURE, self._model(method)
+        has_own_size = method in NETWORKS or not _has_hidden(model)
         task = SubgraphTask(
             **(problem.structure_sizes if encodes else problem.sizes),
             model=model,
@@ -171,7 +174,7 @@ class SubgraphStudy(SubgraphSettings):
             "participation": self.participation,
             "first_order": True,  # Adam's root has no derivative at 0
         }
-        own = self.adam() if is_network else None
+        own = self.adam() if method in NETWORKS else None
         if steps := server_optimizer_of(self, registered_name(method), own):
             values["server_optimizer"] = steps
         return values
@@ -215,6 +218,10 @@ class SubgraphStudy(SubgraphSettings):
             # By default the best of all rounds is tested.
             patience=self.patience or num_rounds + 1,
         )
+
+
+def _has_hidden(model: str) -> bool:
+    return model not in FIXED_GNNS or FIXED_GNNS[model].hidden_size is not None
 
 
 def _begun(workdir: pathlib.Path, method: str) -> dict[str, Any]:

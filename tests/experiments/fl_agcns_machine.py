@@ -2,26 +2,35 @@
 
 import numpy as np
 
+from experiments.studies.fl_agcns_methods import EVOLUTIONARY, SEARCHES
 from tests.experiments import binary
 
 NUM_NODES, NUM_CLASSES, NUM_FEATURES, NUM_CLIENTS = 60, 3, 6, 2
 NUM_LAYERS, NUM_GENERATIONS, NUM_WARM_UP, NUM_EPOCHS, NUM_RETRAIN = 3, 3, 1, 2, 2
 NUM_TRAINED, NUM_VALIDATED, NUM_TESTED = 15, 21, 24
-SMALL = (
-    "--space=2022",
+EVOLUTION = (
     "--fitness_from=shared",
-    f"--num_clients={NUM_CLIENTS}",
-    f"--num_layers={NUM_LAYERS}",
     "--population_size=4",
     "--codes_per_step=2",
-    "--supernet_steps=1",
     f"--num_generations={NUM_GENERATIONS}",
     f"--num_warm_up={NUM_WARM_UP}",
-    "--num_trials=2",
-    "--num_relaxed_rounds=1",
-    f"--num_epochs={NUM_EPOCHS}",
-    f"--num_retrain={NUM_RETRAIN}",
 )
+SMALL = (  # flags, and the methods that they concern; None: all
+    (EVOLUTION, EVOLUTIONARY),
+    (("--supernet_steps=1",), (*EVOLUTIONARY, "fl_gradient")),
+    (("--num_relaxed_rounds=1",), ("fl_gradient",)),
+    (("--num_trials=2",), ("fl_random", "fl_rl")),
+    ((f"--num_layers={NUM_LAYERS}",), SEARCHES),
+    (("--space=2022",), (*SEARCHES, "code")),
+    ((f"--num_clients={NUM_CLIENTS}",), None),
+    ((f"--num_epochs={NUM_EPOCHS}", f"--num_retrain={NUM_RETRAIN}"), None),
+)
+
+
+def small(methods):
+    """The flags that make a run of these methods short."""
+    chosen = [flags for flags, known in SMALL if known is None or {*methods} & {*known}]
+    return sum(chosen, ())
 
 
 class Machine(binary.Machine):
@@ -33,7 +42,7 @@ class Machine(binary.Machine):
             f"--workdir={self.folder / workdir}",
             f"--dataset={self.folder / 'mine.npz'}",
             *([f"--methods={','.join(methods)}"] if methods else []),
-            *SMALL,
+            *small(methods or ("code",)),
             *flags,
         ]
 

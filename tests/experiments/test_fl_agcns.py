@@ -37,6 +37,10 @@ BAD = {  # flags: words of the line
     ("--participation=0.5",): ["--participation", "every client"],
     ("--patience=5",): ["--patience", "--num_epochs"],
     ("--methods=fl_rl", "--num_trials=7"): ["--num_trials=7", "multiple of 5"],
+    ("--methods=gcn,code", f"--code={CODE}", "--num_trials=3"): [
+        "--num_generations concerns none of the methods gcn, code"
+    ],
+    ("--num_trials=3",): ["--num_trials concerns none of the methods gcn, fl_agcns"],
     ("--fitness_from=scratch",): ["--num_warm_up: ", "--fitness_from=shared"],
     ("--rungs=3,2,1",): ["--rungs: ", "--fitness_from=scratch"],
     ("--first_epochs=3",): ["--first_epochs: ", "--fitness_from=scratch"],
@@ -76,7 +80,9 @@ def trainings(training):
         ),
     }
     for number, flags in enumerate(BAD):
-        lines[" ".join(flags)] = training.command_line(f"bad/{number}", *flags)
+        lines[" ".join(flags)] = training.command_line(
+            f"bad/{number}", *flags, methods=("gcn", "fl_agcns")
+        )
     return training.run_many(lines)
 
 

@@ -265,6 +265,8 @@ def test_optimizers_of_clients_and_server():
             )
         ),
         ({"methods": ("graphfl",), "local_rate": 0.2}, ["--local_rate concerns none"]),
+        ({"model": "sgc", "hidden_size": 8}, ["--hidden_size: --model=sgc has no"]),
+        ({"model": "sgc", "dropout": 0.2}, ["--dropout: --model=sgc has no hidden"]),
         ({"sweep_values": ("1",)}, ["--sweep_values needs --sweep"]),
         ({"patience": 20}, ["--patience needs --protocol=code"]),
         (

@@ -43,6 +43,46 @@ def test_each_pair_is_a_study(tmp_path, monkeypatch, capsys):
     assert "median      80.0  60.0" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("vary", "settings", "conduct"),
+    [
+        ("dropout_rate", {"byzantine_fraction": 0.1, "attack": "noise"}, {}),
+        ("straggler_rate", {"straggler_work": 0.0}, {"straggler_work": 0.0}),
+    ],
+)
+def test_what_varies_may_be_something_else(
+    vary, settings, conduct, tmp_path, monkeypatch
+):
+    seen, drawn = [], []
+
+    def run(study):
+        seen.append(study)
+        return {"fl": {"test": {"accuracy": 71.0}, "test_std": None}}
+
+    monkeypatch.setattr(GraphFLStudy, "run_loaded", run)
+    monkeypatch.setattr(plots, "curves", lambda *args: drawn.append(args))
+    study = RobustnessStudy(
+        aggregators=("median",),
+        fractions=("0", "0.5"),
+        vary=vary,
+        given=frozenset({"vary", *settings}),
+        workdir=str(tmp_path / "run"),
+        **settings,
+    )
+    rows = study.run_loaded()
+    assert [getattr(x, vary) for x in seen] == [0, 0.5]
+    assert {x.attack for x in seen} == {settings.get("attack", "sign_flip")}
+    assert [x.straggler_work for x in seen] == [0.5, conduct.get("straggler_work", 0.5)]
+    scores = {"accuracy": 71.0, "std": None}
+    assert rows == [
+        {"aggregator": "median", vary: share} | conduct | scores for share in (0, 0.5)
+    ]
+    (_, lines, label, _, look), *others = drawn
+    assert not others and lines["median"].x == [0, 0.5]
+    assert label.startswith("share of a round's clients that")
+    assert ("noise" in look.title) == ("attack" in settings)
+
+
 def test_runs_that_are_scored_are_left_as_they_are(tmp_path, monkeypatch, capsys):
     entry = {"test": {"accuracy": 71.0}, "test_std": None}
     monkeypatch.setattr(GraphFLStudy, "run_loaded", lambda study: {"fl": entry})
@@ -83,6 +123,9 @@ def test_the_picture_names_all_draws(tmp_path, monkeypatch):
         ({"methods": ("fl", "il")}, "--methods: FedAvg is what runs"),
         ({"aggregator": "krum"}, "--aggregator: --aggregators names those"),
         ({"byzantine_fraction": 0.2}, "--byzantine_fraction: --fractions has"),
+        ({"vary": "dropout_rate", "dropout_rate": 0.2}, "--dropout_rate: --fractions"),
+        ({"vary": "dropout_rate", "attack": "noise"}, "--attack needs --byz"),
+        ({"vary": "dropout_rate", "fractions": ("1",)}, "--dropout_rate"),
         ({"on_nan": "skip_client"}, "--on_nan: a model that diverges is scored"),
         ({"sweep": "overlap"}, "--sweep: --aggregators and --fractions are what is"),
         ({"model": "gat"}, "--model=gat: unknown"),

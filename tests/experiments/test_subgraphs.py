@@ -216,6 +216,14 @@ def test_every_partition_deals_all_nodes(partition):
             {"methods": ("gcn", "gat"), "local_epochs": 2},
         ),
         (
+            "--hidden_size concerns none of the methods fed_avg, gat",
+            {"methods": ("fed_avg", "gat"), "model": "sgc", "hidden_size": 32},
+        ),
+        (
+            "--dropout concerns none of the methods fed_avg, sgc",
+            {"methods": ("fed_avg", "sgc"), "model": "sgc", "dropout": 0.2},
+        ),
+        (
             "--model concerns none of the methods fed_star, gcn",
             {"methods": ("fed_star", "gcn"), "model": "sgc"},
         ),
