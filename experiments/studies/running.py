@@ -123,12 +123,13 @@ def run_method(
     registered_name = registered_name or name
     registered = algorithms.get_method(registered_name)
     config, algorithm = build(registered_name, values)
+    is_alone = study.backend() == "cpu" or bool(algorithm.phases)  # each seed
     run_config = rounds.RunConfig(
         num_rounds=num_rounds if registered.is_trained else 0,
         eval_every=study.eval_every,
         patience=study.patience or PATIENCE,
         seeds=study.seeds if registered.is_trained else study.seeds[:1],
-        seeds_per_chunk=1 if study.backend() == "cpu" else None,
+        seeds_per_chunk=1 if is_alone else None,
         examples_per_round=examples_per_round,
         rate_name=rate_name,
         profile=study.profile,
