@@ -21,6 +21,6 @@ def flip_in_digest(checkpoint: pathlib.Path) -> None:
 
     Where orbax meets damage itself, its other reads complain from threads, later on.
     """
-    path = checkpoint / "digests" / "metadata"
+    path = checkpoint / "checksums" / "metadata"
     assert path.read_bytes().startswith(b'{"state": "')
     flip(path, 8 * len('{"state": "'))

@@ -30,6 +30,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from fedjax_graph.core import processes
 from fedjax_graph.core.errors import InputError
 
 AXES = CLIENTS, EDGES = ("clients", "edges")
@@ -267,6 +268,18 @@ def spread_shardings(tree: Any, num_rows: int, axis: int = 0) -> Any:
     return jax.tree.map(sharding, tree)
 
 
+def abstract_spread(tree: Any, num_rows: int, axis: int = 0) -> Any:
+    """Shapes and types of a tree, and on several devices where `spread` puts it."""
+    if jax.sharding.get_mesh().size < 2:
+        return tree
+    shardings = spread_shardings(tree, num_rows, axis)
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        tree,
+        shardings,
+    )
+
+
 def abstract(tree: Any) -> Any:
     """Shapes and types of a tree, as programs on the current mesh see arguments."""
     current = _current()
@@ -276,6 +289,14 @@ def abstract(tree: Any) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     return jax.tree.map(of, tree)
+
+
+def on_host(tree: Any) -> Any:
+    """Copies to the host what this process has whole; the rest stays (host call)."""
+    return jax.tree.map(
+        lambda x: jax.device_get(x) if getattr(x, "is_fully_addressable", True) else x,
+        tree,
+    )
 
 
 def whole(tree: Any) -> Any:
@@ -289,6 +310,27 @@ def whole(tree: Any) -> Any:
         return x if is_whole else multihost_utils.process_allgather(x, tiled=True)
 
     return jax.tree.map(get, tree)
+
+
+def own_parts(x: Any) -> list[tuple[tuple[int, ...], np.ndarray]]:
+    """The parts of an array that are this process's to look at (host call).
+
+    All processes together have each element once: of copies one counts, and what is no
+    `jax.Array` is the first process's.
+
+    Args:
+      x: an array of JAX's or NumPy's.
+
+    Returns:
+      Where each part begins along the axes, and its elements.
+    """
+    if isinstance(x, jax.Array):
+        own = [shard for shard in x.addressable_shards if shard.replica_id == 0]
+        return [
+            (tuple(cut.start or 0 for cut in shard.index), np.asarray(shard.data))
+            for shard in own
+        ]
+    return [((0,) * np.ndim(x), np.asarray(x))] if processes.is_first() else []
 
 
 def put_on_first(tree: Any) -> Any:

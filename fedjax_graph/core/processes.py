@@ -128,6 +128,11 @@ def gather(text: str = "") -> list[str]:
     return [said[:-1] for _, said in sorted(client.key_value_dir_get(f"{place}/"))]
 
 
+def any_says(flag: bool) -> bool:
+    """Whether a flag is set in one of the processes, all of which ask."""
+    return any(gather("yes" if flag else ""))
+
+
 def agree(what: str, text: str) -> None:
     """Checks that all processes have the same.
 

@@ -17,10 +17,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fedjax_graph.core import processes
+from fedjax_graph.core import mesh, processes
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver.digests import digest
 from fedjax_graph.driver.writers import to_jsonable
 
+DIGESTS = "checksums"  # the item; that of an older version, `digests`, was another
 # Errors of reads that say nothing of what is there to read.
 PASSING = (
     *(errno.EACCES, errno.EAGAIN, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE),
@@ -77,11 +79,12 @@ class Checkpoints:
         """Saves a state, with the settings, under its round.
 
         Takes the place of checkpoints that `restore_intact` passed over. Arrays may be
-        shared out over devices; each is copied to the host once.
+        shared out over devices, also those of several processes, each of which writes
+        its own parts: all of them have to call it.
         """
         while self._passed_over:
             self._manager.delete(self._passed_over.pop())
-        tree = jax.device_get(tree)
+        tree = mesh.on_host(tree)
         digests = {
             "state": digest(tree),
             "settings": _digest_of_settings(self._settings),
@@ -91,16 +94,20 @@ class Checkpoints:
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(tree),
                 settings=ocp.args.JsonSave(self._settings),
-                digests=ocp.args.JsonSave(digests),
+                **{DIGESTS: ocp.args.JsonSave(digests)},
             ),
             force=True,
         )
 
     def restore(self, like: Any) -> Any:
-        """Reads the latest state, as NumPy arrays in the structure of `like`.
+        """Reads the latest state in the structure of `like`.
+
+        Arrays are NumPy's, but where `like` says on which devices they are: of these
+        each process reads its own parts.
 
         Args:
-          like: pytree of arrays or `jax.ShapeDtypeStruct`s.
+          like: pytree of arrays or `jax.ShapeDtypeStruct`s, of which one with a
+            `sharding` says where the array is going to be.
 
         Raises:
           InputError: if there is none, it was saved with other settings, or it is not
@@ -179,7 +186,7 @@ class Checkpoints:
             stored = self._defaults | _flatten(self._stored_settings(round_))
             wanted, folder = _flatten(self._settings), self._manager.directory
             _check_settings(stored, wanted, self._ignored, folder)
-        like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
+        like = jax.tree.map(_wanted, like)
         state = self._item(round_, "state", ocp.args.StandardRestore(like), digest)
         for x, wanted in zip(*map(jax.tree.leaves, (state, like)), strict=True):
             if x.shape != wanted.shape:  # orbax gives what is there
@@ -198,33 +205,38 @@ class Checkpoints:
         Raises:
           DamagedError: if it is not what was saved. Says only what is wrong with it.
         """
-        wanted = {name: args, "digests": ocp.args.JsonRestore()}
+        wanted = {name: args, DIGESTS: ocp.args.JsonRestore()}
         self._check_version(round_)
+        item = expected = failure = None
         try:
             found = self._manager.restore(round_, args=ocp.args.Composite(**wanted))
-            item, expected = found[name], found["digests"][name]
+            item, expected = found[name], found[DIGESTS][name]
         except MemoryError:
             raise
         except Exception as error:  # whatever a parser makes of damaged bytes
             if processes.is_loss(error):
                 raise
-            reason = str(error).split(" [tensorstore_spec")[0]
-            reason = textwrap.shorten(reason, 200, placeholder=" ...")
-            if _may_pass(error):
-                raise InputError(
-                    f"{self._manager.directory / str(round_)}: cannot be read now, "
-                    f"which need not be damage: {reason}; try again, or move that "
-                    "folder away to go on from the one before"
-                ) from error
-            raise DamagedError(
-                f"its {name}, or its digest, cannot be read: {reason or repr(error)}"
-            ) from error
+            failure = self._failure(round_, name, error)
+        _raise_any(failure)
         if digest_of(item) != expected:
             raise DamagedError(f"the digest of its {name} does not match")
         return item
 
+    def _failure(self, round_: int, name: str, error: Exception) -> InputError:
+        reason = str(error).split(" [tensorstore_spec")[0]
+        reason = textwrap.shorten(reason, 200, placeholder=" ...")
+        if _may_pass(error):
+            return InputError(
+                f"{self._manager.directory / str(round_)}: cannot be read now, "
+                f"which need not be damage: {reason}; try again, or move that "
+                "folder away to go on from the one before"
+            )
+        return DamagedError(
+            f"its {name}, or its digest, cannot be read: {reason or repr(error)}"
+        )
+
     def _check_version(self, round_: int) -> None:
-        """Checks that a checkpoint was saved with digests, if it says what with.
+        """Checks that a checkpoint was saved with these digests, if it says what with.
 
         Raises:
           InputError: if not.
@@ -235,10 +247,10 @@ class Checkpoints:
             items = json.loads(text)["item_handlers"]
         except (OSError, ValueError, KeyError, TypeError):
             return  # it is damaged
-        if isinstance(items, dict) and "state" in items and "digests" not in items:
+        if isinstance(items, dict) and "state" in items and DIGESTS not in items:
             raise InputError(
-                f"{folder}: the checkpoint is of an older version, which saved no "
-                "digests; use that version, or start anew in another workdir"
+                f"{folder}: the checkpoint is of an older version, which saved no or "
+                "other digests; use that version, or start anew in another workdir"
             )
 
     def close(self) -> None:
@@ -246,23 +258,18 @@ class Checkpoints:
         self._manager.close()
 
 
-def digest(tree: Any) -> str:
-    """Computes the SHA-256 of the paths, types, shapes and bytes of a pytree.
+def _wanted(x: Any) -> Any:
+    is_placed = isinstance(x, jax.ShapeDtypeStruct) and x.sharding is not None
+    return x if is_placed else np.empty(x.shape, x.dtype)
 
-    Args:
-      tree: pytree of NumPy arrays, or of arrays on devices.
 
-    Returns:
-      64 hexadecimal digits, the same in every process.
-    """
-    found = hashlib.sha256()
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        array = np.ascontiguousarray(leaf)
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        head = [name, array.dtype.name, np.shape(leaf)]
-        found.update(json.dumps(head).encode())
-        found.update(array.reshape(-1).view(np.uint8))
-    return found.hexdigest()
+def _raise_any(failure: InputError | None) -> None:
+    """Raises in all processes what one of them, or more, has met."""
+    own = "" if failure is None else f"{isinstance(failure, DamagedError):d}{failure}"
+    said = sorted(filter(None, processes.gather(own)))
+    if said:
+        kind = DamagedError if said[0].startswith("1") else InputError
+        raise kind(said[0][1:])
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import faults
+from fedjax_graph.core import faults, mesh, processes
 from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.errors import InputError
 
@@ -82,7 +82,8 @@ class Divergence:
 
         Args:
           round_: the last one.
-          state: NumPy arrays [seeds, ...].
+          state: arrays [seeds, ...], also those spread over processes, which all have
+            to call this then.
           is_watched: [seeds] bool, of those that ran since the last one.
           first_state: computes the state before the first round, likewise.
           again: see `check_losses`.
@@ -92,14 +93,17 @@ class Divergence:
             where that was infinite, as a score of nothing yet, and this is not to be
             ignored.
         """
+        if self._on_nan == "ignore":
+            return
         found = floats(state)
-        if self._on_nan == "ignore" or all(np.isfinite(x).all() for x in found):
+        if not processes.any_says(not all(np.isfinite(x).all() for x in found)):
             return
         if self._kinds is None:
             self._kinds = [kinds(x) for x in floats(first_state())]
-        for x, first in zip(found, self._kinds, strict=True):
-            if np.any((kinds(x) > first)[is_watched]):
-                self._stop(f"the model after round {round_}", again)
+        pairs = zip(found, self._kinds, strict=True)
+        is_worse = any(np.any((kinds(x) > first)[is_watched]) for x, first in pairs)
+        if processes.any_says(is_worse):
+            self._stop(f"the model after round {round_}", again)
 
     def _stop(self, what: str, again: Callable[[faults.Watch], Any]) -> None:
         if not self.watch:
@@ -121,9 +125,9 @@ class Divergence:
 
 
 def floats(tree: Any) -> list[np.ndarray]:
-    """The arrays of a pytree that may hold what is not finite."""
-    leaves = jax.tree.leaves(tree)
-    return [np.asarray(x) for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
+    """This process's parts of the arrays that may hold what is not finite."""
+    found = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return [part for x in found for _, part in mesh.own_parts(x)]
 
 
 def kinds(x: np.ndarray) -> np.ndarray:

@@ -70,6 +70,7 @@ def load_or_init(
     """
     if checkpoints and checkpoints.latest_round() is not None:
         like = abstract_seeds(algorithm, config.seeds, data, config.is_drawn)
+        like = mesh.abstract_spread(like, clients.count(data), axis=1)
         read = checkpoints.restore if eval_only else checkpoints.restore_intact
         seed_state, seconds = read((like, np.float64(0)))
         seed_state = mesh.put_spread(seed_state, clients.count(data), axis=1)
@@ -77,10 +78,6 @@ def load_or_init(
     seeds = jnp.asarray(config.seeds, jnp.uint32)
     seed_state = programs.init(algorithm, seeds, data, config.is_drawn)
     return mesh.put_spread(seed_state, clients.count(data), axis=1), 0.0
-
-
-def _on_host(states: Any) -> Any:
-    return jax.device_get(mesh.whole(states))
 
 
 class Call(NamedTuple):
@@ -225,8 +222,8 @@ class Loop:
                 if is_asked:
                     termination.end(f"round {round_} of {self._name}")
         if not self._checkpoints:
-            state = _on_host(seed_state.state)
-            divergence.check_state(round_, state, watched, self._first_state, again)
+            args = watched, self._first_state, again
+            divergence.check_state(round_, seed_state.state, *args)
         return seed_state, seconds
 
     def _is_stopped(self, seed_state: SeedState) -> np.ndarray:
@@ -234,10 +231,9 @@ class Loop:
 
     def _save(self, round_, seed_state, seconds, watched, again) -> None:
         """Makes a checkpoint of what is finite."""
-        saved = _on_host(seed_state)
         args = watched, self._first_state, again
-        self._divergence.check_state(round_, saved.state, *args)
-        self._checkpoints.save(round_, (saved, np.float64(seconds)))
+        self._divergence.check_state(round_, seed_state.state, *args)
+        self._checkpoints.save(round_, (seed_state, np.float64(seconds)))
         self._saved_at = time.monotonic()
 
     def _is_due(self) -> bool:
@@ -248,7 +244,7 @@ class Loop:
     def _first_state(self) -> Any:
         args = self._algorithm, self._config, self._data[0], None
         seed_state, _ = load_or_init(*args, eval_only=False)
-        return _on_host(seed_state.state)
+        return seed_state.state
 
     def _num_rounds_from(self, round_: int) -> int:
         """Rounds up to the next evaluation: a multiple of `eval_every`, or the last.

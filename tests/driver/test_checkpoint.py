@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from fedjax_graph.core import mesh, processes
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver.checkpoint import Checkpoints, DamagedError, digest
+from fedjax_graph.driver import digests
+from fedjax_graph.driver.checkpoint import Checkpoints, DamagedError
+from fedjax_graph.driver.digests import digest
 from tests.damage import flip, flip_in_digest, halve
 
 # Orbax's reads in flight when one of them fails complain from threads, a bit later.
@@ -173,47 +176,99 @@ def test_a_tree_of_another_structure_is_one_line(saved, like):
 # --- Digests -------------------------------------------------------------------------
 
 
-def test_the_digest_is_that_of_paths_types_shapes_and_bytes():
+def split_mix(place, bits):
+    """The finalizer of SplitMix64 in whole numbers of Python."""
+    x = (bits + (place + 1) * 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+
+@pytest.mark.parametrize("num_at_once", [2**20, 2])
+def test_the_digest_is_that_of_paths_types_shapes_and_bits(monkeypatch, num_at_once):
+    monkeypatch.setattr(digests, "NUM_AT_ONCE", num_at_once)
     tree = {
-        "b": jnp.array([1, -2], jnp.bfloat16),
+        "b": jnp.array([1, -2, 0], jnp.bfloat16),
         "a": [np.float64(0), np.zeros((0, 3))],
+        "c": np.array([[True], [False]]),
     }
-    text = (
-        b'["a/0", "float64", []]' + bytes(8),
-        b'["a/1", "float64", [0, 3]]',
-        b'["b", "bfloat16", [2]]' + bytes([0x80, 0x3F, 0x00, 0xC0]),
-    )
-    assert digest(tree) == hashlib.sha256(b"".join(text)).hexdigest()
+    heads = [
+        ["a/0", "float64", []],
+        ["a/1", "float64", [0, 3]],
+        ["b", "bfloat16", [3]],
+        ["c", "bool", [2, 1]],
+    ]
+    bits = [0], [], [0x3F80, 0xC000, 0], [1, 0]
+    sums = [sum(map(split_mix, range(9), each)) % 2**64 for each in bits]
+    text = json.dumps([heads, sums]).encode()
+    assert digest(tree) == hashlib.sha256(text).hexdigest()
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        {"x": np.array([[0.0, -0.0]], np.float32)},
+        {"x": np.array([[-0.0, 1.0]], np.float32)},
+        {"x": np.array([[1.0, 0.0]], np.float32)},
         {"x": np.zeros(2, np.float32)},
         {"x": np.zeros((1, 2), np.int32)},
         {"y": np.zeros((1, 2), np.float32)},
         [np.zeros((1, 2), np.float32)],
     ],
-    ids=["bit", "shape", "type", "name", "structure"],
+    ids=["bit", "place", "shape", "type", "name", "structure"],
 )
 def test_the_digest_of_another_tree_differs(other):
-    assert digest(other) != digest({"x": np.zeros((1, 2), np.float32)})
+    assert digest(other) != digest({"x": np.array([[0.0, 1.0]], np.float32)})
 
 
-def test_arrays_shared_out_over_devices_are_saved_like_others(tmp_path):
-    values = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
-    mesh = jax.make_mesh((4, 2), ("rows", "columns"))
-    specs = {"all": (), "rows": ("rows",), "both": ("rows", "columns")}
-    shared = {
-        name: jax.device_put(values, NamedSharding(mesh, PartitionSpec(*spec)))
-        for name, spec in specs.items()
+SPECS = {
+    "all": (),
+    "rows": ("clients",),
+    "both": ("clients", "edges"),
+    "last": (None, "edges"),
+}
+
+
+def placed_on(devices, edge_parts, values):
+    """Specs' names -> where such an array is on a mesh of so many devices."""
+    own = mesh.make_mesh(edge_parts, jax.devices()[:devices])
+    shardings = {key: NamedSharding(own, PartitionSpec(*x)) for key, x in SPECS.items()}
+    return {
+        key: jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=sharding)
+        for key, sharding in shardings.items()
     }
-    whole = dict.fromkeys(specs, values)
+
+
+@pytest.mark.parametrize(("devices", "edge_parts"), [(8, 2), (2, 1), (1, 1)])
+def test_what_several_devices_hold_is_saved_and_read_by_their_parts(
+    tmp_path, devices, edge_parts
+):
+    """On as many devices or others, each of which gets its own part."""
+    values = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    whole = dict.fromkeys(SPECS, values)
+    shared = {
+        key: jax.device_put(values, x.sharding)
+        for key, x in placed_on(8, 2, values).items()
+    }
     assert digest(shared) == digest(whole)
     with opened(tmp_path) as checkpoints:
         checkpoints.save(1, shared)
-        assert_same_bits(checkpoints.restore(whole), whole)
+        found = checkpoints.restore(whole)
+        assert all(isinstance(x, np.ndarray) for x in found.values())
+        assert_same_bits(found, whole)
+        like = placed_on(devices, edge_parts, values)
+        found = checkpoints.restore(like)
+    assert {key: x.sharding for key, x in found.items()} == {
+        key: x.sharding for key, x in like.items()
+    }
+    assert_same_bits(found, whole)
+
+
+def test_what_one_process_cannot_read_is_damaged_for_all(saved, monkeypatch):
+    """Or they would go on from different rounds."""
+    other = "1its state, or its digest, cannot be read: gone"
+    monkeypatch.setattr(processes, "gather", lambda text="": [text, other])
+    with opened(saved, None) as checkpoints, pytest.raises(DamagedError, match="gone"):
+        checkpoints.restore(make_tree())
 
 
 # --- Damage --------------------------------------------------------------------------
@@ -257,12 +312,12 @@ def test_damage_is_found_or_changes_nothing(copy):
 DAMAGES = {
     "no state": lambda two: shutil.rmtree(two / "state"),
     "no settings": lambda two: shutil.rmtree(two / "settings"),
-    "no digests": lambda two: shutil.rmtree(two / "digests"),
+    "no digests": lambda two: shutil.rmtree(two / "checksums"),
     "settings gone": lambda two: (two / "settings" / "metadata").unlink(),
     "settings cut": lambda two: halve(two / "settings" / "metadata"),
     "settings flipped": lambda two: flip(two / "settings" / "metadata", 8 * 14),
-    "digests cut": lambda two: halve(two / "digests" / "metadata"),
-    "digests of a list": lambda two: (two / "digests" / "metadata").write_text("[]"),
+    "digests cut": lambda two: halve(two / "checksums" / "metadata"),
+    "digests of a list": lambda two: (two / "checksums" / "metadata").write_text("[]"),
     "metadata cut": lambda two: halve(two / "state" / "_METADATA"),
     "digests flipped": flip_in_digest,
     "manifest flipped": lambda two: flip(two / "state" / "manifest.ocdbt", 8 * 50),
@@ -328,10 +383,10 @@ def test_a_read_that_fails_for_now_is_no_damage(copy, monkeypatch, error):
 
 
 def test_a_checkpoint_from_before_digests_is_of_an_older_version(copy):
-    shutil.rmtree(copy / "2" / "digests")
+    shutil.rmtree(copy / "2" / "checksums")
     path = copy / "2" / "_CHECKPOINT_METADATA"
     metadata = json.loads(path.read_text())
-    del metadata["item_handlers"]["digests"]
+    del metadata["item_handlers"]["checksums"]
     path.write_text(json.dumps(metadata))
     words = "copy/2: the checkpoint is of an older version"
     for read in (Checkpoints.restore, Checkpoints.restore_intact):
