@@ -23,6 +23,7 @@ from experiments.studies.options import option, options_of
 from experiments.studies.trust import NEEDS
 from fedjax_graph.core.aggregation import AGGREGATORS
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.robust import TOLERANCE, TOLERANT
 from fedjax_graph.driver import plots, results, writers
 
 METHODS = ("fl",)
@@ -114,7 +115,10 @@ class RobustnessStudy(GraphFLSettings):
                 )
         names = {field.name for field in dataclasses.fields(GraphFLStudy)}
         own = {name: getattr(self, name) for name in names}
-        given = self.given & names - {*self._dependent(), "methods"}
+        tolerant = [x for x in self.aggregators if AGGREGATORS.look_up(x) in TOLERANT]
+        if self.is_given("tolerance") and not tolerant:
+            raise InputError("--tolerance: none of the --aggregators takes it")
+        given = self.given & names - {*self._dependent(), "methods", "tolerance"}
         own |= {"given": given, "methods": METHODS, "on_nan": "ignore"}
         defaults = options_of(GraphFLStudy)
         honest = {name: defaults[name].default for name in self._dependent()}
@@ -123,7 +127,8 @@ class RobustnessStudy(GraphFLSettings):
             for text in self.fractions:
                 pair = {"aggregator": aggregator, self.vary: _share(text)}
                 conduct = {} if _share(text) else honest
-                parts[aggregator, text] = GraphFLStudy(**own | pair | conduct)
+                told = {} if aggregator in tolerant else {"tolerance": TOLERANCE}
+                parts[aggregator, text] = GraphFLStudy(**own | pair | conduct | told)
         for study in parts.values():  # raises before a folder is made
             study.resolved().check()
             study.chosen_methods()

@@ -14,6 +14,7 @@ import os
 import pathlib
 import platform
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -287,4 +288,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # as of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("error: nobody reads the output any more", file=sys.stderr)
+        sys.exit(128 + signal.SIGPIPE)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)

@@ -1,6 +1,9 @@
 """What the doctor says of installations that are well and of those that are not."""
 
 import hashlib
+import os
+import subprocess
+import sys
 from importlib import metadata
 
 import pytest
@@ -108,3 +111,18 @@ def test_a_disk_that_is_full_or_not_ours_is_told(monkeypatch, tmp_path):
     assert "GiB left" in problems(doctor.check_disk())["cache folder"].said
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
     assert "not writable" in problems(doctor.check_disk())["cache folder"].said
+
+
+def test_output_that_nobody_reads_ends_in_one_line():
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.run(
+        [sys.executable, "-m", "fedjax_graph.doctor"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    said = "error: nobody reads the output any more\n"
+    assert (process.returncode, process.stderr) == (141, said)

@@ -20,6 +20,7 @@ from experiments.benchmarks.measure import (
 from experiments.benchmarks.settings import TRAFFIC, BenchmarkSettings
 from fedjax_graph.algorithms.cnfgnn import cnfgnn
 from fedjax_graph.core import aggregation, clients, graphs, mesh
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.models import seq2seq
@@ -156,15 +157,26 @@ def server_measure(data, config) -> tuple[Measure, dict[str, float]]:
 def peer_measure(
     settings: BenchmarkSettings, num_nodes: int, num_edges: int
 ) -> Measure:
-    """The peer's own figures, under names that begin with `peer_`."""
+    """The peer's own figures, under names that begin with `peer_`.
+
+    Raises:
+      InputError: by the measure, if it fails or prints none.
+    """
 
     def run():
         arguments = [f"--nodes={num_nodes}", f"--edges={num_edges}"]
         if mesh.backend() == "gpu":
             arguments += ["--device=cuda"]
-        figures = json.loads(peer_output(settings, arguments).splitlines()[-1])
         keys = ("client_windows_per_s", "server_step_s")
-        return {f"peer_{key}": figures[key] for key in keys}
+        printed = peer_output(settings, arguments)
+        try:
+            figures = json.loads(printed.splitlines()[-1])
+            return {f"peer_{key}": float(figures[key]) for key in keys}
+        except (ValueError, LookupError, TypeError) as error:
+            raise InputError(
+                f"the peer {settings.peer_script} prints no last line of JSON with "
+                f"{' and '.join(keys)}"
+            ) from error
 
     return run
 

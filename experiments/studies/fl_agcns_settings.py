@@ -81,6 +81,7 @@ class FLAGCNSSettings(FLAGCNSOptions):
         methods = self.chosen_methods()
         for names, known in CONCERN:
             check_concerns(self, names, methods, set(methods) & set(known))
+        check_concerns(self, ("edge_parts",), methods, ())
 
     def check_methods(self) -> list[str]:
         """Checks that the settings go together.

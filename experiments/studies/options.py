@@ -226,6 +226,8 @@ def _objection(kind: type, value: Any, limits: Mapping[str, Any]) -> str | None:
         return f"expected a {kind.__name__}"
     if choices and value not in choices:
         return f"expected one of {', '.join(choices)}"
+    if kind is str and not value:
+        return "expected a text that is not empty; leave the flag out for its default"
     return None
 
 

@@ -103,6 +103,7 @@ class MachineOptions(Options):
         "default all, up to 8, but one for data so large that copies would fill the "
         "memory.",
         lower=1,
+        upper=1024,
     )
 
     check_memory: bool = option(

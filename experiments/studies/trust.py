@@ -12,9 +12,9 @@ from fedjax_graph.core import encryption, privacy
 from fedjax_graph.core.aggregation import AGGREGATORS
 from fedjax_graph.core.channel import ChannelConfig, SecureAggregation
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.misbehaviour import Attack, Misbehaviour
+from fedjax_graph.core.misbehaviour import SCALES, Attack, Misbehaviour
 from fedjax_graph.core.privacy import Privacy
-from fedjax_graph.core.robust import TOLERANCE
+from fedjax_graph.core.robust import TOLERANCE, TOLERANT
 
 MISBEHAVIOUR = tuple(field.name for field in dataclasses.fields(Misbehaviour))
 PRIVACY = tuple(f"dp_{field.name}" for field in dataclasses.fields(Privacy))
@@ -80,6 +80,7 @@ class TrustStudy(Study):
         "Client-level differential privacy: noise on what clients send, over the most "
         "that one of them can add; by default none.",
         lower=1e-9,
+        upper=1e6,
     )
     dp_clip_norm: float = option(
         1.0, "The norm that a client's update is cut to.", lower=1e-9
@@ -129,16 +130,29 @@ class TrustStudy(Study):
         if self.aggregator not in AGGREGATORS:
             known = ", ".join(AGGREGATORS)
             raise InputError(f"--aggregator={self.aggregator}: unknown; known: {known}")
+        if self.is_given("attack_scale") and self.attack not in SCALES:
+            raise InputError(f"--attack_scale: --attack={self.attack} has none")
         for name in ("aggregator", "tolerance"):
             check_concerns(self, (name,), methods, having(name, methods, registered))
         sending = having("exchange_bits", methods, registered)  # hidden states
         check_concerns(self, OF_HIDDEN_STATES, methods, sending)
+        is_told = AGGREGATORS.look_up(self.aggregator) in TOLERANT
+        if self.is_given("tolerance") and not is_told:
+            raise InputError(
+                f"--tolerance: --aggregator={self.aggregator} takes none; "
+                "trimmed_mean, krum and multi_krum do"
+            )
         found = {name: algorithms.get_method(registered(name)) for name in methods}
-        for option_name in (*MISBEHAVIOUR, "secure_aggregation", *PRIVACY):
+        of_channel = (*MISBEHAVIOUR, "secure_aggregation", *PRIVACY)
+        trained = [name for name, method in found.items() if method.is_trained]
+        check_concerns(self, of_channel, methods, trained)
+        for option_name in of_channel:
             for name, method in found.items():
                 is_without = not issubclass(method.config_type, ChannelConfig)
                 if self.is_given(option_name) and method.is_trained and is_without:
                     raise InputError(f"--{option_name} is not for {name}")
+        split = having("edges_per_chunk", methods, registered)
+        check_concerns(self, ("edge_parts",), methods, split)
         if self.secure_aggregation == "ckks":
             encryption.check("ckks")
         if self.privacy() is not None:

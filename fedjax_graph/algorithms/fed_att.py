@@ -7,7 +7,7 @@ this is a baseline: step size 1 and the L1 distance; its noise is `aggregation_n
 
 import dataclasses
 
-from fedjax_graph.core import aggregation, client_state, trees
+from fedjax_graph.core import aggregation, channel, client_state, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedConfig, federated
@@ -24,6 +24,7 @@ class FedAttConfig(FederatedConfig):
 
 def fed_att(config: FedAttConfig) -> FederatedAlgorithm:
     """FedAtt on any task."""
+    channel.check_aggregator(config)
 
     def attend(state, data, key):
         del data

@@ -30,6 +30,8 @@ class FedAvgConfig(NamedAggregator, FederatedConfig):
     def __post_init__(self) -> None:
         """Checks types and limits; raises `InputError`."""
         super().__post_init__()
+        named = None if self.aggregation_noise else self.named_aggregator()
+        channel.check_aggregator(self, named)
         if self.aggregation_noise and self.aggregator == FedAvgConfig.aggregator:
             reason = "beside aggregation_noise, noise would be on each model"
             channel.refuse(self, reason, "privacy", instead="leave one of them out")

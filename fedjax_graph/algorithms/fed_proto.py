@@ -108,6 +108,7 @@ def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
     """
     sent = "fed_proto's clients send prototypes"
     channel.refuse(config, sent, "privacy")
+    channel.check_aggregator(config)
     task, embed = embedding_task(config.task, "fed_proto")
 
     def update(own, client_data, key, data, num_rounds):

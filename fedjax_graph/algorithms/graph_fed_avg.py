@@ -12,7 +12,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, graphs
+from fedjax_graph.core import aggregation, channel, graphs
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedConfig, federated
@@ -20,6 +20,7 @@ from fedjax_graph.core.federated import FederatedConfig, federated
 
 def graph_fed_avg(config: FederatedConfig) -> FederatedAlgorithm:
     """GraphFedAvg on any task."""
+    channel.check_aggregator(config)
     return federated(
         config,
         lambda state, data, key: aggregation.graph_convolution(
@@ -37,6 +38,7 @@ class MPFedAvgConfig(FederatedConfig):
 
 def mp_fed_avg(config: MPFedAvgConfig) -> FederatedAlgorithm:
     """MPFedAvg on any task; a client without neighbours keeps its model."""
+    channel.check_aggregator(config)
 
     def average_neighbours(state, data, key):
         del state, key

@@ -130,10 +130,13 @@ def attention(server: Any, step_size: float = 1.0) -> Aggregator:
 
     Args:
       server: pytree of [1, ...], w.
+      step_size: of the server, 0 or more.
 
     Raises:
-      InputError: by the aggregator, if a leaf of w is not one row of the models.
+      InputError: if the step size is no such number; by the aggregator, if a leaf of w
+        is not one row of the models.
     """
+    arrays.check_weights("step_size", jnp.asarray(step_size))
 
     def attend(w, x, weights):
         distance = jnp.sum(jnp.abs(x - w).reshape(len(x), -1), axis=1)
@@ -164,10 +167,11 @@ def graph_convolution(
       alpha: share of what was mixed.
 
     Raises:
-      InputError: if `num_steps` is no count; by the aggregator, see
-        `cohort_adjacency`.
+      InputError: if `num_steps` is no count or `alpha` no share; by the aggregator,
+        see `cohort_adjacency`.
     """
     arrays.check_count("num_steps", num_steps, 0)
+    arrays.check_share("alpha", alpha)
 
     def aggregate(stacked, cohort):
         check_cohort(stacked, cohort)

@@ -117,3 +117,13 @@ def check_weights(what: str, weights: Any) -> None:
         wrong = weights[~(np.isfinite(weights) & (weights >= 0))]
         if len(wrong):
             raise InputError(f"{what} has {wrong[0]}, expected finite numbers >= 0")
+
+
+def check_share(what: str, share: Any) -> None:
+    """Checks that a number is a share, 0 to 1, where it is known.
+
+    Raises:
+      InputError: naming it.
+    """
+    if is_known(share) and not 0 <= share <= 1:
+        raise InputError(f"{what}={share}: expected a number from 0 to 1")

@@ -99,12 +99,30 @@ def refuse(
             raise InputError(f"{field.name}{shown}: {reason}; {instead}")
 
 
+def check_aggregator(
+    config: ChannelConfig, aggregate: Aggregator | None = None
+) -> None:
+    """Refuses to hide models from an aggregator that reads each of them.
+
+    Factories call it, so that nothing is trained before.
+
+    Args:
+      config: of the method.
+      aggregate: what it merges models by; None: by something of its own.
+
+    Raises:
+      InputError: if the server is to see no model, and takes no mean of them.
+    """
+    if config.secure_aggregation == "none" or aggregate is aggregation.weighted_mean:
+        return
+    raise InputError(
+        f"secure_aggregation={config.secure_aggregation} shows the server nothing "
+        "but the plain mean of models, and this method's aggregator reads each"
+    )
+
+
 def _secure(config: ChannelConfig, aggregate: Aggregator, key: jax.Array) -> Aggregator:
-    if aggregate is not aggregation.weighted_mean:
-        raise InputError(
-            f"secure_aggregation={config.secure_aggregation} shows the server nothing "
-            "but the plain mean of models, and this method's aggregator reads each"
-        )
+    check_aggregator(config, aggregate)
     if config.secure_aggregation == "masks":
         return secure_aggregation.secure_mean(key, config.misbehaviour.may_drop)
     encryption.check("ckks")

@@ -35,6 +35,7 @@ from fedjax_graph.core.errors import InputError
 
 AXES = CLIENTS, EDGES = ("clients", "edges")
 _NO_MESH = Mesh(np.empty((), object), ())
+_THREADS = 4  # for each CPU device of one of several processes
 _WAIT_FLAG = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
@@ -45,21 +46,33 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def use_cpu_cores(num_cores: int) -> None:
+def use_cpu_cores(num: int) -> None:
     """Makes CPU cores devices; only before JAX has been used.
 
     Args:
-      num_cores: how many.
+      num: how many.
     """
-    if num_cores > 1:
+    if num > 1:
         _let_devices_wait()
-    if jax.config.jax_num_cpu_devices != num_cores:
-        jax.config.update("jax_num_cpu_devices", num_cores)
+    if processes.count() > 1:
+        _have_threads(_THREADS * max(num, num_cores()))
+    if jax.config.jax_num_cpu_devices != num:
+        jax.config.update("jax_num_cpu_devices", num)
 
 
 def all_devices() -> list[Any]:
     """The devices of JAX, of all processes."""
     return jax.devices()
+
+
+def _have_threads(num: int) -> None:
+    """Gives XLA's CPU client at least so many threads, unless the user says how many.
+
+    It has one for each core, and a collective of several processes holds one until the
+    others come: on as few cores as devices nobody is left to bring them there.
+    """
+    for name in ("NPROC", "PJRT_NPROC"):  # as XLA has called it, and calls it now
+        os.environ.setdefault(name, str(num))
 
 
 def _let_devices_wait() -> None:

@@ -40,7 +40,7 @@ DISCRETIZATION = 1e-4  # of privacy losses, relative to the variance of a run's
 class Privacy(Checked):
     """Configures clipping and noise; norms are Euclidean, over all leaves together."""
 
-    noise_multiplier: float = dataclasses.field(metadata=limits(above=0))
+    noise_multiplier: float = dataclasses.field(metadata=limits(above=0, upper=1e6))
     """Standard deviation of the noise, over the most that one client can add."""
     clip_norm: float = limited(1.0, above=0)  # of a client's update
     delta: float = limited(1e-5, above=0, below=1)
@@ -208,6 +208,9 @@ def epsilon(config: Privacy, num_releases: int) -> float:
     """The epsilon that some releases cost, at the config's delta; 0 without any.
 
     Losses are rounded up to multiples of an interval, so this is a bound.
+
+    Raises:
+      InputError: if there is too little noise for so many releases to tell.
     """
     if not num_releases:
         return 0.0
@@ -217,8 +220,14 @@ def epsilon(config: Privacy, num_releases: int) -> float:
         dp.NeighboringRelation.REPLACE_SPECIAL,
         value_discretization_interval=DISCRETIZATION * max(1.0, 1 / variance),
     )
-    accountant.compose(dp.GaussianDpEvent(config.noise_multiplier), num_releases)
-    return float(accountant.get_epsilon(config.delta))
+    try:
+        accountant.compose(dp.GaussianDpEvent(config.noise_multiplier), num_releases)
+        return float(accountant.get_epsilon(config.delta))
+    except OverflowError as error:
+        raise InputError(
+            f"noise_multiplier={config.noise_multiplier}: too little noise for "
+            f"{num_releases} releases, whose epsilon cannot be told; add more"
+        ) from error
 
 
 def spent(config: Privacy, num_releases: int, num_rounds: int) -> dict[str, Any]:

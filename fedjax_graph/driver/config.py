@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedjax_graph.core.checks import Checked, limited, limits
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import nothing
 from fedjax_graph.driver.divergence import OnNaN
 
@@ -40,3 +41,13 @@ class RunConfig(Checked):
     keep_last: bool = False
     """Whether the state after the last round counts as the best one, whatever the
     validation figure; no seed stops early."""
+
+    def __post_init__(self) -> None:
+        """Checks types and limits, and that no seed is there twice.
+
+        Raises:
+          InputError: if one is wrong.
+        """
+        super().__post_init__()
+        if len(set(self.seeds)) < len(self.seeds):
+            raise InputError(f"RunConfig seeds={self.seeds}: expected different ones")

@@ -128,6 +128,7 @@ class Loop:
         if algorithm.privacy is not None:
             args = algorithm.round, *args
             self._num_releases = privacy.releases_per_round(*args)
+            self.privacy_after(config.num_rounds)  # raises before the first
 
     def run(self, seed_state: SeedState, seconds: float) -> tuple[SeedState, float]:
         config, round_ = self._config, int(np.max(seed_state.round))
@@ -186,6 +187,8 @@ class Loop:
                     following = self._call(call.last, seed_state)
                     seed_state = following.seed_state
                 metrics, is_stopped = jax.device_get((call.metrics, call.is_stopped))
+                if not following:  # figures may be there before all devices are done
+                    jax.block_until_ready(seed_state)
                 before, ready = max(call.started, ready), time.perf_counter()
                 elapsed = ready - before
             seconds += elapsed

@@ -16,6 +16,8 @@ from fedjax_graph.data.traffic.network import UNKNOWN_UNIT
 from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.driver.writers import replacing
 
+DAY_NS, SECOND_NS = 86_400 * 10**9, 10**9
+
 
 @dataclasses.dataclass(frozen=True)
 class Network:
@@ -25,14 +27,40 @@ class Network:
     path: str = "the network of a run"  # for messages
 
     def __post_init__(self) -> None:
-        """Checks that nothing is missing.
+        """Checks that nothing is missing, and that the arrays fit together.
 
         Raises:
           InputError: naming the file.
         """
         with files.reading(self.path, "network of a run"):
-            for key in ("sensor_ids", "adjacency", "mean", "std", "step_ns"):
-                self.arrays[key]
+            ids, adjacency = self.arrays["sensor_ids"], self.arrays["adjacency"]
+            size = len(ids) if ids.ndim == 1 else None
+            if adjacency.shape != (size, size):
+                raise InputError(
+                    f"adjacency of shape {adjacency.shape} and sensor_ids of "
+                    f"{ids.shape}, expected [N, N] and [N]"
+                )
+            if adjacency.dtype.kind not in "fiub" or not np.isfinite(adjacency).all():
+                raise InputError("adjacency: expected finite numbers")
+            self._number("mean")
+            if self._number("std") <= 0:
+                raise InputError("std: expected more than 0")
+            step = self._number("step_ns", "iu")
+            if not (0 < step <= DAY_NS and DAY_NS % step == step % SECOND_NS == 0):
+                raise InputError(
+                    f"step_ns={step}: expected whole seconds that divide a day"
+                )
+            if not 1 <= self._number("num_trained", "iu", size) <= size:
+                raise InputError(f"num_trained: expected 1 to {size}")
+
+    def _number(self, key: str, kinds: str = "fiu", default: Any = None) -> Any:
+        """Reads one number; without a default it has to be there."""
+        if default is not None and key not in self.arrays:
+            return default
+        found = self.arrays[key]
+        if found.shape or found.dtype.kind not in kinds or not np.isfinite(found):
+            raise InputError(f"{key}: expected one finite number")
+        return found.item()
 
     @classmethod
     def of(cls, dataset: Any, train: windows.TrafficData) -> "Network":

@@ -18,6 +18,7 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import (
     LogLocator,
     MaxNLocator,
@@ -323,8 +324,26 @@ def save(figure: Figure, path: str | os.PathLike) -> None:
     """Writes the figure as a PNG, whole or not at all; makes the folder if need be."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    as_written(figure)
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
+
+
+def as_written(figure: Figure) -> None:
+    """Has all texts drawn as they are: a $ in a user's unit or name is no formula.
+
+    But for the powers of ten at an axis with a logarithmic scale, which are.
+    """
+    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
+    powers = [
+        label
+        for axis in axes
+        if axis.get_scale() == "log"
+        for label in axis.get_ticklabels(which="both")
+    ]
+    for text in figure.findobj(Text):
+        if not any(text is label for label in powers):
+            text.set_parse_math(False)
 
 
 def new_panels(rows, columns, size, title="") -> tuple[Figure, np.ndarray]:

@@ -65,13 +65,16 @@ def run(
       defaults: of settings that a checkpoint may be too old to have.
 
     Raises:
-      InputError: if the loss is no longer finite, or the checkpoint does not fit, is
-        missing, or is there and not asked for, or its lines of `metrics.jsonl` lack
-        what the best round is chosen by, or seeds that stopped early would go on from
-        other rounds than the rest; or no client has anything to train on, or two
-        have the same id; or no round that counts has a figure to be chosen by; or see
-        `check_num_rounds`.
+      InputError: if a split is missing; or the loss is no longer finite, or the
+        checkpoint does not fit, is missing, or is there and not asked for, or its lines
+        of `metrics.jsonl` lack what the best round is chosen by, or seeds that stopped
+        early would go on from other rounds than the rest; or no client has anything to
+        train on, or two have the same id; or no round that counts has a figure to be
+        chosen by; or see `check_num_rounds`.
     """
+    missing = [key for key in ("train", "validation", "test") if key not in splits]
+    if missing:
+        raise InputError(f"splits: expected {' and '.join(missing)} as well")
     if not eval_only:
         check_num_rounds(name, algorithm, config.num_rounds)
     clients.check_clients(splits["train"], "the split train")

@@ -61,6 +61,7 @@ def _name_points(figure: Figure, axes: Axes):
     names and points, of those one where links cross fewest, and of those the first.
     Places are found in pixels of the finished layout, large points first.
     """
+    plots.as_written(figure)
     figure.draw_without_rendering()
     pixels = figure.dpi / 72  # per point
     lines = sorted(axes.lines, key=lambda line: -line.get_markersize())
@@ -78,6 +79,7 @@ def _name_points(figure: Figure, axes: Axes):
             va="center",
             fontsize=9,
             zorder=1.5,  # the link lies under the points
+            parse_math=False,
             arrowprops={
                 "arrowstyle": "-",
                 "color": "#888888",

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.errors import InputError, one_line
 from fedjax_graph.data.traffic import windows
-from fedjax_graph.data.traffic.time_steps import TimeStep
+from fedjax_graph.data.traffic.time_steps import TimeStep, as_stamps
 from fedjax_graph.driver import pretrained
 
 
@@ -86,8 +86,13 @@ def _checked(
     readings: np.ndarray, timestamps: np.ndarray, num_clients: int, step: TimeStep
 ) -> tuple[np.ndarray, np.ndarray]:
     """The last readings [12, N] and their stamps [12], if forecasts can follow."""
-    readings = np.nan_to_num(np.asarray(readings, np.float32), posinf=np.inf)
-    timestamps = np.asarray(timestamps, "datetime64[ns]")
+    try:
+        readings = np.nan_to_num(np.asarray(readings, np.float32), posinf=np.inf)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"readings: expected numbers ({one_line(str(error))})"
+        ) from error
+    timestamps = np.asarray(timestamps)
     if readings.shape != (windows.INPUT_STEPS, num_clients):
         raise InputError(
             f"readings have shape {readings.shape}, expected "
@@ -98,6 +103,7 @@ def _checked(
             f"timestamps have shape {timestamps.shape}, expected "
             f"{(windows.INPUT_STEPS,)}: one for each step of the readings"
         )
+    timestamps = as_stamps("timestamps", timestamps)
     if not np.all(np.diff(timestamps) == step.delta):  # NaT is no step
         raise InputError(
             f"timestamps: expected steps of {step.words(minutes=' minutes')}, as in "

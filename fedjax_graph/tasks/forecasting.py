@@ -121,18 +121,18 @@ def error_sums(forecast: jax.Array, truth: jax.Array, weights: jax.Array) -> Err
 
 
 def masked_errors(sums: ErrorSums) -> dict[str, jax.Array]:
-    """MAE, RMSE and MAPE (percent) without missing readings, of sums of any shape."""
+    """MAE, RMSE and MAPE (percent) without missing readings, of sums of any shape.
+
+    NaN where all are missing.
+    """
     count = jnp.maximum(sums.masked_count, 1)
-    return {
+    errors = {
         "mae": sums.masked_absolute / count,
         "rmse": jnp.sqrt(sums.masked_squared / count),
         "mape": 100 * sums.masked_relative / count,
     }
-
-
-def where_read(value: jax.Array, sums: ErrorSums) -> jax.Array:
-    """A figure without missing readings; NaN where all are missing, not the best."""
-    return jnp.where(sums.masked_count > 0, value, jnp.nan)
+    is_read = sums.masked_count > 0
+    return {name: jnp.where(is_read, x, jnp.nan) for name, x in errors.items()}
 
 
 def client_errors(
@@ -140,7 +140,7 @@ def client_errors(
 ) -> dict[str, jax.Array]:
     """`masked_errors` of each client so many steps ahead, averaged over the clients.
 
-    Clients without a reading to compare with are left out.
+    Clients without a reading to compare with are left out; NaN where all are.
 
     Raises:
       InputError: if there is no such horizon.
@@ -151,7 +151,8 @@ def client_errors(
         )
     at = jax.tree.map(lambda x: x[:, steps_ahead - 1], sums)
     has_any = at.masked_count > 0
-    return jax.tree.map(lambda x: mean_where(x, has_any), masked_errors(at))
+    means = {k: mean_where(x, has_any) for k, x in masked_errors(at).items()}
+    return {k: jnp.where(jnp.any(has_any), x, jnp.nan) for k, x in means.items()}
 
 
 def error_metrics(
@@ -163,8 +164,7 @@ def error_metrics(
     paper. `masked` leaves them out, and so does `loss` under `masked_loss`; its keys
     are the minutes ahead of `HORIZONS`, and `all`. MAPE is in percent, the others in
     the unit of the readings. Over no window at all `loss`, `rmse` and `mae` are NaN, so
-    that no round is chosen by it, and so is a `loss` that leaves out all readings;
-    `masked` is 0.
+    that no round is chosen by it, and so is what leaves out all readings.
 
     Args:
       sums: of all windows.
@@ -180,10 +180,7 @@ def error_metrics(
     }
     in_all = jax.tree.map(jnp.sum, sums)
     masked = {**at, "all": masked_errors(in_all)}
-    if masked_loss:
-        squared_loss = where_read(masked["all"]["rmse"] ** 2, in_all)
-    else:
-        squared_loss = squared
+    squared_loss = masked["all"]["rmse"] ** 2 if masked_loss else squared
     return {
         "loss": squared_loss / std**2,
         "rmse": jnp.sqrt(squared),

@@ -180,9 +180,7 @@ def client_metrics(
     pooled = forecasting.error_metrics(sums, std, step)
     return {
         **forecasting.client_errors(sums),
-        "loss": forecasting.where_read(
-            pooled["masked"]["all"]["mae"], jax.tree.map(jnp.sum, sums)
-        ),
+        "loss": pooled["masked"]["all"]["mae"],
         "rmse_by_horizon": pooled["rmse_by_horizon"],
         "masked": pooled["masked"],
     }

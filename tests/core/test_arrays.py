@@ -90,6 +90,18 @@ WRONG = {  # what it is -> (words of the refusal, the call)
         "num_steps = -1",
         lambda: convolve(np.ones((3, 3)), num_steps=-1),
     ),
+    "a share above 1": (
+        "alpha=7: expected a number from 0 to 1",
+        lambda: convolve(np.ones((3, 3)), alpha=7),
+    ),
+    "a share of NaN": (
+        "alpha=nan: expected a number from 0 to 1",
+        lambda: convolve(np.ones((3, 3)), alpha=float("nan")),
+    ),
+    "a step of NaN": (
+        "step_size has nan",
+        lambda: aggregation.attention(MODELS, step_size=float("nan")),
+    ),
     "negative noise": (
         "scale has -1.0",
         lambda: aggregation.with_noise(aggregation.none, KEY, -1.0),

@@ -142,6 +142,7 @@ ROUNDS = {"num_rounds": 1}
         (RunConfig, ROUNDS | {"patience": float("nan")}, "patience=nan: expected"),
         (RunConfig, ROUNDS | {"seeds": ()}, "seeds=(): expected a tuple, each a whole"),
         (RunConfig, ROUNDS | {"seeds": 3}, "seeds=3: expected a tuple"),
+        (RunConfig, ROUNDS | {"seeds": (3, 3)}, "seeds=(3, 3): expected different"),
         (RunConfig, ROUNDS | {"seeds": (-1,)}, "seeds=(-1,): expected a tuple"),
     ],
 )

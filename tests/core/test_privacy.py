@@ -181,6 +181,13 @@ def test_epsilon_is_that_of_the_composed_gaussian_mechanism(multiplier, count):
     assert privacy.epsilon(config, 0) == 0
 
 
+@pytest.mark.parametrize(("multiplier", "count"), [(1e-9, 1), (0.01, 1000)])
+def test_noise_too_small_for_an_epsilon_is_refused(multiplier, count):
+    config = Privacy(noise_multiplier=multiplier)
+    with pytest.raises(InputError, match=f"too little noise for {count} releases"):
+        privacy.epsilon(config, count)
+
+
 def test_releases_of_one_round_have_noise_of_their_own(quick_jit):
     """Where nobody learns, GraphFL's step of 1 and its mean add one noise each.
 

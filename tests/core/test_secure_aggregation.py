@@ -6,6 +6,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
+from fedjax_graph.algorithms import get_method, make_config
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.algorithms.fed_dc import fed_dc
 from fedjax_graph.algorithms.scaffold import scaffold
@@ -24,7 +25,9 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import Misbehaviour
 from fedjax_graph.driver.divergence import Divergence
 from tests.algorithms import quadratic
+from tests.algorithms.problems import all_problems
 from tests.algorithms.quadratic import QuadraticTask
+from tests.algorithms.tiny_methods import TINY
 
 KEY = jax.random.key(3)
 NUM_CLIENTS, SIZE = 6, 4000
@@ -260,8 +263,32 @@ def test_the_ledger_has_what_each_mode_adds():
     ],
 )
 def test_what_needs_each_model_is_refused(mode, factory, settings, words):
-    config = FedAvgConfig(QuadraticTask(), secure_aggregation=mode, **settings)
-    data = quadratic.make_data()
     with pytest.raises(InputError, match=f"secure_aggregation={mode}.*{words}"):
-        method = factory(config)
-        jax.eval_shape(method.round, method.init(KEY, data), data, KEY)
+        factory(FedAvgConfig(QuadraticTask(), secure_aggregation=mode, **settings))
+
+
+HIDING = [
+    pytest.param(problem, name, id=f"{name}-{problem.TASK['kind']}")
+    for problem, methods in TINY.items()
+    for name in methods
+    if issubclass(get_method(name).config_type, ChannelConfig)
+]
+
+
+@pytest.fixture(scope="module")
+def problems(train):
+    return all_problems(train)
+
+
+@pytest.mark.parametrize(("problem", "name"), HIDING)
+def test_what_cannot_be_hidden_is_refused_before_a_round(problem, name, problems):
+    """Or methods before it would be trained in vain; traced, not compiled."""
+    values = TINY[problem][name] | {"secure_aggregation": "masks"}
+    try:
+        method = get_method(name).factory(make_config(name, values))
+    except InputError as error:
+        assert "secure_aggregation=masks" in str(error)
+        return
+    data = problems[problem].train
+    state = jax.eval_shape(method.init, KEY, data)
+    jax.eval_shape(method.round, state, data, KEY)

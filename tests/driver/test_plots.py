@@ -100,6 +100,24 @@ def test_writes_the_same_png_twice(tmp_path, write):
     assert coloured.sum() > 200 and (pixels == 1).all(-1).mean() > 0.5
 
 
+@pytest.mark.parametrize("text", ["$_$", "a$b$c", "$5"])
+def test_a_users_text_is_no_formula(tmp_path, text):
+    """Nor does it keep powers of ten from being drawn as such."""
+    series = {text: plots.Line([1, 10, 100], [1.0, 10.0, 100.0])}
+    look = plots.Look((text,), text)
+    figure = plots.curves_figure(series, text, text, look)
+    panel = figure.axes[0]
+    panel.set_yscale("log")
+    plots.save(figure, tmp_path / "curves.png")
+    assert figure.get_suptitle() == panel.get_xlabel() == text
+    assert legend(figure) == [text]
+    texts = [panel.xaxis.label, panel.yaxis.label, *figure.legends[0].get_texts()]
+    assert not any(x.get_parse_math() for x in texts)
+    assert all(x.get_parse_math() for x in panel.get_yticklabels())
+    points = {text: (1.0, 2.0)}
+    scatter.scatter(tmp_path / "scatter.png", points, text, text, look)
+
+
 def test_curves_carry_the_data_and_the_band():
     line = plots.Line([1, 2, 3], [4.0, np.nan, 6.0], [0.5, 0.5, 1.0])
     figure = plots.curves_figure({"a": line, "b": ([1], [2])}, "x (s)", "y (m)", LOOK)

@@ -128,7 +128,11 @@ def test_the_table_is_aligned():
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"methods": [1]}', '{"methods": {"gcn": 1}}', "\0"]
+    "text",
+    [
+        *("{", "[]", "{}", '{"methods": [1]}', '{"methods": {"gcn": 1}}', "\0"),
+        '{"methods": {"gcn": {"test": {"accuracy": 80.0}}}}',
+    ],
 )
 def test_results_of_another_shape_are_one_clear_line(tmp_path, text):
     (tmp_path / "results.json").write_text(text)

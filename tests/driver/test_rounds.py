@@ -149,6 +149,12 @@ def test_no_state_is_the_best_where_no_figure_is_a_number(
     assert list(kept.best_round) == [8] * len(seeds)
 
 
+def test_a_split_that_is_missing_is_named():
+    splits = {"train": None}
+    with pytest.raises(InputError, match="splits: expected validation and test as"):
+        rounds.run("fake", ALGORITHM, splits, RunConfig(1))
+
+
 # --- Phases --------------------------------------------------------------------------
 
 

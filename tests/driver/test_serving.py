@@ -11,7 +11,7 @@ from fedjax_graph import algorithms
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import inductive, windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
-from fedjax_graph.driver import rounds
+from fedjax_graph.driver import pretrained, rounds
 from fedjax_graph.driver.network import save_network
 from fedjax_graph.driver.serving import load_forecaster
 from tests.damage import flip_in_digest, halve
@@ -20,6 +20,7 @@ HALVES = {"hidden_size": 4, "gn_mlp_sizes": (6, 4), "gn_layers": 1}
 CONFIGS = {"gru_fedavg": {"task": {"kind": "traffic_seq2seq", "hidden_size": 4}}}
 REGISTERED = {"gru_fedavg": "fed_avg"}  # where a run has another name for it
 SEEDS = (3, 4)
+YEAR = np.timedelta64(365 * 24 * 60, "m")
 NEVER = np.datetime64("NaT", "ns")
 
 
@@ -131,11 +132,67 @@ def test_a_forecaster_takes_the_step_of_its_run(finished, network, tmp_path, hou
         (lambda r, t: (r, np.where(t == t[3], NEVER, t)), "expected steps of 5"),
         (lambda r, t: (np.where(r > 50, np.inf, r), t), "infinite or negative"),
         (lambda r, t: (-r, t), "infinite or negative"),
+        (lambda r, t: (r.astype(str) + "a", t), "readings: expected numbers"),
+        (lambda r, t: (r, t.astype("M8[m]") + 988 * YEAR), "has 2999-.*1678 to 2261"),
+        (lambda r, t: (r, [f"{x}+05:00" for x in t]), "wall-clock time without a zone"),
+        (lambda r, t: (r, ["abc"] * 12), "timestamps has 'abc', expected text such as"),
+        (lambda r, t: (r, [1.5] * 12), "timestamps has numbers, expected datetime64"),
     ],
 )
 def test_readings_that_do_not_fit_are_one_line(forecaster, network, change, words):
     with pytest.raises(InputError, match=words) as caught:
         forecaster(*change(*last_readings(network, 5)))
+    assert "\n" not in str(caught.value)
+
+
+def test_stamps_may_be_text_or_pythons_own(forecaster, network):
+    readings, stamps = last_readings(network, 5)
+    expected = forecaster(readings, stamps)
+    for other in (list(map(str, stamps)), stamps.astype("M8[us]").tolist()):
+        np.testing.assert_array_equal(forecaster(readings, other), expected)
+
+
+def changed_network(**changes):
+    def change(run):
+        with np.load(run / "network.npz") as kept:
+            arrays = dict(kept) | changes
+        np.savez(run / "network.npz", **arrays)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"step_ns": 0}, "step_ns=0: expected whole seconds that divide a day"),
+        ({"step_ns": -300 * 10**9}, "step_ns=-300000000000: expected"),
+        ({"step_ns": 1}, "step_ns=1: expected"),
+        ({"step_ns": 7 * 10**9}, "step_ns=7000000000: expected"),
+        ({"step_ns": "x"}, "step_ns: expected one finite number"),
+        ({"mean": np.nan}, "mean: expected one finite number"),
+        ({"mean": [1.0, 2]}, "mean: expected one finite number"),
+        ({"std": 0.0}, "std: expected more than 0"),
+        (
+            {"sensor_ids": 3},
+            r"adjacency of shape \(5, 5\) and sensor_ids of \(\), expected \[",
+        ),
+        ({"adjacency": 1.0}, r"adjacency of shape \(\)"),
+        ({"adjacency": np.eye(4)}, r"adjacency of shape \(4, 4\)"),
+        ({"adjacency": np.full((5, 5), np.inf)}, "adjacency: expected finite numbers"),
+        ({"num_trained": "a"}, "num_trained: expected one finite number"),
+        ({"num_trained": 6}, "num_trained: expected 1 to 5"),
+    ],
+)
+def test_a_network_that_makes_no_sense_is_one_line(
+    finished, tmp_path, monkeypatch, changes, words
+):
+    monkeypatch.setattr(pretrained, "Checkpoints", None)  # is not come to
+    run = tmp_path / "run"
+    (run / "gru_fedavg" / "checkpoints").mkdir(parents=True)
+    shutil.copy(finished[0] / "network.npz", run)
+    changed_network(**changes)(run)
+    with pytest.raises(InputError, match=f"network.npz: {words}") as caught:
+        load_forecaster(run, "gru_fedavg")
     assert "\n" not in str(caught.value)
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from experiments.benchmark import BenchmarkStudy
-from experiments.benchmarks import measure, sfl
+from experiments.benchmarks import cnfgnn, measure, sfl
 from fedjax_graph.core.errors import InputError
 from tests.experiments import binary
 
@@ -145,6 +145,15 @@ def test_the_shape_and_compilations_of_cnfgnn_are_there(figures):
     cnfgnn = figures("cnfgnn")
     assert cnfgnn["shape"] == "tiny"
     assert cnfgnn["compile_s"] >= cnfgnn["client_compile_s"]
+
+
+@pytest.mark.parametrize("line", ["hello", "{}", "[1]", "5"])
+def test_a_peer_of_cnfgnn_that_prints_something_else_is_one_line(tmp_path, line):
+    script = tmp_path / "peer.py"
+    script.write_text(f"print({line!r})")
+    settings = BenchmarkStudy(system="cnfgnn", peer=True, peer_script=str(script))
+    with pytest.raises(InputError, match="peer.py prints no last line of JSON with"):
+        cnfgnn.peer_measure(settings, 5, 8)()
 
 
 def test_a_peer_of_images_is_run_and_its_best_rate_taken(tmp_path):

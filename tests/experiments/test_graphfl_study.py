@@ -275,6 +275,7 @@ def test_optimizers_of_clients_and_server():
         ),
         ({"sweep": "overlap", "eval_only": True}, ["--eval_only", "single run"]),
         ({"dataset": "corra"}, ["'corra'", "cora, citeseer"]),
+        ({"dataset": ""}, ["--dataset=: expected a text that is not empty"]),
     ],
 )
 def test_bad_options_are_one_line(tmp_path, options, words):

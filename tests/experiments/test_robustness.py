@@ -35,7 +35,7 @@ def test_each_pair_is_a_study(tmp_path, monkeypatch, capsys):
         ("median", 0.0, "sign_flip"),
         ("median", 0.2, "noise"),
     ]
-    assert {x.tolerance for x in seen} == {0.3}
+    assert [x.tolerance for x in seen] == [0.3, 0.3, 0.2, 0.2]  # the median has none
     assert len({x.workdir for x in seen}) == 4
     assert [row["accuracy"] for row in rows] == [80, 60, 80, 60]
     assert json.loads((tmp_path / "run" / "robustness.json").read_text()) == rows
@@ -122,6 +122,10 @@ def test_the_picture_names_all_draws(tmp_path, monkeypatch):
         ({"aggregators": ("mean",)}, "--aggregators: unknown aggregator 'mean'; known"),
         ({"methods": ("fl", "il")}, "--methods: FedAvg is what runs"),
         ({"aggregator": "krum"}, "--aggregator: --aggregators names those"),
+        (
+            {"aggregators": ("median", "weighted_mean"), "tolerance": 0.4},
+            "--tolerance: none of the --aggregators takes it",
+        ),
         ({"byzantine_fraction": 0.2}, "--byzantine_fraction: --fractions has"),
         ({"vary": "dropout_rate", "dropout_rate": 0.2}, "--dropout_rate: --fractions"),
         ({"vary": "dropout_rate", "attack": "noise"}, "--attack needs --byz"),

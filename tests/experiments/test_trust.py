@@ -67,11 +67,12 @@ def values_of_subgraphs(study, folder):
 )
 def test_methods_get_what_the_options_say(study_type, method, values_of, tmp_path):
     """By the values that a study makes the config of each of its methods of."""
-    options = {"aggregator": "krum", "tolerance": 0.3, "secure_aggregation": "masks"}
-    study = study_type(**CONDUCT, **options)
-    config = config_of(method, values_of(study, tmp_path))
-    assert config.misbehaviour == Misbehaviour(**CONDUCT)
-    assert {name: getattr(config, name) for name in options} == options
+    robust = {"aggregator": "krum", "tolerance": 0.3}
+    for options in (robust, {"secure_aggregation": "masks"}):
+        study = study_type(**CONDUCT, **options)
+        config = config_of(method, values_of(study, tmp_path))
+        assert config.misbehaviour == Misbehaviour(**CONDUCT)
+        assert {name: getattr(config, name) for name in options} == options
     private = study_type(dp_noise_multiplier=2.0, dp_clip_norm=0.5)
     config = config_of(method, values_of(private, tmp_path))
     assert config.privacy == Privacy(noise_multiplier=2.0, clip_norm=0.5)
@@ -94,6 +95,13 @@ def test_methods_get_what_the_options_say(study_type, method, values_of, tmp_pat
             "on_nan=skip_client .* is not private",
         ),
         ({"tolerance": 0.5}, "--tolerance=0.5: expected 0.49 or less"),
+        ({"tolerance": 0.4}, "--tolerance: --aggregator=weighted_mean takes none"),
+        ({"tolerance": 0.4, "aggregator": "median"}, "--aggregator=median takes none"),
+        (
+            {"byzantine_fraction": 0.1, "attack": "label_flip", "attack_scale": 9.0},
+            "--attack_scale: --attack=label_flip has none",
+        ),
+        ({"dp_noise_multiplier": 1e7}, "--dp_noise_multiplier=10000000.0: expected"),
     ],
 )
 def test_what_does_not_fit_is_one_line(study_type, settings, words):
@@ -117,6 +125,14 @@ def test_what_does_not_fit_is_one_line(study_type, settings, words):
             "--secure_aggregation is not for gru_gn",
         ),
         (GraphFLStudy(methods=("il",), tolerance=0.1), "--tolerance concerns none"),
+        (
+            CNFGNNStudy(methods=("persistence",), dropout_rate=0.5),
+            "--dropout_rate concerns none of the methods persistence",
+        ),
+        (
+            CNFGNNStudy(methods=("gru_fedavg",), edge_parts=2),
+            "--edge_parts concerns none of the methods gru_fedavg",
+        ),
         (
             CNFGNNStudy(
                 methods=("gru_fedavg", "persistence"),

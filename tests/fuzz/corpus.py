@@ -3,6 +3,7 @@
 import collections
 import gzip
 import pickle
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from fedjax_graph import data
 from fedjax_graph.data.graphs import formats as graph_formats
 from fedjax_graph.data.traffic import formats as traffic_formats
 from fedjax_graph.data.traffic import hdf, largest
+from fedjax_graph.driver import pretrained
+from fedjax_graph.driver.network import Network
 from tests.data.graphs.toy_graph import EDGES, FEATURES, LABELS
 from tests.data.images import toy_images
 from tests.data.traffic import traffic_files
@@ -33,7 +36,7 @@ class Case(NamedTuple):
 def make(folder: Path) -> dict[str, Case]:
     """Writes the files; each case is read without an error as it is."""
     folder.mkdir(exist_ok=True)
-    makers = (_traffic, _largest, _graphs, _planetoid, _products, _images)
+    makers = (_traffic, _largest, _graphs, _planetoid, _products, _images, _models)
     return {name: case for make in makers for name, case in make(folder).items()}
 
 
@@ -220,4 +223,22 @@ def _images(folder: Path) -> dict[str, Case]:
         "cifar_batch": Case(batches / "data_batch_1", _loads(batches, "images").load),
         "cifar_meta": Case(batches / "batches.meta", _loads(batches, "images").load),
         "cifar_archive": _loads(archive, "images"),
+    }
+
+
+def _models(folder: Path) -> dict[str, Case]:
+    """A pretrained model of the package, and the network of a run."""
+    (name, *_) = pretrained.names()
+    model = Path(shutil.copy(pretrained.FOLDER / f"{name}.npz", folder / "model.npz"))
+    network = folder / "network.npz"
+    with np.load(model) as kept:
+        arrays = {
+            key.removeprefix(pretrained.NETWORK): x
+            for key, x in kept.items()
+            if key.startswith(pretrained.NETWORK)
+        }
+    np.savez_compressed(network, **arrays)
+    return {
+        "pretrained": Case(model, lambda: pretrained.read(str(model))),
+        "network": _reads(Network.read, network),
     }

@@ -14,6 +14,7 @@ CASES = (
     *("planetoid_graph", "planetoid_test.index", "products_edge"),
     *("products_node-feat", "products_num-node-list"),
     *("images_npz", "cifar_batch", "cifar_meta", "cifar_archive"),
+    *("pretrained", "network"),
 )
 
 

@@ -18,7 +18,7 @@ def expected_metrics(forecast, truth, std):
     def masked(steps):
         present = truth[..., steps] != 0
         if not present.any():
-            return {"mae": 0, "rmse": 0, "mape": 0}
+            return {"mae": np.nan, "rmse": np.nan, "mape": np.nan}
         chosen, true = error[..., steps][present], truth[..., steps][present]
         return {
             "mae": np.mean(np.abs(chosen)),
@@ -69,9 +69,10 @@ def test_a_loss_without_any_reading_is_no_number():
     sums = forecasting.error_sums(forecast, truth, np.ones((3, 4), np.float32))
     scales = jnp.float32(2.0), TimeStep(300)
     metrics = forecasting.error_metrics(sums, *scales, masked_loss=True)
-    assert np.isnan(metrics["loss"]) and metrics["masked"]["all"]["rmse"] == 0
+    assert np.isnan(metrics["loss"]) and np.isnan(metrics["masked"]["all"]["rmse"])
     assert forecasting.error_metrics(sums, *scales)["loss"] == 25 / 4
-    assert np.isnan(traffic_rnn.client_metrics(sums, *scales)["loss"])
+    of_clients = traffic_rnn.client_metrics(sums, *scales)
+    assert all(np.isnan(of_clients[key]) for key in ("loss", "mae", "rmse", "mape"))
     truth[0, 0, 0] = 3  # one reading is enough
     sums = forecasting.error_sums(forecast, truth, np.ones((3, 4), np.float32))
     metrics = forecasting.error_metrics(sums, *scales, masked_loss=True)

@@ -39,6 +39,7 @@ from fedjax_graph.algorithms.cnfgnn.private_exchange import Exchange
 from fedjax_graph.core import (
     aggregation,
     batching,
+    channel,
     communication,
     folding,
     mesh,
@@ -97,6 +98,11 @@ class CNFGNNConfig(NamedAggregator, ChannelConfig, SplitConfig):
     server_rounds: int = limited(1, lower=1)
     client_batch_size: int = limited(128, lower=1)
     participation: float = limited(1.0, above=0, upper=1)
+
+    def __post_init__(self) -> None:
+        """Checks types and limits; raises `InputError`."""
+        super().__post_init__()
+        channel.check_aggregator(self, self.named_aggregator())
 
 
 class CNFGNNState(NamedTuple):

@@ -130,6 +130,7 @@ def _sfl(
     **settings: Any,
 ) -> FederatedAlgorithm:
     """What SFL and its kin share: the clients' half, and which models they keep."""
+    channel.check_aggregator(config)
     if config.start == "own":  # noise promises something of the way from a known start
         reason = "under start='own' clients begin at models that no other knows"
         instead = "use start='global' or 'personal'"

@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_graph.core.errors import InputError, one_line
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files, limits, safe_pickle
+from fedjax_graph.data.traffic import time_steps
 
 _PEMS_CHANNELS = ("flow", "occupancy", "speed")
-_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
-_ZONE = re.compile(r"(Z|[T ]\d.*[+-]\d\d(:?\d\d)?)\s*$")
 
 
 class Readings(NamedTuple):
@@ -130,7 +129,7 @@ def read_csv(path: str | os.PathLike) -> Readings:
         # The row of zeros fixes the number of columns, even of an empty table.
         rows = itertools.chain([",".join("0" * len(sensor_ids))], _rows(file, stamps))
         speed = np.loadtxt(rows, np.float32, delimiter=",", ndmin=2)[1:]
-        timestamps = as_stamps(
+        timestamps = time_steps.as_stamps(
             "the first column", text_array("its time stamps", stamps)
         )
         return Readings(speed, timestamps, sensor_ids)
@@ -143,56 +142,6 @@ def _rows(lines: Iterable[str], stamps: list[str]) -> Iterator[str]:
         if stamp:
             stamps.append(stamp.strip('"'))
             yield re.sub(r"(?<![^,])(?=,|$)", "nan", row) if ",," in f",{row}," else row
-
-
-def as_stamps(key: str, stamps: np.ndarray) -> np.ndarray:
-    """Time stamps as datetime64[ns].
-
-    Args:
-      key: what has them, for the message.
-      stamps: [T] datetime64 of any unit, text in ISO 8601, or nanoseconds since 1970.
-
-    Raises:
-      InputError: if they are none of these, or out of the range of nanoseconds.
-    """
-    kind = stamps.dtype.kind
-    if stamps.ndim != 1 or kind not in "MUiuf":
-        raise InputError(
-            f"{key} has shape {stamps.shape} and type {stamps.dtype}, expected [T] of "
-            "datetime64, of text such as 2012-03-01T00:05, or of integers"
-        )
-    if kind in "iuf":
-        if key == "timestamps":
-            raise InputError(
-                "timestamps has numbers, expected datetime64 or text; save nanoseconds "
-                "since 1970 as 'timestamps_ns', or seconds by "
-                "timestamps.astype('datetime64[s]')"
-            )
-        return stamps.astype("M8[ns]")
-    if kind == "U":
-        stamps = _parsed(key, stamps)
-    with np.errstate(over="ignore"):
-        found = stamps.astype("M8[ns]")
-    is_same = (found.astype(stamps.dtype) == stamps) | np.isnat(stamps)
-    if not is_same.all():
-        first = np.datetime_as_string(stamps[np.argmin(is_same)])
-        raise InputError(f"{key} has {first}, expected years 1678 to 2261")
-    return found
-
-
-def _parsed(key: str, stamps: np.ndarray) -> np.ndarray:
-    """Text as datetime64, which by itself NumPy takes of numbers and of zones too."""
-    expected = "expected text such as 2012-03-01T00:05"
-    for stamp in stamps.tolist():
-        said = f"{key} has {one_line(stamp, 100)!a}"
-        if not _DATE.match(stamp):
-            raise InputError(f"{said}, {expected}")
-        if _ZONE.search(stamp):
-            raise InputError(f"{said}, expected wall-clock time without a zone")
-    try:
-        return stamps.astype("M8[us]")
-    except ValueError as error:
-        raise InputError(f"{key}: {error}; {expected}") from error
 
 
 def read_graph_pickle(path: str | os.PathLike) -> Graph:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files, limits
-from fedjax_graph.data.traffic import formats
+from fedjax_graph.data.traffic import formats, time_steps
 
 
 def read(path: str | os.PathLike) -> formats.Readings:
@@ -104,7 +104,8 @@ def _timestamps(axis: h5py.Dataset) -> np.ndarray:
     match = re.fullmatch(r"datetime64(?:\[(\w+)\])?", kind)
     if match is None or axis.dtype.kind != "i":
         raise InputError(f"rows are labelled by {kind}, expected time stamps")
-    return axis[()].astype(f"M8[{match[1] or 'ns'}]").astype("M8[ns]")
+    stamps = axis[()].astype(f"M8[{match[1] or 'ns'}]")
+    return time_steps.as_stamps("its axis of rows", stamps)
 
 
 def _is_own(group: h5py.Group, key: str) -> bool:

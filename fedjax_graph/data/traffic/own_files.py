@@ -34,7 +34,7 @@ import numpy as np
 
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files, limits
-from fedjax_graph.data.traffic import formats
+from fedjax_graph.data.traffic import formats, time_steps
 from fedjax_graph.data.traffic.formats import Graph, node_indices, numbers
 
 _STAMP_KEYS = ("timestamps", "timestamps_ns")
@@ -124,7 +124,7 @@ def _timestamps(arrays: dict[str, np.ndarray], num_steps: int) -> np.ndarray:
     """Time stamps [T] datetime64[ns], of whichever form there is."""
     key = next((key for key in _STAMP_KEYS if key in arrays), None)
     if key is not None:
-        return formats.as_stamps(key, arrays[key])
+        return time_steps.as_stamps(key, arrays[key])
     if "start_ns" not in arrays:
         _required(arrays, "timestamps")
     start, step = (int(numbers(arrays, key, 0)) for key in ("start_ns", "freq_ns"))

@@ -1,13 +1,17 @@
 """The time between the rows of a series, and spans of time in words."""
 
+import contextlib
 import dataclasses
+import re
 
 import jax
 import numpy as np
 
-from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.errors import InputError, one_line
 
 UNIT_NAMES = {"d": "days", "h": "hours", "min": "minutes", "s": "seconds", "ns": "ns"}
+_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
+_ZONE = re.compile(r"(Z|[T ]\d.*[+-]\d\d(:?\d\d)?)\s*$")
 _DAY, _HOUR, _MINUTE, _SECOND, _NANOSECOND = (
     np.timedelta64(1, code) for code in ("D", "h", "m", "s", "ns")
 )
@@ -70,6 +74,59 @@ def in_words(span: np.timedelta64, minutes: str = " min") -> str:
     return f"{span // unit}{minutes if sign == 'min' else f' {sign}'}"
 
 
+def as_stamps(key: str, stamps: np.ndarray) -> np.ndarray:
+    """Time stamps as datetime64[ns].
+
+    Args:
+      key: what has them, for the message.
+      stamps: [T] datetime64 of any unit, text in ISO 8601, or nanoseconds since 1970.
+
+    Raises:
+      InputError: if they are none of these, or out of the range of nanoseconds.
+    """
+    if stamps.dtype.kind == "O":  # as of Python's `datetime`
+        with contextlib.suppress(TypeError, ValueError, Warning):
+            stamps = stamps.astype("M8[us]")
+    kind = stamps.dtype.kind
+    if stamps.ndim != 1 or kind not in "MUiuf":
+        raise InputError(
+            f"{key} has shape {stamps.shape} and type {stamps.dtype}, expected [T] of "
+            "datetime64, of text such as 2012-03-01T00:05, or of integers"
+        )
+    if kind in "iuf":
+        if key == "timestamps":
+            raise InputError(
+                "timestamps has numbers, expected datetime64 or text; save nanoseconds "
+                "since 1970 as 'timestamps_ns', or seconds by "
+                "timestamps.astype('datetime64[s]')"
+            )
+        return stamps.astype("M8[ns]")
+    if kind == "U":
+        stamps = _parsed(key, stamps)
+    with np.errstate(over="ignore"):
+        found = stamps.astype("M8[ns]")
+    is_same = (found.astype(stamps.dtype) == stamps) | np.isnat(stamps)
+    if not is_same.all():
+        first = np.datetime_as_string(stamps[np.argmin(is_same)])
+        raise InputError(f"{key} has {first}, expected years 1678 to 2261")
+    return found
+
+
+def _parsed(key: str, stamps: np.ndarray) -> np.ndarray:
+    """Text as datetime64, which by itself NumPy takes of numbers and of zones too."""
+    expected = "expected text such as 2012-03-01T00:05"
+    for stamp in stamps.tolist():
+        said = f"{key} has {one_line(stamp, 100)!a}"
+        if not _DATE.match(stamp):
+            raise InputError(f"{said}, {expected}")
+        if _ZONE.search(stamp):
+            raise InputError(f"{said}, expected wall-clock time without a zone")
+    try:
+        return stamps.astype("M8[us]")
+    except ValueError as error:
+        raise InputError(f"{key}: {error}; {expected}") from error
+
+
 def step_of(timestamps: np.ndarray) -> TimeStep:
     """Reads the one step between all rows off their time stamps, [T] datetime64.
 
@@ -77,10 +134,11 @@ def step_of(timestamps: np.ndarray) -> TimeStep:
     daylight saving time begins as in PEMS-BAY: the rows around it follow each other.
 
     Raises:
-      InputError: if stamps do not increase or are not evenly spaced, or a step is not
-        a whole number of seconds of which a day is a multiple.
+      InputError: if they are no time stamps (`as_stamps`), do not increase or are not
+        evenly spaced, or a step is not a whole number of seconds of which a day is a
+        multiple.
     """
-    stamps = timestamps.astype("datetime64[ns]")
+    stamps = as_stamps("timestamps", timestamps)
     if len(stamps) < 2:
         raise InputError(f"timestamps: {len(stamps)} rows, expected at least 2")
     steps = np.diff(stamps)
