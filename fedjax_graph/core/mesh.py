@@ -35,7 +35,7 @@ from fedjax_graph.core.errors import InputError
 
 AXES = CLIENTS, EDGES = ("clients", "edges")
 _NO_MESH = Mesh(np.empty((), object), ())
-_THREADS = 4  # for each CPU device of one of several processes
+_THREADS = 4  # for each CPU device
 _WAIT_FLAG = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
@@ -54,7 +54,7 @@ def use_cpu_cores(num: int) -> None:
     """
     if num > 1:
         _let_devices_wait()
-    if processes.count() > 1:
+    if num > 1 or processes.count() > 1:
         _have_threads(_THREADS * max(num, num_cores()))
     if jax.config.jax_num_cpu_devices != num:
         jax.config.update("jax_num_cpu_devices", num)
@@ -68,8 +68,9 @@ def all_devices() -> list[Any]:
 def _have_threads(num: int) -> None:
     """Gives XLA's CPU client at least so many threads, unless the user says how many.
 
-    It has one for each core, and a collective of several processes holds one until the
-    others come: on as few cores as devices nobody is left to bring them there.
+    It has one for each core or device, and a device that waits for the others in a
+    collective holds one: with more devices than cores, or in several processes, rounds
+    of CNFGNN came to a stop where nobody was left to bring the others there.
     """
     for name in ("NPROC", "PJRT_NPROC"):  # as XLA has called it, and calls it now
         os.environ.setdefault(name, str(num))

@@ -104,3 +104,14 @@ def test_an_hour_is_skipped_once_a_year():
     assert step_of(hours[:100][~is_gap[:100]]) == TimeStep(3600)
     with pytest.raises(InputError, match="2017-03-19T03:00. follows 2017-03-19T01:00"):
         step_of(hours[~is_gap])
+
+
+def test_stamps_beyond_nanoseconds_are_refused_and_pythons_own_taken():
+    late = np.datetime64("3000-01-01T00:00", "s") + np.timedelta64(
+        300, "s"
+    ) * np.arange(4)
+    with pytest.raises(
+        InputError, match="timestamps has 3000-.*expected years 1678 to"
+    ):
+        step_of(late)
+    assert step_of(stamps((5, "m")).astype("M8[us]").astype(object)) == TimeStep(300)
