@@ -6,8 +6,8 @@ python -m experiments.robustness --aggregators=weighted_mean,krum --fractions=0,
 python -m experiments.robustness --vary=straggler_rate --aggregators=weighted_mean
 
 Each point is a run of FedAvg (`fl` of `experiments.graphfl`, whose flags these are) in
-a folder of its own; `robustness.png`, `robustness.json` and a table sum them up. A
-model that diverges is scored as it is.
+a folder of its own; `report.html`, `robustness.png`, `robustness.json` and a table sum
+them up. A model that diverges is scored as it is.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import json
 import pathlib
 from typing import Any, ClassVar
 
-from experiments import cli
+from experiments import cli, report
 from experiments.studies import pictures
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.graphfl_settings import GraphFLSettings
@@ -139,7 +139,7 @@ class RobustnessStudy(GraphFLSettings):
         return [name for name, needed in NEEDS.items() if needed == self.vary]
 
     def sum_up(self, workdir: pathlib.Path, rows: list[dict[str, Any]]) -> None:
-        """Writes the picture, unless runs are only scored, and prints the table."""
+        """Writes picture and report, unless runs are only scored; prints the table."""
         lines, table = {}, []
         for aggregator in self.aggregators:
             own = [row for row in rows if row["aggregator"] == aggregator]
@@ -157,7 +157,8 @@ class RobustnessStudy(GraphFLSettings):
         said = self.attack if attacks else ""
         look = pictures.look(study, name, self.aggregators, {}, said)
         plots.curves(workdir / "robustness.png", lines, *titles, look)
-        print(f"robustness.json, robustness.png and the runs are in {workdir}")
+        report.write_sweep(workdir, self.system, name, self.command(), rows)
+        print(f"report.html, robustness.json and the runs are in {workdir}")
 
 
 def _share(text: str) -> float:

@@ -73,6 +73,10 @@ CAPTIONS = {  # file name or pattern -> caption, in the order of the report
         "Sensors",
         "Where the sensors are; circles were trained on, triangles only tested on.",
     ),
+    "robustness.png": Caption(
+        "Accuracy by the share of clients that misbehave",
+        f"Test accuracy of FedAvg by each aggregator, in percent. {SEEDS}",
+    ),
     "sweep.png": Caption(
         "The sweep",
         "The scores of the runs over the values that were swept. Of curves the band is "

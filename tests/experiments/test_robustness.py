@@ -40,6 +40,8 @@ def test_each_pair_is_a_study(tmp_path, monkeypatch, capsys):
     assert [row["accuracy"] for row in rows] == [80, 60, 80, 60]
     assert json.loads((tmp_path / "run" / "robustness.json").read_text()) == rows
     assert (tmp_path / "run" / "robustness.png").exists()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "share of clients that misbehave" in page and "<td>krum</td>" in page
     assert "median      80.0  60.0" in capsys.readouterr().out
 
 
