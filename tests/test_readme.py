@@ -120,8 +120,9 @@ def test_the_flags_of_a_command_are_those_of_its_binary(name, monkeypatch):
 def check(study):
     """Checks what a study checks before it reads data."""
     plugins.load_all(getattr(study, "plugin", None) or ())
+    study.in_effect()
     study = study.resolved() if hasattr(study, "resolved") else study
-    for step in ("check", "check_methods", "chosen_methods", "parts", "in_effect"):
+    for step in ("check", "check_methods", "chosen_methods", "parts"):
         if callable(getattr(study, step, None)):
             getattr(study, step)()
 

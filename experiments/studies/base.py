@@ -83,10 +83,6 @@ class Study(DataOptions, MachineOptions, FolderOptions):
             compile_for.parse(self.compile_for)
         if self.clients_per_chunk != "auto":  # which asks JAX for the device
             self.chunk()
-        for name in ("client_optimizer", "server_optimizer"):
-            if getattr(self, name) == "":
-                known = ", ".join(optimizers.OPTIMIZERS)
-                raise InputError(f"--{name}=: name an optimizer; known: {known}")
 
     @abc.abstractmethod
     def run_loaded(self) -> Any:

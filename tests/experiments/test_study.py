@@ -124,7 +124,7 @@ SCHEDULED = "adam,schedule=cosine"
             for name, value, reason in (
                 ("server_optimizer", SCHEDULED, "the server's schedule is constant"),
                 ("server_optimizer", "adan", "optimizer name 'adan': unknown"),
-                ("server_optimizer", "", "name an optimizer; known: sgd"),
+                ("server_optimizer", "", "expected a text that is not empty"),
             )
         ),
         (CNFGNNStudy, {"client_optimizer": SCHEDULED}, "cnfgnn steps on from round"),
