@@ -47,7 +47,7 @@ CAPTIONS = {  # file name or pattern -> caption, in the order of the report
     ),
     "architecture_*.png": Caption(
         "The network that was found",
-        "Boxes are layers, arrows say whose output a layer reads. The black boxes are "
+        "Boxes are layers, arrows say whose output a layer reads. The grey boxes are "
         "the input and the output stage.",
     ),
     "training_curves.png": Caption(

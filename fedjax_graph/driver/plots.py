@@ -7,6 +7,7 @@ pictures of a run, and all pictures the same title. The first colours are those 
 and Ito, which colour-blind readers can tell apart, the others Paul Tol's.
 """
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ TRUTH_COLOUR = "#222222"
 MOST_MARKERS = 50  # points of a line; more would only blur it
 DPI = 150
 FONT_SIZE = 10  # of titles and boxes, points
+LEGEND_COLUMNS, LEGEND_ROWS = 3, 3  # what pictures have room for; more makes them taller
+LEGEND_ROW = 0.22  # inches
 
 
 class Line(NamedTuple):
@@ -394,10 +397,12 @@ def label_axes(axes: Axes, xlabel, ylabel, title="") -> None:
 
 
 def add_legend(figure: Figure, axes: Axes) -> None:
-    """Puts one legend for all panels below them."""
+    """Puts one legend for all panels below them, which keep their height."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        columns = min(len(handles), 3)
+        columns = min(len(handles), LEGEND_COLUMNS)
         figure.legend(
             handles, labels, loc="outside lower center", ncols=columns, frameon=False
         )
+        more = max(0, math.ceil(len(handles) / columns) - LEGEND_ROWS)
+        figure.set_figheight(figure.get_figheight() + more * LEGEND_ROW)

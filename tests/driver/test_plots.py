@@ -258,3 +258,15 @@ def test_whole_numbers_get_whole_ticks():
     assert all(tick == int(tick) for tick in figure.axes[0].get_xticks())
     figure = plots.curves_figure({"a": ([0.1, 0.2], [1, 2])}, "share", "y")
     assert any(tick != int(tick) for tick in figure.axes[0].get_xticks())
+
+
+def panel_height(num_lines):
+    """Inches of a panel with so many lines in its legend."""
+    series = {f"method {i}": plots.Line([1, 2], [0, i]) for i in range(num_lines)}
+    figure = plots.curves_figure(series, "round", "accuracy")
+    figure.draw_without_rendering()
+    return figure.axes[0].get_position().height * figure.get_figheight()
+
+
+def test_a_long_legend_takes_nothing_from_the_panel():
+    assert panel_height(31) == pytest.approx(panel_height(9), rel=0.1)
