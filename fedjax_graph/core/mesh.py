@@ -239,7 +239,7 @@ def put_replicated(tree: Any) -> Any:
     A leaf that stands several times in the tree is copied once.
     """
     mesh = jax.sharding.get_mesh()
-    target = None if mesh.size < 2 else NamedSharding(mesh, PartitionSpec())
+    target = None if mesh.empty else NamedSharding(mesh, PartitionSpec())
     leaves, structure = jax.tree.flatten(tree)
     numbers: dict[int, int] = {}  # in order of appearance, the same in all processes
     for leaf in leaves:
@@ -262,7 +262,7 @@ def _put_own(leaf: Any, target: NamedSharding) -> jax.Array:
 
 def put_spread(tree: Any, num_rows: int, axis: int = 0) -> Any:
     """Shares out a pytree as `spread` does (host call)."""
-    if jax.sharding.get_mesh().size < 2:
+    if jax.sharding.get_mesh().empty:
         return jax.device_put(tree)
 
     def put(x, target):
@@ -300,7 +300,9 @@ def abstract(tree: Any) -> Any:
 
     def of(x):
         sharding = None if current.empty else NamedSharding(current, PartitionSpec())
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type
+        )
 
     return jax.tree.map(of, tree)
 

@@ -40,7 +40,7 @@ TRUTH_COLOUR = "#222222"
 MOST_MARKERS = 50  # points of a line; more would only blur it
 DPI = 150
 FONT_SIZE = 10  # of titles and boxes, points
-LEGEND_COLUMNS, LEGEND_ROWS = 3, 3  # what pictures have room for; more makes them taller
+LEGEND_COLUMNS, LEGEND_ROWS = 3, 3  # pictures have room for; more makes them taller
 LEGEND_ROW = 0.22  # inches
 
 

@@ -1,6 +1,7 @@
 """The driver on a method whose losses are scripted."""
 
 import logging
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
+from fedjax_graph.core import mesh
 from fedjax_graph.core.communication import Bytes, Exchange, up
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import plots, programs, rounds
@@ -403,3 +405,19 @@ def test_nothing_is_compiled_twice(tmp_path, caplog):
     assert compiled(workdir=tmp_path / "b", num_rounds=5) == nothing
     assert compiled(workdir=tmp_path / "a", num_rounds=5, resume=True) == nothing
     assert compiled(workdir=tmp_path / "c", seeds=(1,)) == nothing
+
+
+@pytest.mark.parametrize("num_devices", [0, 1, 2], ids=["no mesh", "one", "two"])
+def test_the_ledger_and_the_program_share_the_trace_of_a_round(num_devices):
+    """Whatever types the first state has: the numbers here have a weak one."""
+    traced = []
+    algorithm = make_algorithm(traced)
+
+    def init(key, data):
+        return algorithm.init(key, data)._replace(weights=jnp.full(5, 0.5))
+
+    devices = jax.devices()[:num_devices]
+    on = jax.set_mesh(mesh.make_mesh(devices=devices)) if devices else nullcontext()
+    with on:
+        run(make_script(FALLING), algorithm=algorithm._replace(init=init))
+    assert len(traced) == 1

@@ -231,6 +231,7 @@ def make_training(
             job = jnp.minimum(number, len(jobs.codes) - 1)
             is_needed = (number < len(jobs.codes)) & jobs.is_needed[job]
 
+            @functools.partial(jax.jit, inline=True)  # traced once, for both branches
             def work(carry):
                 state, training = carry
                 code, job_key = jobs.codes[job], keys[job]
