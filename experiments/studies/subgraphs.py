@@ -18,6 +18,7 @@ from experiments.studies.subgraphs_settings import (
     SubgraphSettings,
 )
 from fedjax_graph.core import clients
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs import structure
 from fedjax_graph.driver import plots, results, rounds
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS
@@ -35,6 +36,8 @@ METHODS = (
 DEFAULT = ("local", "fed_avg", "fed_gta")
 OWN_MODELS = {"fed_star": "decoupled_gin", "fed_sage_plus": "sage_relu"}
 ENCODES_STRUCTURE = ("fed_star",)  # methods whose model reads it
+RESTARTS = ("ditto", "fed_pub", "fed_sage_plus", "graphfl")
+"""Methods that keep no state of their clients' optimizers, which so begin anew."""
 SEES_OUTSIDE = ("fed_gcn",)  # methods whose clients know of neighbours outside
 READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
@@ -151,6 +154,17 @@ class SubgraphStudy(SubgraphSettings):
             return method
         return OWN_MODELS.get(method, self.model)
 
+    def _client_steps(self, method: str) -> OptimizerConfig:
+        """What a method's clients step with: Adam goes on by default, as OpenFGL's."""
+        steps = self.client_optimizer_config()
+        can_go_on = method in METHODS and method not in (*NETWORKS, *RESTARTS)
+        is_default = self.client_optimizer is None
+        return (
+            dataclasses.replace(steps, stateful=True)
+            if is_default and can_go_on
+            else steps
+        )
+
     def method_values(self, method: str, problem: Problem) -> dict[str, Any]:
         """The options under the names of the methods' config fields."""
         encodes, model = method in ENCODES_STRUCTURE, self._model(method)
@@ -162,7 +176,7 @@ class SubgraphStudy(SubgraphSettings):
             dropout=self.dropout,
             drops_features=False,
             local_steps=self.local_epochs,
-            optimizer=self.client_optimizer_config(),
+            optimizer=self._client_steps(method),
             query_every=2 if method == "graphfl" else 0,
             fitness="accuracy",
         )

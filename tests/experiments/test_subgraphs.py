@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from experiments.studies import running
-from experiments.studies.subgraphs import METHODS, SubgraphStudy
+from experiments.studies.subgraphs import (
+    METHODS,
+    NETWORKS,
+    RESTARTS,
+    SubgraphStudy,
+    registered_name,
+)
 from experiments.studies.subgraphs_problem import make_problem
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -95,6 +101,25 @@ def test_a_fixed_network_steps_as_the_options_say():
     study = SubgraphStudy(learning_rate=0.05, weight_decay=0.001)
     found = study.method_values("gcn", make_problem(study))["server_optimizer"]
     assert found == OptimizerConfig("adam", 0.05, weight_decay=0.001)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_moments_go_on_where_a_method_can_keep_them(method):
+    """As OpenFGL's do, unless the command says what clients step with."""
+    study, anew = SubgraphStudy(), SubgraphStudy(client_optimizer="adam")
+    problem = make_problem(study)
+    values = study.method_values(method, problem)
+    steps = values["task"].optimizer
+    assert steps.stateful == (method not in (*NETWORKS, *RESTARTS))
+    assert dataclasses.replace(steps, stateful=False) == (
+        anew.method_values(method, problem)["task"].optimizer
+    )
+    running.build(registered_name(method), values | {"clients_per_chunk": 1})
+    if method in RESTARTS:
+        keeping = dataclasses.replace(steps, stateful=True)
+        values["task"] = dataclasses.replace(values["task"], optimizer=keeping)
+        with pytest.raises(InputError, match="stateful=True: only clients of methods"):
+            running.build(method, values | {"clients_per_chunk": 1})
 
 
 def test_a_model_of_a_plugin_is_trained(tmp_path):
