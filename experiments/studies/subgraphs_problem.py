@@ -1,11 +1,9 @@
 """A graph dealt out to the clients of a study of subgraphs."""
 
-import math
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import scipy.sparse
 
 from experiments.studies import running
 from experiments.studies.subgraphs_settings import (
@@ -22,8 +20,6 @@ from fedjax_graph.data.graphs import (
 )
 from fedjax_graph.data.graphs.client_subgraphs import NodeSplit, SubgraphData
 from fedjax_graph.data.graphs.node_dataset import NodeDataset
-
-SPARSE = 0.05  # share of features other than 0, below
 
 
 class Problem(NamedTuple):
@@ -54,9 +50,8 @@ class Problem(NamedTuple):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether so few features are other than 0 that products take these alone."""
-        features = self.dataset.features
-        return np.count_nonzero(_entries(features)) < SPARSE * math.prod(features.shape)
+        """See `node_dataset.has_sparse_features`."""
+        return node_dataset.has_sparse_features(self.dataset)
 
     def deal(
         self, outside_neighbours: bool = False, is_sparse: bool = False
@@ -71,10 +66,6 @@ class Problem(NamedTuple):
             is_linked=True,
             is_sparse=is_sparse,
         )
-
-
-def _entries(features: scipy.sparse.csr_array | np.ndarray) -> np.ndarray:
-    return features.data if scipy.sparse.issparse(features) else features
 
 
 def make_problem(study: SubgraphSettings) -> Problem:

@@ -1,6 +1,7 @@
 """Sparse features of nodes, such as bags of words, which a first layer multiplies."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -64,6 +65,18 @@ class SparseRows:
     def __matmul__(self, kernel: jax.Array) -> jax.Array:
         """The product of ONE matrix with a kernel [F, H]: [N, H]."""
         return _product(self, kernel)
+
+
+def map_entries(fn: Callable[[jax.Array], jax.Array], x: jax.Array | SparseRows) -> Any:
+    """Applies a function that leaves 0 as it is to all entries of a matrix.
+
+    Args:
+      fn: of an array, such as dropout.
+      x: dense, or sparse, of which `fn` gets the entries alone.
+    """
+    if isinstance(x, SparseRows):
+        return dataclasses.replace(x, values=fn(x.values))
+    return fn(x)
 
 
 def stack(matrices: list[scipy.sparse.csr_array], num_rows: int) -> SparseRows:

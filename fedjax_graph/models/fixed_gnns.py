@@ -20,6 +20,7 @@ import flax.linen as nn
 import jax
 import jraph
 
+from fedjax_graph.core import sparse_rows
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.convolutions import (
     APPNP,
@@ -122,7 +123,8 @@ class FixedGNN(nn.Module):
         structure = make_structure(graph, mask)
 
         def drop(x):
-            return nn.Dropout(self.dropout)(x, deterministic=not is_training)
+            layer = nn.Dropout(self.dropout, deterministic=not is_training)
+            return sparse_rows.map_entries(layer, x)
 
         def run(layers, name, x):
             for i, layer in enumerate(layers, 1):

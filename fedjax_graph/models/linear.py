@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core import mesh
+from fedjax_graph.core.sparse_rows import SparseRows
 
 THIN = 2  # rows of a kernel
 
@@ -80,7 +81,7 @@ class MLP(nn.Module):
         return self.layers[-1](hidden)
 
 
-def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def matmul(x: jax.Array | SparseRows, kernel: jax.Array) -> jax.Array:
     """Computes `x W` over the last axis of x, as one 2-D product.
 
     Of a thin W it is a sum of multiples on an accelerator, where that becomes part of
@@ -91,5 +92,7 @@ def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
         for i in range(1, len(kernel)):
             total += x[..., i : i + 1] * kernel[i]
         return total
+    if isinstance(x, SparseRows):
+        return x @ kernel
     flat = x.reshape(-1, x.shape[-1]) @ kernel
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])

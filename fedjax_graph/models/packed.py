@@ -7,6 +7,7 @@ holds: six layers of rows in place of six layers of all twelve ops.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import jraph
 from jax.flatten_util import ravel_pytree
 
+from fedjax_graph.core import sparse_rows
 from fedjax_graph.core.local import Model
 from fedjax_graph.models.architecture import OPS, decode
 from fedjax_graph.models.linear import Linear
@@ -84,7 +86,8 @@ class PackedNet:
         net, nodes = self.net, graph.nodes
         input_key, _ = net.dropout_keys(key)
         if input_key is not None and net.dropout:
-            nodes = drop(nodes, input_key, net.dropout)
+            dropped = partial(drop, key=input_key, rate=net.dropout)
+            nodes = sparse_rows.map_entries(dropped, nodes)
         product = fully_connected(model["params"]["input"], nodes)
         layers = [self._layer(op) for op in OPS]
         return net.apply_path(model, graph, code, mask, product, key, layers)

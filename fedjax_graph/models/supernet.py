@@ -14,6 +14,7 @@ steps again until shared weights told codes apart at all.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import flax.linen as nn
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from fedjax_graph.core import arrays, mesh
+from fedjax_graph.core import arrays, mesh, sparse_rows
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import Model, Params
@@ -78,7 +79,8 @@ class Network(nn.Module):
         is_training: bool = False,
     ) -> jax.Array:
         """Classifies nodes; arguments and result as for `SuperNet.apply`."""
-        drop = nn.Dropout(self.dropout, deterministic=not is_training)
+        dropout = nn.Dropout(self.dropout, deterministic=not is_training)
+        drop = partial(sparse_rows.map_entries, dropout)
         architecture = decode_static(self.code, self.space)
         activations = list(ACTIVATIONS.values())
         structure = make_structure(graph, mask)
@@ -293,7 +295,8 @@ class SuperNet(Checked):
         if key is None or not self.dropout:
             return x
         layer = nn.Dropout(self.dropout, deterministic=False)
-        return cast(jax.Array, layer.apply({}, x, rngs={"dropout": key}))
+        dropped = partial(layer.apply, {}, rngs={"dropout": key})
+        return cast(jax.Array, sparse_rows.map_entries(dropped, x))
 
     def touched(self, model: Model, codes: jax.Array) -> Model:
         """Marks the weights and running statistics that some codes [C, L + 2] use.

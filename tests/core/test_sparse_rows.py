@@ -54,3 +54,38 @@ def test_products_and_gradients_are_the_dense_ones(dense, stacked):
             rtol=1e-4,
             atol=1e-5,
         )
+
+
+def test_the_transpose_of_the_transpose_is_the_matrix(dense, stacked):
+    one = jax.tree.map(lambda x: jnp.asarray(x[0]), stacked)
+    npt.assert_allclose(one.T @ jnp.eye(SIZE), dense[0].T, rtol=1e-6)
+    npt.assert_allclose(one.T.T @ jnp.eye(COLUMNS), dense[0], rtol=1e-6)
+
+
+def test_dropout_of_entries_is_dropout_of_the_matrix(dense, stacked):
+    one = jax.tree.map(lambda x: jnp.asarray(x[0]), stacked)
+
+    def every_second(x):
+        return x * (jnp.arange(x.size).reshape(x.shape) % 2)
+
+    entries = dense[0][dense[0] != 0]  # row by row, as they are kept
+    entries[::2] = 0
+    expected = np.zeros_like(dense[0])
+    expected[dense[0] != 0] = entries
+    found = sparse_rows.map_entries(every_second, one)
+    npt.assert_allclose(found @ jnp.eye(COLUMNS), expected, rtol=1e-6)
+    npt.assert_array_equal(
+        sparse_rows.map_entries(every_second, jnp.ones((2, 2))), [[0, 1], [0, 1]]
+    )
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_products_are_the_same_on_any_backend(backend, dense, stacked, monkeypatch):
+    """JAX's own product on a CPU, a sum over segments elsewhere."""
+    monkeypatch.setattr(sparse_rows.mesh, "backend", lambda: backend)
+    one = jax.tree.map(lambda x: jnp.asarray(x[0]), stacked)
+    kernel = np.random.default_rng(2).normal(size=(COLUMNS, 4)).astype(np.float32)
+    npt.assert_allclose(one @ kernel, dense[0] @ kernel, rtol=1e-5, atol=1e-6)
+    gradient = jax.grad(lambda k: jnp.sum((one @ k) ** 2))(kernel)
+    expected = 2 * dense[0].T @ (dense[0] @ kernel)
+    npt.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)

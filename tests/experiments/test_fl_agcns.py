@@ -1,11 +1,15 @@
 """Trainings of networks as a user runs them, and bad command lines."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 
-from experiments.studies import fl_agcns_output
+from experiments.studies import fl_agcns_output, fl_agcns_problem
 from experiments.studies.fl_agcns import FLAGCNSStudy
 from experiments.studies.fl_agcns_problem import draw_split
+from fedjax_graph.core.sparse_rows import SparseRows
 from fedjax_graph.data.graphs import client_subgraphs, synthetic
 from tests.experiments import binary
 from tests.experiments.fl_agcns_machine import (
@@ -200,6 +204,28 @@ def test_all_nodes_of_a_small_class_train():
     assert same is whole
     for own, wanted in zip(split, expected, strict=True):
         np.testing.assert_array_equal(own, wanted)
+
+
+def test_large_graphs_keep_the_features_that_are_not_zero(monkeypatch):
+    dataset = synthetic.node_graph(num_nodes=400, num_classes=4, num_features=300)
+    study = FLAGCNSStudy(labels="drawn", num_clients=3)
+    monkeypatch.setattr(fl_agcns_problem, "PER_CLASS", 5)
+    monkeypatch.setattr(fl_agcns_problem, "NUM_VALIDATION", 40)
+    monkeypatch.setattr(fl_agcns_problem, "NUM_TEST", 40)
+    features = scipy.sparse.random_array(
+        (400, 300), density=0.02, dtype=np.float32, format="csr", random_state=0
+    )
+    dataset = dataset._replace(features=features)
+    small = fl_agcns_problem.make_problem(study, dataset).splits["train"]
+    monkeypatch.setattr(fl_agcns_problem, "LARGE", 4 * 400 * 300)
+    large = fl_agcns_problem.make_problem(study, dataset).splits["train"]
+    assert isinstance(large.features, SparseRows)
+    for k in range(3):
+        one = jax.tree.map(lambda x, k=k: x[k], large.features)
+        np.testing.assert_allclose(one @ jnp.eye(300), small.features[k], rtol=1e-6)
+    dense = dataset._replace(features=features.toarray() + 1)
+    mostly = fl_agcns_problem.make_problem(study, dense).splits["train"]
+    assert isinstance(mostly.features, jax.Array)
 
 
 def test_an_earlier_network_is_drawn_as_it_was(tmp_path, monkeypatch):

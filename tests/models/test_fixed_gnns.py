@@ -8,7 +8,9 @@ import jraph
 import numpy as np
 import numpy.testing as npt
 import pytest
+import scipy.sparse
 
+from fedjax_graph.core import sparse_rows
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS, PAPER_GNNS, FixedGNN
 from fedjax_graph.models.supernet import empty_graph
@@ -135,6 +137,17 @@ def test_number_of_parameters_by_layer():
     }
     counts = {op: num_parameters(op, features, classes) for op in FIXED_GNNS}
     assert counts == expected
+
+
+@every_one
+def test_sparse_features_are_read_as_dense_ones(op, dense, variables, apply):
+    matrix, features = dense
+    features = features * (np.arange(NUM_FEATURES) % 3 == 0)
+    graph = to_graph(matrix, features)
+    rows = sparse_rows.stack([scipy.sparse.csr_array(features)], NUM_NODES)
+    one = jax.tree.map(lambda x: jnp.asarray(x[0]), rows)
+    found = apply(op)(variables(op), graph._replace(nodes=one))
+    npt.assert_allclose(found, apply(op)(variables(op), graph), rtol=1e-5, atol=1e-6)
 
 
 # --- Outputs -------------------------------------------------------------------------

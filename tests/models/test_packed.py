@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
 import pytest
+import scipy.sparse
 
+from fedjax_graph.core import sparse_rows
 from fedjax_graph.models import packed, supernet
 from fedjax_graph.models.packed import PackedNet
 from tests.models.supernet_cases import (
@@ -69,6 +71,21 @@ def test_a_packed_network_is_that_of_the_code(code, net, programs, quick_jit):
         unpacked(net, model | {"params": grads}, code)["params"],
         quick_jit(jax.grad(loss))(variables["params"]),
     )
+
+
+def test_sparse_features_are_read_as_dense_ones(net, programs):
+    init, apply, _ = programs
+    graph, mask = make_graph(0)
+    code = jnp.array(CODES[0])
+    model = init(jax.random.key(1), code)
+    features = graph.nodes * (np.arange(NUM_FEATURES) % 2)
+    rows = sparse_rows.stack([scipy.sparse.csr_array(features)], len(features))
+    one = jax.tree.map(lambda x: jnp.asarray(x[0]), rows)
+    found, expected = (
+        apply(model, graph._replace(nodes=nodes), code, mask)[0]
+        for nodes in (one, features)
+    )
+    npt.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_dropout_keeps_what_it_says_and_the_mean():

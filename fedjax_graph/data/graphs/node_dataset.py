@@ -13,6 +13,8 @@ from scipy.sparse import csgraph
 from fedjax_graph.core import arrays
 from fedjax_graph.core.errors import InputError
 
+SPARSE = 0.05  # share of features other than 0, below
+
 
 class NodeDataset(NamedTuple):
     """Holds a graph whose nodes have features and one label each, on the host."""
@@ -225,6 +227,13 @@ def statistics(dataset: NodeDataset) -> dict:
         **{f"{name}_nodes": len(split) for name, split in dataset.splits.items()},
         "notes": list(dataset.notes),
     }
+
+
+def has_sparse_features(dataset: NodeDataset) -> bool:
+    """Tells whether so few features are not 0 that products take these alone."""
+    features = dataset.features
+    size = len(dataset.labels) * features.shape[1]
+    return _num_nonzero(features) < SPARSE * size
 
 
 def _num_nonzero(features) -> int:
