@@ -234,8 +234,12 @@ def test_nothing_is_promised_that_a_method_does_not_keep(name, settings, words):
     "name, values",
     [
         ("fed_gta", {}),
-        ("ada_fgl", ADA_FGL),
-        ("fed_sage_plus", {"generator_rounds": 1, "generator": {"hidden_size": 4}}),
+        pytest.param("ada_fgl", ADA_FGL, marks=pytest.mark.slow),
+        pytest.param(
+            "fed_sage_plus",
+            {"generator_rounds": 1, "generator": {"hidden_size": 4}},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_attackers_of_labels_have_false_ones_all_along(data, quick_jit, name, values):

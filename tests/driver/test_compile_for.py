@@ -96,7 +96,7 @@ def test_rates_have_a_source_and_an_order():
 
 
 @pytest.mark.usefixtures("rolled_scans", "few_convolutions")
-@pytest.mark.parametrize("seeds", [(3,), (3, 4)])
+@pytest.mark.parametrize("seeds", [pytest.param((3,), marks=pytest.mark.slow), (3, 4)])
 def test_what_is_compiled_is_the_program_of_a_run(train, monkeypatch, seeds):
     """Of four devices that are here, whose program of a run is the reference."""
     devices, programs = jax.devices()[:4], []

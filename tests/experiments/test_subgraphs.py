@@ -103,11 +103,16 @@ def test_a_fixed_network_steps_as_the_options_say():
     assert found == OptimizerConfig("adam", 0.05, weight_decay=0.001)
 
 
+@pytest.fixture(scope="module")
+def default_problem():
+    return make_problem(SubgraphStudy())
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_clients_moments_go_on_where_a_method_can_keep_them(method):
+def test_clients_moments_go_on_where_a_method_can_keep_them(method, default_problem):
     """As OpenFGL's do, unless the command says what clients step with."""
     study, anew = SubgraphStudy(), SubgraphStudy(client_optimizer="adam")
-    problem = make_problem(study)
+    problem = default_problem
     values = study.method_values(method, problem)
     steps = values["task"].optimizer
     assert steps.stateful == (method not in (*NETWORKS, *RESTARTS))
@@ -183,6 +188,7 @@ def test_phases_share_the_rounds(num_rounds, federated, generators):
         assert algorithm.scored_from == expected + 1
 
 
+@pytest.mark.slow
 def test_a_method_with_phases_is_prolonged_with_its_own(tmp_path):
     """Half of two rounds stay FedAvg's when the run goes on to four."""
     settings = {"num_clients": 3, "hidden_size": 4, "workdir": str(tmp_path / "run")}
