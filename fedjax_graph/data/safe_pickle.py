@@ -30,7 +30,7 @@ _ITEM_BYTES = 64  # of what is read, one thing in a container
 _MOST_NESTED = 20  # containers
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _KEYS = (str, bytes, int, np.integer, np.str_, type(None))
-_MOST_PARTS = 16  # of a key that is a tuple, which is hashed anew wherever it stands
+_KEY_BYTES = 2**14  # for each key: among so many, those that meet end in seconds
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -43,25 +43,27 @@ def _encode(text: str, encoding: str) -> bytes:
 # --- Containers -----------------------------------------------------------------------
 
 
-def _check_keys(keys: Iterable[Any]) -> None:
-    """Keys and members of sets are text or integers, or flat short tuples of those.
+def _check_keys(keys: Iterable[Any]) -> int:
+    """Keys and members of sets are text, or integers that no hash takes for another.
 
-    Others can take for ever to hash or to tell apart.
+    Others can take for ever to hash or to tell apart, as tuples of integers of one
+    hash: they are easily made, while that of text is secret. How many integers there
+    may be is limited too, since those of different hashes can still meet in a table.
+
+    Returns:
+      The number of integers.
     """
+    num_integers = 0
     for key in keys:
-        parts = key if type(key) is tuple else (key,)
-        if len(parts) > _MOST_PARTS:
+        is_integer = isinstance(key, int | np.integer)
+        if not isinstance(key, _KEYS) or (is_integer and abs(int(key)) >= 2**61 - 1):
             raise InputError(
-                f"a pickle with a key of {len(parts)} parts; expected at most "
-                f"{_MOST_PARTS}"
+                f"a pickle with a key of type {type(key).__name__}; expected text or a "
+                "number"
             )
-        for part in parts:
-            is_large = isinstance(part, int) and abs(part) >= 2**61 - 1
-            if not isinstance(part, _KEYS) or is_large:
-                raise InputError(
-                    f"a pickle with a key of type {type(part).__name__}; expected text "
-                    "or a number"
-                )
+        num_integers += is_integer
+    limits.check_bytes("its integers as keys", num_integers * _KEY_BYTES)
+    return num_integers
 
 
 def _copied(kind: type) -> Any:
@@ -190,10 +192,20 @@ class _Unpickler(pickle._Unpickler):
         self._empty: dict[int, np.ndarray] = {}  # by identity, arrays without content
         self._num_bytes = len(content)
         self._made = 0  # bytes
+        self._num_keys = 0  # that are integers
 
     def _count(self, num_bytes: int) -> None:
         self._made += num_bytes
         limits.check_bytes("what it makes", self._made)
+
+    def _count_keys(self, keys: Iterable[Any]) -> None:
+        self._num_keys += _check_keys(keys)
+        limits.check_bytes("its integers as keys", self._num_keys * _KEY_BYTES)
+
+    def _count_made(self, made: Any) -> None:
+        self._count(sys.getsizeof(made))
+        if isinstance(made, dict | set | frozenset):
+            self._count_keys(made)
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -209,14 +221,14 @@ class _Unpickler(pickle._Unpickler):
     def _instantiate(self, klass: Any, args: Any) -> None:
         _refuse_to_call(klass)
         super()._instantiate(klass, args)
-        self._count(sys.getsizeof(self.stack[-1]))
+        self._count_made(self.stack[-1])
 
     def load_reduce(self) -> None:
         function = self.stack[-2]
         _refuse_to_call(function)
         super().load_reduce()
         made = self.stack[-1]
-        self._count(sys.getsizeof(made))
+        self._count_made(made)
         if function is arrays.reconstruct:
             self._empty[id(made)] = made
 
@@ -251,22 +263,22 @@ class _Unpickler(pickle._Unpickler):
     def _check_entries(self, mapping: Any, entries: list[Any]) -> None:
         if not isinstance(mapping, dict):
             raise InputError(f"a pickle with entries of a {type(mapping).__name__}")
-        _check_keys(entries[::2])
+        self._count_keys(entries[::2])
 
     def load_dict(self) -> None:
-        _check_keys(self.stack[::2])
+        self._count_keys(self.stack[::2])
         super().load_dict()
 
     dispatch[pickle.DICT[0]] = load_dict
 
     def load_additems(self) -> None:
-        _check_keys(self.stack)
+        self._count_keys(self.stack)
         super().load_additems()
 
     dispatch[pickle.ADDITEMS[0]] = load_additems
 
     def load_frozenset(self) -> None:
-        _check_keys(self.stack)
+        self._count_keys(self.stack)
         super().load_frozenset()
 
     dispatch[pickle.FROZENSET[0]] = load_frozenset
