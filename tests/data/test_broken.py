@@ -11,7 +11,7 @@ import pytest
 from fedjax_graph import data
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import formats, hdf
-from tests.data.traffic.traffic_files import write_h5
+from tests.data.traffic.traffic_files import SPEED, TIMESTAMPS, write_h5
 
 
 def zipped(path, members, packing=zipfile.ZIP_STORED):
@@ -106,6 +106,24 @@ def test_a_group_for_an_array_is_one_line(tmp_path, key):
         del file[key]
         file.create_group(key)
     assert "is not an array" in refused(path, hdf.read)
+
+
+@pytest.mark.parametrize("dtype", [complex, bool, "S3", [("a", float)]])
+def test_readings_that_are_no_numbers_are_one_line(tmp_path, dtype):
+    path = write_h5(tmp_path / "table.h5")
+    with h5py.File(path, "r+") as file:
+        del file["df/block0_values"]
+        file["df/block0_values"] = np.zeros(SPEED.shape, dtype)
+    line = refused(path, hdf.read)
+    assert "block0_values has" in line and "type" in line and "expected numbers" in line
+
+
+def test_an_axis_says_what_it_is_in_text_of_any_form(tmp_path):
+    path = write_h5(tmp_path / "table.h5")
+    for kind in ("datetime64[ns]", np.bytes_(b"datetime64[ns]")):
+        with h5py.File(path, "r+") as file:
+            file["df/axis1"].attrs["kind"] = kind
+        np.testing.assert_array_equal(hdf.read(path).timestamps, TIMESTAMPS)
 
 
 @pytest.mark.parametrize("link", [h5py.ExternalLink, lambda *_: h5py.SoftLink("/own")])

@@ -31,11 +31,12 @@ def read(path: str | os.PathLike) -> formats.Readings:
             items = formats.id_texts(
                 array_of(table, key.replace("values", "items"))[()]
             )
-            if values.shape != (len(timestamps), len(items)):
+            shape = (len(timestamps), len(items))
+            if values.shape != shape or values.dtype.kind == "S":
                 raise InputError(
-                    f"{key} has shape {values.shape}, expected a row for each of "
-                    f"{len(timestamps)} time stamps and a column for each of "
-                    f"{len(items)} sensors"
+                    f"{key} has shape {values.shape} and type {values.dtype}, expected "
+                    f"numbers, a row for each of {shape[0]} time stamps and a column "
+                    f"for each of {shape[1]} sensors"
                 )
             speed[:, [column.pop(item) for item in items]] = values[()]
         if column:
@@ -93,19 +94,38 @@ def array_of(table: h5py.Group, key: str, is_whole: bool = True) -> h5py.Dataset
     array = table[key] if _is_own(table, key) else None
     if not isinstance(array, h5py.Dataset) or array.external or array.is_virtual:
         raise InputError(f"{key} is not an array that lies in this file")
+    if array.dtype.kind not in "fiuS":  # others may be of any length, or no numbers
+        is_text = h5py.check_string_dtype(array.dtype) is not None
+        found = "text of any length" if is_text else f"type {array.dtype}"
+        raise InputError(
+            f"{key} has {found}, expected numbers or text of a fixed length, as pandas "
+            "writes it"
+        )
     for shape in (array.shape if is_whole else (), array.chunks or ()):
         limits.check_shape(f"its array {key}", shape or (), array.dtype.itemsize)
     return array
 
 
 def _timestamps(axis: h5py.Dataset) -> np.ndarray:
-    kind = axis.attrs.get("kind", "datetime64")
-    kind = kind.decode() if isinstance(kind, bytes) else str(kind)
+    kind = _text_of(axis, "kind") or "datetime64"
     match = re.fullmatch(r"datetime64(?:\[(\w+)\])?", kind)
     if match is None or axis.dtype.kind != "i":
         raise InputError(f"rows are labelled by {kind}, expected time stamps")
     stamps = axis[()].astype(f"M8[{match[1] or 'ns'}]")
     return time_steps.as_stamps("its axis of rows", stamps)
+
+
+def _text_of(array: h5py.Dataset, name: str) -> str:
+    """An attribute that is one text; "" where there is none."""
+    if name not in array.attrs:
+        return ""
+    attribute = array.attrs.get_id(name)
+    if attribute.shape or attribute.dtype.kind not in "OS":
+        raise InputError(f"the attribute {name} of its axis is no text")
+    if attribute.dtype.kind == "O":  # of any length, in the file as it is
+        limits.check_file(array.file.filename)
+    text = array.attrs[name]
+    return text.decode() if isinstance(text, bytes) else str(text)
 
 
 def _is_own(group: h5py.Group, key: str) -> bool:
