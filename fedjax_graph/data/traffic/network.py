@@ -49,6 +49,8 @@ def check(dataset: TrafficDataset) -> None:
     arrays.check_are_arrays(**{x: getattr(dataset, x) for x in (*fields, *optional)})
     arrays.check_shape("speed", speed, (None, None))
     num_sensors = speed.shape[1]
+    if not num_sensors:
+        raise InputError(f"speed has shape {speed.shape}, expected at least one sensor")
     expected = {
         "timestamps": (len(speed),),
         "sensor_ids": (num_sensors,),
@@ -63,6 +65,10 @@ def check(dataset: TrafficDataset) -> None:
                 f"{field} has shape {array.shape}, expected {shape} for speed of shape "
                 f"{speed.shape}"
             )
+    for field in ("speed", "adjacency", *optional):
+        dtype = getattr(dataset, field).dtype
+        if dtype.kind not in "fiub":
+            raise InputError(f"{field} has type {dtype}, expected numbers")
     if not np.issubdtype(dataset.timestamps.dtype, np.datetime64):
         raise InputError(
             f"timestamps have type {dataset.timestamps.dtype}, expected datetime64"

@@ -38,6 +38,7 @@ from fedjax_graph.data.traffic import formats, time_steps
 from fedjax_graph.data.traffic.formats import Graph, node_indices, numbers
 
 _STAMP_KEYS = ("timestamps", "timestamps_ns")
+_PLACES = ("latitude", "longitude")
 _NAMES = {  # what is often meant: key -> names that others give it
     "speed": ("data", "x", "readings", "values", "flow", "volume", "traffic"),
     "timestamps": ("time", "times", "date", "dates", "datetime", "index", "t"),
@@ -78,8 +79,7 @@ def read_npz(path: str | os.PathLike, needs_graph: bool = True) -> dict[str, Any
             "timestamps": _timestamps(arrays, num_steps),
             "sensor_ids": sensor_ids,
             "adjacency": _adjacency(arrays, sensor_ids, needs_graph),
-            "latitude": arrays.get("latitude"),
-            "longitude": arrays.get("longitude"),
+            **{key: numbers(arrays, key, ndim=1) for key in _PLACES if key in arrays},
         } | _unit(arrays)
 
 
@@ -128,6 +128,8 @@ def _timestamps(arrays: dict[str, np.ndarray], num_steps: int) -> np.ndarray:
     if "start_ns" not in arrays:
         _required(arrays, "timestamps")
     start, step = (int(numbers(arrays, key, 0)) for key in ("start_ns", "freq_ns"))
+    for stamp in (start, step, start + step * num_steps):
+        time_steps.as_stamps("start_ns with freq_ns", np.array([stamp], np.float64))
     return (start + step * np.arange(num_steps)).astype("M8[ns]")
 
 
@@ -197,7 +199,7 @@ def read_csv(path: Path, needs_graph: bool = True) -> dict[str, Any]:
 def _read_matrix(path: Path, sensor_ids: tuple[str, ...]) -> Graph:
     """A table of weights: numbers alone, or with ids as first line and column."""
     with limits.open_text(path) as file:
-        lines = (line.strip() for line in file if line.strip())
+        lines = (line.strip() for line in limits.filled_lines(file))
         first = next(lines, None)
         if first is None:
             raise InputError("no rows")

@@ -100,6 +100,12 @@ def as_stamps(key: str, stamps: np.ndarray) -> np.ndarray:
                 "since 1970 as 'timestamps_ns', or seconds by "
                 "timestamps.astype('datetime64[s]')"
             )
+        is_inside = np.abs(stamps.astype(np.float64)) < 2.0**63
+        if not is_inside.all():
+            raise InputError(
+                f"{key} has {stamps[np.argmin(is_inside)]}, expected nanoseconds in "
+                "years 1678 to 2261"
+            )
         return stamps.astype("M8[ns]")
     if kind == "U":
         stamps = _parsed(key, stamps)
