@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -27,6 +26,7 @@ def reading(path: str | os.PathLike, kind: str) -> Iterator[None]:
       InputError: one line; an `InputError` raised inside gets the path in front.
     """
     try:
+        limits.check_plain(path)
         yield
     except InputError as error:
         said = str(error).removeprefix(f"{path}: ")
@@ -80,7 +80,7 @@ def open_npz(path: str | os.PathLike) -> Iterator[np.lib.npyio.NpzFile]:
         start = file.read(len(np.lib.format.MAGIC_PREFIX))
         if start == np.lib.format.MAGIC_PREFIX:
             raise InputError("a single array; expected a .npz file of named arrays")
-        with zipfile.ZipFile(file) as archive:
+        with limits.open_zip(path) as archive:
             limits.check_npz(archive)
         file.seek(0)
         yield np.load(file, allow_pickle=False)
@@ -89,9 +89,9 @@ def open_npz(path: str | os.PathLike) -> Iterator[np.lib.npyio.NpzFile]:
 def npz_keys(path: str | os.PathLike) -> set[str]:
     """The names of the arrays of a .npz file; none of a file that is no such."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with reading(path, "NumPy .npz file"), limits.open_zip(path) as archive:
             return {name.removesuffix(".npy") for name in archive.namelist()}
-    except Exception:  # whatever the parser makes of broken bytes
+    except InputError:  # which reading it says
         return set()
 
 

@@ -3,8 +3,13 @@
 import contextlib
 import contextvars
 import gzip
+import io
+import itertools
+import json
 import math
 import os
+import re
+import stat
 import zipfile
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, BinaryIO, TextIO
@@ -17,6 +22,11 @@ GIB = 2**30
 DEFAULT_GIB = 2.0  # all published datasets are smaller, one file for one
 TEXT_SHARE = 4  # what is text may be as much smaller, as its parts take more room
 _CHUNK = 1 << 20
+_MOST_LISTED = 1 << 20  # bytes in which an archive lists its members: some 10,000
+_MOST_BLANK = 10_000  # lines of a text
+_NUMBER_BYTES = 64  # of text, more than a number needs
+_MOST_NESTED = 50  # containers in JSON
+_SKIPPED = re.compile(rb"\n(?=[\r\n#])")  # ends the line before one that is blank
 _most_gib = contextvars.ContextVar("_most_gib", default=DEFAULT_GIB)
 
 
@@ -70,6 +80,23 @@ def check_file(path: str | os.PathLike, share: int = 1) -> None:
     check_bytes("its size", os.path.getsize(path), share)
 
 
+def check_plain(path: str | os.PathLike) -> None:
+    """Checks that a path that is there leads to a file, or a folder, with an end.
+
+    Raises:
+      InputError: if it leads to a device, a pipe or a socket.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return  # whoever opens it says more
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise InputError(
+            "a device, a pipe or a socket; expected a plain file: write what it gives "
+            "to one first"
+        )
+
+
 def open_text(path: str | os.PathLike, share: int = TEXT_SHARE) -> TextIO:
     """Opens a text in UTF-8, if it is not too large; a mark of byte order is left out.
 
@@ -83,6 +110,67 @@ def open_text(path: str | os.PathLike, share: int = TEXT_SHARE) -> TextIO:
     """
     check_file(path, share)
     return open(path, encoding="utf-8-sig")
+
+
+def filled_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Yields the lines of a text that are not blank.
+
+    Raises:
+      InputError: if too many are.
+    """
+    num_blank = 0
+    for line in lines:
+        if line.strip():
+            yield line
+            continue
+        num_blank += 1
+        if num_blank > _MOST_BLANK:
+            raise InputError(f"more than {_MOST_BLANK} blank lines; take them out")
+
+
+def parse_json(text: str) -> Any:
+    """Parses JSON that is not nested deeper than what recursion can follow.
+
+    Raises:
+      InputError: if it is.
+      ValueError: if it is no JSON.
+    """
+    deep = InputError(f"JSON nested more than {_MOST_NESTED} deep")
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise deep from None
+    level = [found]
+    for _ in range(_MOST_NESTED):
+        parts = (x.values() if isinstance(x, dict) else x for x in level)
+        level = [x for x in itertools.chain(*parts) if isinstance(x, dict | list)]
+        if not level:
+            return found
+    raise deep
+
+
+class _Listed(io.FileIO):
+    """Keeps `zipfile` from reading a list of members that is out of all proportion."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Reads so many bytes."""
+        if size is not None and size > _MOST_LISTED:
+            raise InputError(
+                f"lists its members in {size} bytes, expected at most {_MOST_LISTED}: "
+                "some 10,000 arrays"
+            )
+        return super().read(size)
+
+
+@contextlib.contextmanager
+def open_zip(path: str | os.PathLike) -> Iterator[zipfile.ZipFile]:
+    """Opens an archive, if it has not too many members.
+
+    Raises:
+      InputError: if it has.
+    """
+    with _Listed(path) as file, zipfile.ZipFile(file) as archive:
+        yield archive
 
 
 def check_npz(archive: zipfile.ZipFile) -> None:
@@ -122,27 +210,55 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return shape, dtype
 
 
-def check_table(path: str | os.PathLike, itemsize: int) -> None:
+def check_table(path: str | os.PathLike, itemsize: int, skipped: int = 0) -> None:
     """Checks the array that a csv table, as it is or as .gz, would make.
 
-    Counts its lines, and the columns of the first one, in one pass that keeps nothing.
+    Counts its lines, and the columns of the first one behind its header, in one pass
+    that keeps nothing. Lines that are blank or begin with `#` are none of the table's,
+    and there may be few of them.
+
+    Args:
+      path: the file.
+      itemsize: bytes of a number.
+      skipped: lines of its header.
 
     Raises:
-      InputError: if it is too large.
+      InputError: if it is too large, or mostly something else than numbers.
     """
     is_packed = str(path).endswith(".gz")
-    num_lines, num_columns, num_bytes, line_bytes = 1, 0, 0, 0
     with gzip.open(path) if is_packed else open(path, "rb") as file:
+        first = _first_line(file, skipped)
+        num_columns = first.partition(b"#")[0].count(b",") + 1
+        num_lines, num_bytes, line_bytes, last = 1, len(first), 0, first[-1:]
         while chunk := file.read(_CHUNK):
-            if num_lines == 1:
-                num_columns += chunk.partition(b"\n")[0].count(b",")
-            num_lines += chunk.count(b"\n")
+            num_skipped = sum(1 for _ in _SKIPPED.finditer(last + chunk))
+            num_lines += chunk.count(b"\n") - num_skipped
             num_bytes += len(chunk)
             _, end, rest = chunk.rpartition(b"\n")
-            line_bytes = len(rest) + (0 if end else line_bytes)
-            check_shape("its table", (num_lines, num_columns + 1), itemsize)
+            line_bytes, last = len(rest) + (0 if end else line_bytes), chunk[-1:]
+            rows = max(num_lines, 1)  # one less inside a comment
+            check_shape("its table", (rows, num_columns), itemsize)
             check_bytes("its text", num_bytes // TEXT_SHARE)
             check_bytes("a line", line_bytes, TEXT_SHARE**2)
+            if num_bytes > _CHUNK + _NUMBER_BYTES * rows * num_columns:
+                raise InputError(
+                    f"{num_bytes} bytes of text with {rows} rows; take out blank "
+                    "lines, comments and spaces"
+                )
+
+
+def _first_line(file: BinaryIO | gzip.GzipFile, skipped: int) -> bytes:
+    """The first line behind a header that is neither blank nor a comment."""
+    number = num_bytes = 0
+    while line := file.readline(most_bytes() // TEXT_SHARE**2 + 1):
+        check_bytes("a line", len(line), TEXT_SHARE**2)
+        if number >= skipped and line.strip() and not line.startswith(b"#"):
+            return line
+        if num_bytes > _CHUNK:
+            raise InputError("more than 1 MiB of blank lines and comments; take it out")
+        number += 1
+        num_bytes += len(line)
+    return b""
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 import gzip
 import io
+import itertools
+import os
 import pickle
 import struct
 import tarfile
@@ -19,7 +21,8 @@ from fedjax_graph.data import limits, safe_pickle
 from fedjax_graph.data.graphs import formats as graph_formats
 from fedjax_graph.data.images import datasets as images
 from fedjax_graph.data.traffic import formats as traffic_formats
-from fedjax_graph.data.traffic import hdf
+from fedjax_graph.data.traffic import hdf, largest
+from fedjax_graph.driver import pretrained
 from tests.data.traffic.traffic_files import write_csv
 
 MIB = 1 / 1024  # in GiB
@@ -99,6 +102,32 @@ def hdf_of_a_wide_table(path):
     return hdf.read
 
 
+def hdf_of_long_texts(path):
+    """A short file of one text that stands in its column labels very often."""
+    with h5py.File(path, "w") as file:
+        table = file.create_group("df")
+        texts = h5py.string_dtype()
+        table.create_dataset("axis0", (99,), texts, fillvalue="0" * LARGE)
+        table["axis1"] = np.arange(2)
+    return hdf.read
+
+
+def hdf_of_many_attributes(path):
+    with h5py.File(path, "w") as file:
+        table = file.create_group("df")
+        table["axis0"] = table["axis1"] = np.arange(2)
+        kinds = np.array(["0" * 99] * 99, h5py.string_dtype())
+        table["axis1"].attrs["kind"] = kinds
+    return hdf.read
+
+
+def npz_of_many_arrays(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(20_000):
+            archive.writestr(f"{number:010}.npy", b"")
+    return data.load
+
+
 def pickled(path, content):
     path.write_bytes(content)
     return safe_pickle.load
@@ -143,6 +172,23 @@ def colliding_keys(path):
     return pickled(path, pickle.dumps(keys, 4))
 
 
+def tuples_of_one_hash(path):
+    """Python takes -1 and -2 for the same, and so all tuples of them."""
+    keys = dict.fromkeys(itertools.product((-1, -2), repeat=6))
+    assert len(keys) == 2**6 and len({*map(hash, keys)}) == 1
+    return pickled(path, pickle.dumps(keys, 4))
+
+
+def many_integers(path):
+    keys = [dict.fromkeys(range(40)) for _ in range(2)]
+    return pickled(path, pickle.dumps(keys, 4))
+
+
+def many_integers_copied(path):
+    listed = b"\x80\x04c__builtin__\nset\nq\x01](K\x01K\x02eq\x02"
+    return pickled(path, listed + b"h\x01h\x02\x85R0" * 33 + b"h\x02.")
+
+
 def bytes_of_no_end(path):
     return pickled(path, b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b".")
 
@@ -171,6 +217,37 @@ def table_of_columns(path):
 
 def table_of_a_number(path):
     return table_of(path, b"0" * LARGE)
+
+
+def table_of_comments(path):
+    return table_of(path, b"0,0\n" + b"# one\n" * LARGE)
+
+
+def table_of_blank_lines(path):
+    return table_of(path, b"0,0\n" + b"\n" * LARGE)
+
+
+def table_of_other_blank_lines(path):
+    return table_of(path, b"\r\n" * LARGE + b"0,0\n")
+
+
+def table_of_wide_comments(path):
+    return table_of(path, (b"0#" + b"," * 999 + b"\n") * 2000)
+
+
+def readings_of_blank_lines(path):
+    path.write_bytes(b",a\n" + b"\n" * 20_000 + b"2012-03-01,1\n")
+    return traffic_formats.read_csv
+
+
+def readings_of_many_rows(path):
+    path.write_bytes(b",a\n" + b"0,\n" * 5000)
+    return traffic_formats.read_csv
+
+
+def roads_of_blank_lines(path):
+    path.write_bytes(b"1,2,3\n" + b"\n" * 12_000)
+    return traffic_formats.read_triples
 
 
 def text_file(path):
@@ -203,6 +280,7 @@ def wide_weights(path):
 BOMBS = {
     "npz": (npz_of_zeros, "its arrays: 0.00195 GiB, more than max_file_gib="),
     "npz ": (npz_that_lies, "has 0 bytes, expected 8000000000000000"),
+    " npz": (npz_of_many_arrays, "lists its members in 1200000 bytes, expected at"),
     "a.tar.gz": (tar_ahead, "its content"),
     "b.tar.gz": (tar_member, "its content"),
     "c.tar.gz": (tar_header, "its content"),
@@ -210,8 +288,13 @@ BOMBS = {
     "a.h5": (hdf_of_fill_values, "its array axis1"),
     "b.h5": (hdf_of_large_chunks, "its array axis1"),
     "c.h5": (hdf_of_a_wide_table, "its table"),
+    "d.h5": (hdf_of_long_texts, "axis0 has text of any length, expected numbers or"),
+    "e.h5": (hdf_of_many_attributes, "the attribute kind of its axis is no text"),
     "a.pkl": (nested, "stand in others many times"),
     "b.pkl": (nested_tuples, "a key of type tuple"),
+    "j.pkl": (tuples_of_one_hash, "a key of type tuple; expected text or a number"),
+    "k.pkl": (many_integers, "its integers as keys"),
+    "l.pkl": (many_integers_copied, "its integers as keys"),
     "c.pkl": (deep, "deep, or in themselves"),
     "d.pkl": (in_itself, "deep, or in themselves"),
     "e.pkl": (operations, "its operations"),
@@ -220,13 +303,20 @@ BOMBS = {
     "h.pkl": (bytes_of_no_end, "with 1099511627776"),
     "i.pkl": (sparse_of_many_rows, "of shape .* GiB"),
     "a.csv": (table_of_rows, "its table"),
-    "b.csv": (table_of_columns, "its table"),
+    "b.csv": (table_of_columns, "a line"),
     "c.csv": (table_of_a_number, "a line"),
     "d.csv": (text_file, "its size"),
     "e.csv": (long_id, "its ids: "),
     "f.csv": (long_header, "its sensor ids: "),
     "g.csv": (long_stamp, "its time stamps: "),
     "h.csv": (wide_weights, "its weights: "),
+    "i.csv": (table_of_comments, "bytes of text with 1 rows; take out blank lines"),
+    "j.csv": (table_of_blank_lines, "bytes of text with 1 rows; take out blank lines"),
+    "k.csv": (table_of_other_blank_lines, "more than 1 MiB of blank lines"),
+    "l.csv": (table_of_wide_comments, "bytes of text with .* rows; take out blank"),
+    "m.csv": (readings_of_blank_lines, "more than 10000 blank lines; take them out"),
+    "n.csv": (readings_of_many_rows, "its time stamps: "),
+    "o.csv": (roads_of_blank_lines, "more than 10000 blank lines; take them out"),
 }
 
 
@@ -256,6 +346,50 @@ def test_a_larger_limit_lets_a_larger_file_through(tmp_path):
     with limits.at_most(4 * MIB):
         assert data.load(path).features.shape == (2, 2**18)
     assert limits.most_bytes() == 2 * 2**30
+
+
+def test_a_table_may_have_comments_and_blank_lines(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("# a,b\n\n1,2 # one\n\n# two\n3,4\r\n\r\n5,6\n\n")
+    table = graph_formats._read_csv(path, np.int64, 2)
+    assert table.tolist() == [[1, 2], [3, 4], [5, 6]]
+
+
+LOADERS = {
+    "own.npz": data.load,
+    "own.csv": data.load,
+    "own.tar.gz": data.load,
+    "own.h5": hdf.read,
+    "own.pkl": safe_pickle.load,
+    "roads.csv": traffic_formats.read_triples,
+    "matrix.npy": lambda path: largest.read_adjacency(path, None, 2),
+    "edges.csv": lambda path: graph_formats.read_csv_folder(path.parent),
+    "model.npz": lambda path: pretrained.read(str(path)),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_has_no_end_is_not_read(tmp_path, name, kind):
+    path = tmp_path / name
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(InputError) as caught:
+        LOADERS[name](path)
+    line = str(caught.value)
+    assert line.startswith(f"{path}: a device, a pipe or a socket; expected a plain")
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("depth", [51, 900, 10**6])
+def test_json_is_not_nested_deep(depth):
+    for opened, closed in (("[", "]"), ('{"a": [', "]}")):
+        with pytest.raises(InputError, match="JSON nested more than 50 deep"):
+            limits.parse_json(opened * depth + closed * depth)
+    assert limits.parse_json("[" * 50 + "]" * 50)
+    assert limits.parse_json('{"a": [1, {"b": "c"}]}') == {"a": [1, {"b": "c"}]}
 
 
 @pytest.mark.parametrize("gib", [0, -1, float("nan"), float("inf")])

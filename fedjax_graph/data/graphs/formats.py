@@ -296,14 +296,20 @@ def _check_planetoid(paths, test, features, labels) -> None:
 
 
 def _matrix(path: Path) -> scipy.sparse.csr_array:
+    """A pickled matrix of numbers, float32: SciPy has no sparse ones of 16 bits."""
     content = safe_pickle.load(path)
-    if isinstance(content, np.ndarray) and content.ndim == 2:
-        content = scipy.sparse.csr_array(content)
-    if not scipy.sparse.issparse(content):
+    is_table = isinstance(content, np.ndarray) and content.ndim == 2
+    if not is_table and not scipy.sparse.issparse(content):
         raise InputError(
             f"{path}: {type(content).__name__} found, expected a matrix of features"
         )
-    return scipy.sparse.csr_array(content)
+    if content.dtype.kind not in sparse.NUMBERS:
+        raise InputError(
+            f"{path}: features of type {content.dtype}, expected numbers; save "
+            "features.astype(np.float32)"
+        )
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, refused later
+        return scipy.sparse.csr_array(content.astype(np.float32))
 
 
 def _one_hot(path: Path) -> np.ndarray:
@@ -422,7 +428,7 @@ def _read_csv(
       num_columns: C; None for any.
       skipped: lines of its header.
     """
-    limits.check_table(path, np.dtype(dtype).itemsize)
+    limits.check_table(path, np.dtype(dtype).itemsize, skipped)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "loadtxt: input contained no data")
         table = np.loadtxt(

@@ -17,6 +17,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files, limits, safe_pickle
 from fedjax_graph.data.traffic import time_steps
 
+_STAMP_BYTES = 256  # of a row of a table, more than a short text takes
 _PEMS_CHANNELS = ("flow", "occupancy", "speed")
 
 
@@ -128,7 +129,7 @@ def read_csv(path: str | os.PathLike) -> Readings:
         stamps = []
         # The row of zeros fixes the number of columns, even of an empty table.
         rows = itertools.chain([",".join("0" * len(sensor_ids))], _rows(file, stamps))
-        speed = np.loadtxt(rows, np.float32, delimiter=",", ndmin=2)[1:]
+        speed = np.loadtxt(rows, np.float32, comments=None, delimiter=",", ndmin=2)[1:]
         timestamps = time_steps.as_stamps(
             "the first column", text_array("its time stamps", stamps)
         )
@@ -137,11 +138,11 @@ def read_csv(path: str | os.PathLike) -> Readings:
 
 def _rows(lines: Iterable[str], stamps: list[str]) -> Iterator[str]:
     """Moves the time stamp of each line to `stamps`; `nan` for empty fields."""
-    for line in lines:
+    for line in limits.filled_lines(lines):
         stamp, _, row = line.strip().partition(",")
-        if stamp:
-            stamps.append(stamp.strip('"'))
-            yield re.sub(r"(?<![^,])(?=,|$)", "nan", row) if ",," in f",{row}," else row
+        stamps.append(stamp.strip('"'))
+        limits.check_bytes("its time stamps", len(stamps) * _STAMP_BYTES)
+        yield re.sub(r"(?<![^,])(?=,|$)", "nan", row) if ",," in f",{row}," else row
 
 
 def read_graph_pickle(path: str | os.PathLike) -> Graph:
@@ -173,8 +174,7 @@ def read_triples(path: str | os.PathLike) -> Triples:
     first, second, third = [], [], []
     kind = ".csv file with three columns or more"
     with files.reading(path, kind), limits.open_text(path, share=64) as file:
-        lines = (line for line in file if line.strip())
-        for number, line in enumerate(lines):
+        for number, line in enumerate(limits.filled_lines(file)):
             row = line.rsplit(",", 3)[-3:]
             if number == 0 and not files.is_number(row[-1]):
                 continue

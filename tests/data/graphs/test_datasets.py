@@ -228,6 +228,22 @@ def test_a_folder_of_planetoid(tmp_path):
     )
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f8", "g", "i8", "u1", "?"])
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_features_of_planetoid_in_any_numbers(tmp_path, dtype, is_dense):
+    expected = np.eye(8, 4)
+    expected[6] = 0  # which is absent
+    if is_dense:
+        parts = {"allx": np.eye(5, 4, dtype=dtype), "tx": np.zeros((2, 4), dtype)}
+    else:
+        eye = scipy.sparse.csr_matrix(np.eye(5, 4))
+        eye.data = eye.data.astype(dtype)  # SciPy itself makes none of 16 bits
+        parts = {"allx": eye, "tx": scipy.sparse.csr_matrix((2, 4))}
+    dataset = citation.load(write_planetoid(tmp_path, **parts))
+    np.testing.assert_array_equal(dense(dataset), expected)
+    assert dataset.features.dtype == np.float32
+
+
 @pytest.mark.parametrize("subfolder", [".", "planetoid", "original/planetoid"])
 def test_planetoid_files_are_found_by_name(cache, tmp_path, monkeypatch, subfolder):
     folder = tmp_path / "data" / subfolder
@@ -255,6 +271,11 @@ def test_planetoid_files_are_found_by_name(cache, tmp_path, monkeypatch, subfold
         ({"ty": np.eye(2)}, ["toy.ally", "as in ty"]),
         ({"y": [0, 1]}, ["toy.y", "table of labels"]),
         ({"allx": {"a": 1}}, ["toy.allx", "matrix of features"]),
+        ({"allx": np.eye(5, 4, dtype=complex)}, ["toy.allx", "type complex128"]),
+        ({"allx": np.full((5, 4), "a")}, ["toy.allx", "type <U1, expected numbers"]),
+        ({"allx": np.full((5, 4), None)}, ["toy.allx", "data type"]),
+        ({"allx": np.eye(5, 4) * 1e300}, ["not finite in 32 bits"]),
+        ({"allx": np.zeros((5, 0)), "tx": np.zeros((2, 0))}, ["no columns"]),
         (
             {"tx": scipy.sparse.csr_matrix(np.eye(2, 9))},
             ["toy.tx", "9 features", "the 4"],
