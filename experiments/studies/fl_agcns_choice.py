@@ -23,6 +23,7 @@ from fedjax_graph.algorithms.fl_agcns.fl_random import make_trial
 from fedjax_graph.algorithms.fl_agcns.search import make_scorer
 from fedjax_graph.core import mesh, processes
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import limits
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.driver import writers
 from fedjax_graph.driver.checkpoint import Checkpoints
@@ -118,7 +119,7 @@ def read(folder: pathlib.Path) -> Choice | None:
     if not path.exists():
         return None
     try:
-        made = Choice(**json.loads(path.read_text()))
+        made = Choice(**limits.parse_json(path.read_text()))
         architecture.check(made.code)
         return made._replace(finalists=made.finalists and Finalists(**made.finalists))
     except (InputError, ValueError, TypeError) as error:

@@ -1,7 +1,6 @@
 """Finished runs, and which of them measured what a row of a paper's table is of."""
 
 import importlib
-import json
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from experiments.studies import options
 from experiments.studies.earlier import NOT_COMPARED
 from experiments.tables.papers import Metric, Paper, Row, Table, Value
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import limits
 from fedjax_graph.driver.results import settings_of, system_of
 
 STUDIES = {
@@ -61,7 +61,7 @@ def read_runs(folder: pathlib.Path, system: str) -> list[Run]:
 def read_run(path: pathlib.Path, folder: pathlib.Path) -> Run:
     """One run, named by its index in `folder`."""
     try:
-        found = json.loads(path.read_text())
+        found = limits.parse_json(path.read_text())
         run = Run(
             str(path.parent.relative_to(folder)),
             path.stat().st_mtime,

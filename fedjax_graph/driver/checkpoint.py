@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 
 from fedjax_graph.core import mesh, processes
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import limits
 from fedjax_graph.driver.digests import digest
 from fedjax_graph.driver.writers import to_jsonable
 
@@ -244,7 +245,7 @@ class Checkpoints:
         folder = pathlib.Path(self._manager.directory, str(round_))
         try:
             text = (folder / "_CHECKPOINT_METADATA").read_text()
-            items = json.loads(text)["item_handlers"]
+            items = limits.parse_json(text)["item_handlers"]
         except (OSError, ValueError, KeyError, TypeError):
             return  # it is damaged
         if isinstance(items, dict) and "state" in items and DIGESTS not in items:

@@ -18,7 +18,7 @@ from fedjax_graph import algorithms
 from fedjax_graph.core import trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data import files
+from fedjax_graph.data import files, limits
 from fedjax_graph.driver import results, writers
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.network import Network
@@ -57,14 +57,14 @@ def read(name: str) -> Pretrained:
       InputError: if there is none, or the file is not one that `pack` wrote.
     """
     path = pathlib.Path(name if name.endswith(".npz") else FOLDER / f"{name}.npz")
-    if not path.is_file():
+    if not path.exists():
         raise InputError(
             f"pretrained={name}: no such model; known: {', '.join(names())}, or a path "
             "that ends in .npz"
         )
     arrays = files.read_npz(path)
     with files.reading(path, "pretrained model"):
-        about = json.loads(str(arrays.pop("about")))
+        about = limits.parse_json(str(arrays.pop("about")))
         _check(about)
         own = {key: x for key, x in arrays.items() if not key.startswith(NETWORK)}
         network = {
@@ -267,7 +267,7 @@ def _card(
     path = workdir / "results.json"
     if path.exists():
         with files.reading(path, "results of a run"):
-            found = json.loads(path.read_text())
+            found = limits.parse_json(path.read_text())
             settings, entry = found["settings"], found["methods"].get(method)
             settings = results.settings_of(settings, entry or {})
             words = shlex.split(settings["command"])

@@ -31,6 +31,7 @@ import numpy as np
 
 from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data import limits
 from fedjax_graph.driver import provenance
 from fedjax_graph.driver.rounds import RunResult
 from fedjax_graph.driver.writers import to_jsonable, write_atomically
@@ -145,7 +146,7 @@ def read_methods(
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text())
+        found = limits.parse_json(path.read_text())
         settings = found.get("settings", {})
         methods, before = found["methods"], settings.get("data")
         made_by = system_of(settings)

@@ -18,6 +18,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.processes import by_first
+from fedjax_graph.data import limits
 
 Record = dict[str, Any]  # one line: method, round, and figures
 
@@ -67,7 +68,7 @@ def read_records(path: pathlib.Path) -> list[Record]:
     records, lines = [], path.read_text(errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
+            record = limits.parse_json(line)
             _ = record["method"], record["round"]
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):
@@ -169,9 +170,11 @@ class MetricsWriter:
         self._tensorboard.flush()
 
     def close(self) -> None:
-        """Closes the files."""
-        self._file.close()
-        self._tensorboard.close()
+        """Closes the files, the second also where the first cannot be written."""
+        try:
+            self._file.close()
+        finally:
+            self._tensorboard.close()
 
 
 def _columns(stream: Any) -> int:

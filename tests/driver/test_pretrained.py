@@ -169,6 +169,10 @@ def changed(packed, path, **changes):
     return path
 
 
+def nested(depth):
+    return {} if not depth else {"a": nested(depth - 1)}
+
+
 @pytest.mark.parametrize("method", ["../evil", "a/b", "..", ".", "", 3, "a\n"])
 def test_a_file_names_no_folder_but_its_own(packed, tmp_path, method):
     inside = tmp_path / "inside"
@@ -193,6 +197,8 @@ def test_a_file_names_no_folder_but_its_own(packed, tmp_path, method):
         ({"card__best_round": "2"}, "expected a best round on its card, found '2'"),
         ({"card__best_round": None}, "expected a best round on its card, found None"),
         ({"settings__method": "strange"}, "the method 'strange' is unknown"),
+        ({"settings__config__task": nested(900)}, "JSON nested more than 50 deep"),
+        ({"card__command": nested(60)}, "JSON nested more than 50 deep"),
     ],
 )
 def test_a_description_that_lacks_something_is_one_line(

@@ -132,6 +132,7 @@ def test_the_table_is_aligned():
     [
         *("{", "[]", "{}", '{"methods": [1]}', '{"methods": {"gcn": 1}}', "\0"),
         '{"methods": {"gcn": {"test": {"accuracy": 80.0}}}}',
+        "[" * 10_000,
     ],
 )
 def test_results_of_another_shape_are_one_clear_line(tmp_path, text):
