@@ -126,9 +126,13 @@ def _hush_event_loops() -> None:
     """Keeps to itself what reads in flight say when a broken checkpoint ends orbax's.
 
     They report through asyncio's logger and, from threads, `sys.unraisablehook`; an
-    error of a thread that writes is raised where the thread is waited for as well.
+    error of a thread that writes, which orbax logs too, is raised where the thread is
+    waited for as well.
     """
     python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
+    logging.get_absl_logger().addFilter(
+        lambda record: not (record.exc_info and is_disk_full(record.exc_info[1]))
+    )
     report_thread = threading.excepthook
 
     def thread_hook(ended):

@@ -26,6 +26,18 @@ def run(body):
 
 MEMORY = ("out of memory: ", "--clients_per_chunk")
 DISK = ("the disk is full (", "make room")
+# As where a disk is full, in a thread of orbax's, which logs it.
+ORBAX = """
+import tempfile, orbax.checkpoint as ocp
+from etils.epath import abstract_path
+def full(*args):
+    raise OSError(28, "No space left on device")
+abstract_path.Path.write_text = full
+with tempfile.TemporaryDirectory() as folder:
+    manager = ocp.CheckpointManager(folder)
+    manager.save(1, args=ocp.args.Composite(x=ocp.args.JsonSave({})))
+    manager.wait_until_finished()
+"""
 
 
 @pytest.mark.parametrize(
@@ -44,6 +56,7 @@ DISK = ("the disk is full (", "make room")
             DISK,
         ),
         ("import os; os.write(os.open('/dev/full', os.O_WRONLY), b'a')", DISK),
+        (f"exec({ORBAX!r})", DISK),
     ],
 )
 def test_running_out_of_something_is_one_line_that_says_what_to_do(body, said):
