@@ -154,6 +154,6 @@ class TrustStudy(Study):
         split = having("edges_per_chunk", methods, registered)
         check_concerns(self, ("edge_parts",), methods, split)
         if self.secure_aggregation == "ckks":
-            encryption.check("ckks")
+            encryption.check("ckks", "secure_aggregation")
         if self.privacy() is not None:
             privacy.check(self.on_nan)

@@ -125,7 +125,7 @@ def _secure(config: ChannelConfig, aggregate: Aggregator, key: jax.Array) -> Agg
     check_aggregator(config, aggregate)
     if config.secure_aggregation == "masks":
         return secure_aggregation.secure_mean(key, config.misbehaviour.may_drop)
-    encryption.check("ckks")
+    encryption.check("ckks", "secure_aggregation")
     return encryption.encrypted_mean
 
 

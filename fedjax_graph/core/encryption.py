@@ -32,27 +32,31 @@ SCALE = 2.0**40
 LIMIT = 2.0**18  # of a sum's magnitude, half of what the first prime and scale leave
 
 
-def check(kind: str) -> None:
+def check(kind: str, argument: str = "encryption") -> None:
     """Checks before a run starts that nothing is missing for it.
+
+    Args:
+      kind: of encryption.
+      argument: what says so, for the message.
 
     Raises:
       InputError: if the kind is unknown, or its package cannot be imported or is not
         TenSEAL as we know it.
     """
     if kind not in get_args(Kind):
-        raise InputError(f"encryption={kind}: expected {' or '.join(get_args(Kind))}")
+        raise InputError(f"{argument}={kind}: expected {' or '.join(get_args(Kind))}")
     if kind == "ckks":
-        _tenseal()
+        _tenseal(argument)
         try:
             process_ckks()
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise InputError(
-                f"encryption=ckks: the tenseal found makes no keys ({error}); run "
+                f"{argument}=ckks: the tenseal found makes no keys ({error}); run "
                 "`pip install --force-reinstall 'fedjax-graph[ckks]'`"
             ) from error
 
 
-def mean(kind: Kind) -> Mean:
+def mean(kind: Kind, argument: str = "encryption") -> Mean:
     """Factory of the weighted mean over clients, in the clear or encrypted.
 
     - none: `aggregation.weighted_mean`, without metrics.
@@ -81,8 +85,10 @@ def mean(kind: Kind) -> Mean:
       InputError: as `check` does; when it is called, if there are several devices, or
         `sent` does not broadcast to one row.
     """
-    check(kind)
-    return _encrypted_mean if kind == "ckks" else _plain_mean
+    check(kind, argument)
+    if kind == "none":
+        return _plain_mean
+    return functools.partial(_encrypted_mean, argument=argument)
 
 
 def encrypted_mean(stacked: Stacked, cohort: Cohort) -> Stacked:
@@ -99,7 +105,7 @@ def encrypted_mean(stacked: Stacked, cohort: Cohort) -> Stacked:
     clear = sum(x.nbytes for x in leaves)
     added = size * num_chunks * ciphertext_bytes() - clear
     communication.book(up=added, down=added)
-    return mean("ckks")(stacked, cohort)[0]
+    return mean("ckks", "secure_aggregation")(stacked, cohort)[0]
 
 
 @functools.cache
@@ -201,12 +207,12 @@ def process_ckks() -> CKKS:
     return CKKS()
 
 
-def _tenseal() -> types.ModuleType:
+def _tenseal(argument: str = "encryption") -> types.ModuleType:
     try:
         import tenseal
     except (ImportError, OSError) as error:
         raise InputError(
-            "encryption=ckks needs the package tenseal; run "
+            f"{argument}=ckks needs the package tenseal; run "
             "`pip install 'fedjax-graph[ckks]'`"
         ) from error
     return tenseal
@@ -239,11 +245,11 @@ def _check_sent(stacked: Stacked, sent: Any) -> None:
 
 
 def _encrypted_mean(
-    stacked: Stacked, cohort: Cohort, sent: Any = None
+    stacked: Stacked, cohort: Cohort, sent: Any = None, *, argument: str
 ) -> tuple[Any, Metrics]:
     if mesh.num_devices() > 1:
         raise InputError(
-            f"encryption=ckks runs on one device, not {mesh.num_devices()}: run with "
+            f"{argument}=ckks runs on one device, not {mesh.num_devices()}: run with "
             "num_cpu_devices=1 on a CPU, else let one accelerator be visible"
         )
     shares = aggregation.shares_of(cohort.weights)
@@ -256,7 +262,7 @@ def _encrypted_mean(
         flags, _ = ravel_pytree(
             jax.tree.map(lambda x, kept: jnp.broadcast_to(kept, x[:1].shape), own, sent)
         )
-    _refuse_overflow(vectors, cohort.weights > 0, flags)
+    _refuse_overflow(vectors, cohort.weights > 0, flags, argument)
     number = jax.ShapeDtypeStruct((), jnp.float32)
     results = jax.ShapeDtypeStruct(first.shape, jnp.float32), (number,) * 3
     summed, cost = io_callback(_sum_on_host, results, vectors, cohort.weights, flags)
@@ -264,14 +270,16 @@ def _encrypted_mean(
     return unravel(summed), dict(zip(names, cost, strict=True))
 
 
-def _refuse_overflow(vectors: jax.Array, is_real: jax.Array, sent: jax.Array) -> None:
+def _refuse_overflow(
+    vectors: jax.Array, is_real: jax.Array, sent: jax.Array, argument: str
+) -> None:
     """Refuses finite shares [K, P] that `CKKS.encrypted_sum` does not sum."""
     most = LIMIT / jnp.maximum(jnp.sum(is_real), 1)
     is_beyond = jnp.isfinite(vectors) & (jnp.abs(vectors) > most)
     is_beyond &= is_real[:, None] & sent
     faults.refuse(
         jnp.any(is_beyond),
-        f"encryption=ckks holds numbers up to {LIMIT:g} over the number of clients, "
+        f"{argument}=ckks holds numbers up to {LIMIT:g} over the number of clients, "
         "and a client's share of the mean has a larger one",
     )
 
