@@ -56,10 +56,16 @@ def build(method: str, values: Mapping[str, Any]) -> tuple[Any, FederatedAlgorit
     refuses costs no training of others.
 
     Raises:
-      InputError: if the settings do not fit the method.
+      InputError: if the settings do not fit the method; naming the flag of `privacy`.
     """
     config = config_of(method, values)
-    return config, algorithms.get_method(method).factory(config)
+    try:
+        return config, algorithms.get_method(method).factory(config)
+    except InputError as error:
+        field, colon, reason = str(error).partition(": ")
+        if field != "privacy":
+            raise
+        raise InputError(f"--dp_noise_multiplier{colon}{reason}") from error
 
 
 def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | None:

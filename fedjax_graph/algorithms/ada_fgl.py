@@ -62,7 +62,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
     settings = config.task
     if not isinstance(settings, subgraphs.SubgraphTask):
         raise InputError(f"ada_fgl: the task {settings.kind!r} is not of subgraphs")
-    reason = "ada_fgl's clients train alone later on"
+    reason = "epsilon does not account for the networks that ada_fgl's clients keep"
     channel.refuse(config, reason, "privacy")
     (task, common_logits), averaging = logits_task(settings, "ada_fgl"), fed_avg(config)
     sizes = settings.num_classes, config.hidden_size, config.num_hops, config.dropout

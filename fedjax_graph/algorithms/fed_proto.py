@@ -104,9 +104,9 @@ def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
     """Factory of FedProto on a task with embeddings; models are their clients' own.
 
     Raises:
-      InputError: if the task has none.
+      InputError: if the task has none, or privacy is asked for.
     """
-    sent = "fed_proto's clients send prototypes"
+    sent = "fed_proto's clients send prototypes, which are neither clipped nor noised"
     channel.refuse(config, sent, "privacy")
     channel.check_aggregator(config)
     task, embed = embedding_task(config.task, "fed_proto")

@@ -57,10 +57,10 @@ def moon(config: MoonConfig) -> FederatedAlgorithm:
     """Factory of MOON on a task with embeddings.
 
     Raises:
-      InputError: if the task has none.
+      InputError: if the task has none, or privacy is asked for.
     """
-    none = "none is promised of what moon's clients send"
-    channel.refuse(config, none, "privacy")
+    kept = "epsilon does not account for the last models that moon's clients keep"
+    channel.refuse(config, kept, "privacy")
     embedding_task(config.task, "moon")
 
     def update(task, w, previous, client_data, key, data, num_rounds):

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from experiments.studies import cnfgnn_configs, graphfl_methods
+from experiments.studies import cnfgnn_configs, graphfl_methods, running
 from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.running import config_of
@@ -49,10 +49,10 @@ def values_of_sfl(study, folder):
     return study.method_values("fed_avg") | {"task": {"kind": "traffic_rnn"}}
 
 
-def values_of_subgraphs(study, folder):
+def values_of_subgraphs(study, folder, method="fed_avg"):
     del folder
     sizes = {"num_features": 4, "num_classes": 3}
-    return study.method_values("fed_avg", types.SimpleNamespace(sizes=sizes))
+    return study.method_values(method, types.SimpleNamespace(sizes=sizes))
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,28 @@ def test_what_does_not_fit_is_one_line(study_type, settings, words):
 def test_methods_that_an_option_does_not_concern_are_refused(study, words):
     with pytest.raises(InputError, match=words):
         study.chosen_methods()
+
+
+@pytest.mark.parametrize(
+    ("study_type", "method", "values_of", "reason"),
+    [
+        (
+            CNFGNNStudy,
+            "moon",
+            values_of_cnfgnn,
+            "epsilon does not account for the last",
+        ),
+        (CNFGNNStudy, "fed_proto", values_of_cnfgnn, "prototypes, which are neither"),
+        (SubgraphStudy, "ada_fgl", values_of_subgraphs, "epsilon does not account for"),
+    ],
+)
+def test_a_method_that_is_not_private_says_why(
+    study_type, method, values_of, reason, tmp_path
+):
+    study = study_type(methods=(method,), dp_noise_multiplier=1.0)
+    values = values_of(study, tmp_path, method)
+    with pytest.raises(InputError, match=f"^--dp_noise_multiplier: .*{reason}"):
+        running.build(method, values)
 
 
 def test_who_is_not_trained_may_stand_beside_misbehaving_clients():
