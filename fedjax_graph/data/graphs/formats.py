@@ -194,7 +194,10 @@ def _labels(arrays: _Arrays) -> np.ndarray:
     if key in arrays and (shape := arrays.shape(key))[1:]:
         hint = f"; of one-hot rows save {key}.argmax(axis=1)" if shape[1] > 1 else ""
         raise InputError(f"{key} has shape {shape}, expected [N]{hint}")
-    return arrays.integers(key).astype(np.int64)
+    labels = arrays.integers(key)
+    if len(labels) and labels.max() >= 2**63:  # would become negative: no label
+        raise InputError(f"{key} has {labels.max()}, expected integers of 64 bits")
+    return labels.astype(np.int64)
 
 
 def _benchmark_graph(arrays: _Arrays) -> RawGraph:

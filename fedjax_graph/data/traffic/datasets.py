@@ -264,7 +264,7 @@ def _checked(dataset: TrafficDataset) -> TrafficDataset:
     speed = np.where(np.isnan(dataset.speed), 0, dataset.speed)
     with np.errstate(over="ignore"):  # beyond float32 is infinite
         adjacency = dataset.adjacency.astype(np.float32, copy=False)
-    speed = speed.astype(np.float32, copy=False)
+        speed = speed.astype(np.float32, copy=False)
     dataset = dataclasses.replace(dataset, speed=speed, adjacency=adjacency)
     if not (np.isfinite(speed) & (speed >= 0)).all():
         raise InputError(

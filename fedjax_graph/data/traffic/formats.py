@@ -121,6 +121,11 @@ def read_csv(path: str | os.PathLike) -> Readings:
         sensor_ids = id_texts(next(file, "").strip().replace('"', "").split(",")[1:])
         if not sensor_ids:
             raise InputError("expected a header line of sensor ids")
+        if "" in sensor_ids:
+            raise InputError(
+                "a column without a sensor id in the header; name it, or take out the "
+                "comma at the end of each line"
+            )
         repeated = [
             x for x, count in collections.Counter(sensor_ids).items() if count > 1
         ]

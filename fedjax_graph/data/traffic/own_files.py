@@ -39,6 +39,7 @@ from fedjax_graph.data.traffic.formats import Graph, node_indices, numbers
 
 _STAMP_KEYS = ("timestamps", "timestamps_ns")
 _PLACES = ("latitude", "longitude")
+_MOST_OF_UNIT = 40  # characters, in captions and on axes
 _NAMES = {  # what is often meant: key -> names that others give it
     "speed": ("data", "x", "readings", "values", "flow", "volume", "traffic"),
     "timestamps": ("time", "times", "date", "dates", "datetime", "index", "t"),
@@ -155,12 +156,13 @@ def _unit(arrays: dict[str, np.ndarray]) -> dict[str, str]:
         return {}
     unit = arrays["unit"]
     is_text = not unit.shape and unit.dtype.kind == "U"
-    if not is_text or not unit.item().strip() or not unit.item().isprintable():
+    text = str(unit.item()) if is_text else ""
+    if not text.strip() or not text.isprintable() or len(text) > _MOST_OF_UNIT:
         raise InputError(
             f"unit has shape {unit.shape} and type {unit.dtype}, expected one line "
-            "of text that is not empty, such as 'mph'"
+            f"of text, 1 to {_MOST_OF_UNIT} characters such as 'mph'"
         )
-    return {"unit": unit.item()}
+    return {"unit": text}
 
 
 # --- .csv ----------------------------------------------------------------------------

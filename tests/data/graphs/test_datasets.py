@@ -317,6 +317,7 @@ def assert_fails(words, name, data_dir=None):
         ({"labels": np.array([*LABELS[:6], 3])}, ["has 3", "0 to 2 for 3 classes"]),
         ({"labels": np.array([*LABELS[:6], -2])}, ["has -2", "-1 for no label"]),
         ({"labels": np.full(7, -1)}, ["no labelled node"]),
+        ({"labels": np.array([*LABELS[:6], 2**64 - 1], np.uint64)}, ["of 64 bits"]),
         (
             {"labels": np.array([*LABELS[:6], 10**9]), "class_names": None},
             ["1000000000", "fewer classes than the 7 nodes"],

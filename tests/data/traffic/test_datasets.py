@@ -221,6 +221,8 @@ def test_a_truncated_file(small, write, share):
         ({"unit": ["mph"]}, "unit has shape"),
         ({"unit": 3}, "expected one line of text"),
         ({"unit": " "}, "expected one line of text"),
+        ({"unit": "m" * 41}, "expected one line of text, 1 to 40 characters"),
+        ({"speed": SPEED * np.float64(1e39)}, "infinite or negative"),
         ({"unit": "mph\n"}, "expected one line of text"),
         ({"speed": np.where(SPEED == 0, np.inf, SPEED)}, "infinite or negative"),
         ({"speed": SPEED - 1}, "infinite or negative"),

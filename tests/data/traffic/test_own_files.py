@@ -148,6 +148,20 @@ def test_a_sensor_has_one_column(tmp_path):
         load(path)
 
 
+def test_every_column_and_row_of_a_table_is_named(tmp_path):
+    path = write_csv(tmp_path / "mine.csv")
+    lines = path.read_text().splitlines()
+    path.write_text("".join(f"{line},\n" for line in lines))
+    with pytest.raises(InputError, match="a column without a sensor id in the header"):
+        load(path, needs_graph=False)
+    path.write_text("\n".join([*lines, "", ",1,2,3,4"]))
+    with pytest.raises(InputError, match="the first column has '', expected text"):
+        load(path, needs_graph=False)
+    path.write_text("\n".join([*lines, "2012-03-01 03:20:00,1,2,3,4 # one"]))
+    with pytest.raises(InputError, match="could not convert string '4 # one'"):
+        load(path, needs_graph=False)
+
+
 @pytest.mark.parametrize("ids", [None, IDS], ids=["plain", "with ids"])
 def test_a_mark_of_byte_order_is_no_part_of_a_table(tmp_path, ids):
     path, weights = write_csv(tmp_path / "mine.csv"), tmp_path / "mine_adjacency.csv"
