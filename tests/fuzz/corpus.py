@@ -2,6 +2,7 @@
 
 import collections
 import gzip
+import json
 import pickle
 import shutil
 import tarfile
@@ -16,7 +17,7 @@ from fedjax_graph import data
 from fedjax_graph.data.graphs import formats as graph_formats
 from fedjax_graph.data.traffic import formats as traffic_formats
 from fedjax_graph.data.traffic import hdf, largest
-from fedjax_graph.driver import pretrained
+from fedjax_graph.driver import pretrained, results, writers
 from fedjax_graph.driver.network import Network
 from tests.data.graphs.toy_graph import EDGES, FEATURES, LABELS
 from tests.data.images import toy_images
@@ -37,6 +38,7 @@ def make(folder: Path) -> dict[str, Case]:
     """Writes the files; each case is read without an error as it is."""
     folder.mkdir(exist_ok=True)
     makers = (_traffic, _largest, _graphs, _planetoid, _products, _images, _models)
+    makers += (_records,)
     return {name: case for make in makers for name, case in make(folder).items()}
 
 
@@ -172,10 +174,16 @@ def _planetoid(folder: Path) -> dict[str, Case]:
     for part, value in content.items():
         (planetoid / f"ind.toy.{part}").write_bytes(pickle.dumps(value, 2))
     load = _loads(planetoid, "graphs").load
-    return {
+    cases = {
         f"planetoid_{part}": Case(planetoid / f"ind.toy.{part}", load)
         for part in ("allx", "ally", "graph", "test.index")
     }
+    dense = Path(shutil.copytree(planetoid, folder / "dense", dirs_exist_ok=True))
+    for part, rows in (("allx", FEATURES[:5]), ("tx", FEATURES[5:])):
+        features = np.array(rows, np.float16)
+        (dense / f"ind.toy.{part}").write_bytes(pickle.dumps(features, 4))
+    cases["planetoid_dense"] = Case(dense / "ind.toy.tx", _loads(dense, "graphs").load)
+    return cases
 
 
 def _products(folder: Path) -> dict[str, Case]:
@@ -241,4 +249,19 @@ def _models(folder: Path) -> dict[str, Case]:
     return {
         "pretrained": Case(model, lambda: pretrained.read(str(model))),
         "network": _reads(Network.read, network),
+    }
+
+
+def _records(folder: Path) -> dict[str, Case]:
+    """What a run writes and reads again when it goes on."""
+    written, lines = folder / "results.json", folder / "metrics.jsonl"
+    entry = {"test": {"rmse": 1.5}, "test_std": None, "best_round": 2}
+    settings = {"command": "python -m experiments.sfl --seed=1", "data": 5}
+    content = {"dataset": "toy", "settings": settings, "methods": {"sfl": entry}}
+    written.write_text(json.dumps(content, indent=2))
+    records = [{"method": "sfl", "round": i, "train_loss": 0.5} for i in range(5)]
+    lines.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return {
+        "results": Case(written, lambda: results.read_methods(folder, "sfl", 5)),
+        "metrics": Case(lines, lambda: writers.note_missing_rounds(folder, "sfl", 9)),
     }

@@ -4,6 +4,7 @@ Files that pack others are packed anew after the damage, so that it lies behind 
 checksums as well as in front of them.
 """
 
+import contextlib
 import gzip
 import io
 import zipfile
@@ -22,6 +23,7 @@ NUMBERS = (0, 1, -1, 127, 128, 255, 2**15, 2**31 - 1, 2**31, 2**32, 2**62, 2**63
 TEXTS = (
     *(b"\n", b",", b",,,,", b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"nan", b"1e999"),
     *(b"-1", b"99999999999999999999", b"'", b'"', b"(", b")", b"{'a':", b"."),
+    *(b"#", b"\n\n\n", b"\r", b"\n# a\n", b"1e400", b"[" * 99, b'{"a":' * 99),
 )
 TYPES = ("f8", "f4", "f2", "i8", "u8", "i1", "?", "c16", "U3", "S0", "M8[ns]", "V3")
 
@@ -120,7 +122,7 @@ def _in_zip(content: bytes, rng: Rng) -> bytes:
 
 def _other_array(content: bytes, rng: Rng) -> bytes:
     array = np.load(io.BytesIO(content))
-    kind = rng.integers(5)
+    kind = rng.integers(7)
     if kind == 0:
         with np.errstate(all="ignore"):
             array = np.zeros(array.shape, TYPES[rng.integers(len(TYPES))])
@@ -128,6 +130,11 @@ def _other_array(content: bytes, rng: Rng) -> bytes:
         array = array[: rng.integers(len(array) + 1)] if array.ndim else array[None]
     elif kind == 2:
         array = array.T[..., None] if rng.random() < 0.5 else array.ravel()
+    elif kind == 3:
+        array = array[..., :0] if array.ndim else array[None, None]
+    elif kind == 4:
+        with np.errstate(all="ignore"), contextlib.suppress(TypeError, ValueError):
+            array = (array * 2**62).astype(TYPES[rng.integers(len(TYPES))])
     elif array.size and array.dtype.kind in "iuf":
         array = array.copy()
         number = NUMBERS[rng.integers(len(NUMBERS))]

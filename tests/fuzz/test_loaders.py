@@ -11,10 +11,10 @@ CASES = (
     *("pems", "largest_flows", "largest_sensors", "largest_adjacency"),
     *("compact_graph", "benchmark_graph", "geometric_graph", "edges_csv"),
     *("features_csv", "planetoid_allx", "planetoid_ally"),
-    *("planetoid_graph", "planetoid_test.index", "products_edge"),
-    *("products_node-feat", "products_num-node-list"),
+    *("planetoid_graph", "planetoid_test.index", "planetoid_dense"),
+    *("products_edge", "products_node-feat", "products_num-node-list"),
     *("images_npz", "cifar_batch", "cifar_meta", "cifar_archive"),
-    *("pretrained", "network"),
+    *("pretrained", "network", "results", "metrics"),
 )
 
 
