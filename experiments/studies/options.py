@@ -228,6 +228,8 @@ def _objection(kind: type, value: Any, limits: Mapping[str, Any]) -> str | None:
         return f"expected one of {', '.join(choices)}"
     if kind is str and not value:
         return "expected a text that is not empty; leave the flag out for its default"
+    if kind is str and any("\ud800" <= x <= "\udfff" for x in value):
+        return "expected text in UTF-8"  # others make no names of files for Orbax
     return None
 
 

@@ -196,8 +196,13 @@ class MachineOptions(Options):
 
         Raises:
           InputError: if more CPU devices are asked for than a process has that has
-            used JAX before, or `edge_parts` does not divide the devices.
+            used JAX before, `edge_parts` does not divide the devices, or a folder is
+            a file.
         """
+        for name in ("compilation_cache", "profile"):
+            folder = getattr(self, name)
+            if folder and pathlib.Path(folder).is_file():
+                raise InputError(f"--{name}={folder} is a file; name a folder")
         if self.compile_for is not None:
             compile_for.use_host()
         self._keep_programs()

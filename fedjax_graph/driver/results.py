@@ -146,6 +146,7 @@ def read_methods(
     if not path.exists():
         return {}
     try:
+        limits.check_plain(path)
         found = limits.parse_json(path.read_text())
         settings = found.get("settings", {})
         methods, before = found["methods"], settings.get("data")

@@ -69,7 +69,9 @@ def read_records(path: pathlib.Path) -> list[Record]:
     for number, line in enumerate(lines, 1):
         try:
             record = limits.parse_json(line)
-            _ = record["method"], record["round"]
+            kinds = type(record["method"]), type(record["round"])
+            if kinds != (str, int):
+                raise TypeError(f"a record of {kinds}")
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):
                 break

@@ -77,7 +77,13 @@ def test_torn_lines_are_left_out_and_mended(tmp_path, torn):
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("foreign", [b'{"x": 1}', b"[1]", b"\xff\xfe", b"3"])
+FOREIGN = (
+    *(b'{"x": 1}', b"[1]", b"\xff\xfe", b"3", b"[" * 10_000),
+    *(b'{"method": "a", "round": "1"}', b'{"method": ["a"], "round": 1}'),
+)
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
 def test_a_foreign_line_is_one_clear_line(tmp_path, foreign):
     write_rounds(tmp_path, [1, 2])
     path = tmp_path / "metrics.jsonl"

@@ -125,6 +125,7 @@ SCHEDULED = "adam,schedule=cosine"
                 ("server_optimizer", SCHEDULED, "the server's schedule is constant"),
                 ("server_optimizer", "adan", "optimizer name 'adan': unknown"),
                 ("server_optimizer", "", "expected a text that is not empty"),
+                ("profile", "a\udcff", "expected text in UTF-8"),
             )
         ),
         (CNFGNNStudy, {"client_optimizer": SCHEDULED}, "cnfgnn steps on from round"),
@@ -272,6 +273,14 @@ def test_the_automatic_precision_is_that_of_what_computes(
     study = SFLStudy(precision="auto", compile_for=target)
     assert study.precision_in_effect() == expected
     assert dataclasses.replace(study, precision="tf32").precision_in_effect() == "tf32"
+
+
+@pytest.mark.parametrize("name", ["compilation_cache", "profile"])
+def test_a_file_is_no_folder(tmp_path, name):
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(InputError, match=f"--{name}={path} is a file; name a folder"):
+        SFLStudy(**{name: str(path)}).set_up_jax()
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,10 @@ def non_iid(
         1, num_clients=num_clients, num_validation=num_validation, num_test=num_test
     )
     _check_least(0, seed=seed)
+    if num_clients > len(labels):
+        raise InputError(
+            f"num_clients = {num_clients}: expected 1 to {len(labels)}, a node for each"
+        )
     usable = _usable(labels, num_classes)
     rng = np.random.default_rng(seed)
     train = _training_nodes(
