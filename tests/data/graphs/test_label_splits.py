@@ -205,7 +205,7 @@ def test_a_class_of_just_as_many_nodes_is_enough():
             {"labels_per_class": 0},
         ),
         (r"num_clients = 0: expected .* at least 1", {"num_clients": 0}),
-        (r"num_clients = 301: expected 1 to 300, a node for", {"num_clients": 301}),
+        (r"num_clients = 9999: expected 1 to .*, a node for", {"num_clients": 9999}),
         (r"num_test = 0: expected .* at least 1", {"num_test": 0}),
         (
             r"num_validation = 0: expected .* at least 1",
