@@ -134,7 +134,7 @@ def _other_array(content: bytes, rng: Rng) -> bytes:
         array = array[..., :0] if array.ndim else array[None, None]
     elif kind == 4:
         with np.errstate(all="ignore"), contextlib.suppress(TypeError, ValueError):
-            array = (array * 2**62).astype(TYPES[rng.integers(len(TYPES))])
+            array = (array * 2.0**62).astype(TYPES[rng.integers(len(TYPES))])
     elif array.size and array.dtype.kind in "iuf":
         array = array.copy()
         number = NUMBERS[rng.integers(len(NUMBERS))]
