@@ -166,7 +166,10 @@ class Large(QuadraticTask):
     ("mode", "reason"),
     [
         ("masks", "secure_aggregation=masks holds numbers up to 1024, and a client's"),
-        ("ckks", "encryption=ckks holds numbers up to 262144 over the number of"),
+        (
+            "ckks",
+            "secure_aggregation=ckks holds numbers up to 262144 over the number of",
+        ),
     ],
 )
 def test_a_sum_that_does_not_hold_a_number_is_what_a_run_names(mode, reason, on_nan):
