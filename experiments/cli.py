@@ -1,5 +1,6 @@
 """What every binary does with its command line and with errors of its main function."""
 
+import contextlib
 import logging as python_logging
 import os
 import re
@@ -85,8 +86,8 @@ def run(main: Callable[[], Any]) -> None:
             _fail(f"interrupted{_how_to_resume()}", termination.INTERRUPTED)
         except (MemoryError, OSError, RuntimeError, ValueError) as error:
             if is_disk_full(error):
-                reason = _first_line(error)
-                _fail(f"the disk is full ({reason}); make room{_how_to_resume()}")
+                said = f"the disk is full ({_first_line(error)}); make room"
+                _fail(f"{said}{_how_to_resume()}", at_once=True)
             if isinstance(error, OSError):
                 if error.filename is None or not error.strerror:
                     raise
@@ -167,15 +168,21 @@ def _silence(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _fail(error: Exception | str, status: int = 2) -> NoReturn:
+def _fail(error: Exception | str, status: int = 2, at_once: bool = False) -> NoReturn:
     print(f"error: {with_flags(' '.join(str(error).split()))}", file=sys.stderr)
-    _leave(status)
+    _leave(status, at_once)
 
 
-def _leave(status: int) -> NoReturn:
-    if processes.count() > 1:  # an orderly end would wait for the others
-        sys.stdout.flush()
-        sys.stderr.flush()
+def _leave(status: int, at_once: bool = False) -> NoReturn:
+    """Ends the process; in an orderly way where nothing would be waited for.
+
+    That is other processes, and, `at_once`, threads of orbax's whose writing failed,
+    which wait for each other for minutes.
+    """
+    if at_once or processes.count() > 1:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # maybe to the disk that is full
+                stream.flush()
         os._exit(status)
     sys.exit(status)
 
