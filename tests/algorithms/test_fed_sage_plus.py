@@ -38,6 +38,7 @@ def sizes_of(tree):
     return sum(x.size for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 def test_generators_are_trained_first_and_then_classifiers(train, quick_jit):
     config = FedSagePlusConfig(TASK, generator=GENERATOR, generator_rounds=2)
     algorithm = fed_sage_plus(config)

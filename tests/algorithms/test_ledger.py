@@ -88,6 +88,7 @@ def exchange_of_a_run(name, values, data, num_rounds):
     return rounds.run(name, method, splits, config).communication
 
 
+@pytest.mark.slow
 def test_ada_fgls_clients_exchange_nothing_once_they_train_alone():
     values = {"federated_rounds": 2, "num_hops": 1, "hidden_size": 4}
     data = client_graphs.make_splits()["train"]

@@ -199,10 +199,10 @@ def test_a_server_steps_with_an_optimizer_of_its_own(quick_jit):
 
 @pytest.mark.parametrize(
     "name",
-    ["moon", "fed_proto", "fed_star"]
+    ["moon", "fed_proto"]
     + [
         pytest.param(x, marks=pytest.mark.slow)
-        for x in ("fgssl", "fed_gta", "gcfl_plus")
+        for x in ("fed_star", "fgssl", "fed_gta", "gcfl_plus")
     ],
 )
 def test_what_reads_models_reads_no_optimizers(quick_jit, name):

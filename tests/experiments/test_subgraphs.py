@@ -39,6 +39,11 @@ def my_model(task):
 
 
 @pytest.fixture(scope="module")
+def default_problem():
+    return make_problem(SubgraphStudy())
+
+
+@pytest.fixture(scope="module")
 def entries(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("run") / "workdir")
     methods = ("fed_avg", "gcn")
@@ -90,34 +95,28 @@ def test_methods_of_an_earlier_command_keep_its_flags(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("model", "size"), [("sgc", None), ("gcn", 64)])
-def test_a_network_without_hidden_units_is_built_too(model, size):
+def test_a_network_without_hidden_units_is_built_too(model, size, default_problem):
     study = SubgraphStudy(model=model)
-    values = study.method_values("fed_avg", make_problem(study))
+    values = study.method_values("fed_avg", default_problem)
     assert values["task"].hidden_size == size
     running.build("fed_avg", values | {"clients_per_chunk": 1})
 
 
-def test_a_fixed_network_steps_as_the_options_say():
+def test_a_fixed_network_steps_as_the_options_say(default_problem):
     study = SubgraphStudy(learning_rate=0.05, weight_decay=0.001)
-    found = study.method_values("gcn", make_problem(study))["server_optimizer"]
+    found = study.method_values("gcn", default_problem)["server_optimizer"]
     assert found == OptimizerConfig("adam", 0.05, weight_decay=0.001)
-
-
-@pytest.fixture(scope="module")
-def default_problem():
-    return make_problem(SubgraphStudy())
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_clients_moments_go_on_where_a_method_can_keep_them(method, default_problem):
     """As OpenFGL's do, unless the command says what clients step with."""
     study, anew = SubgraphStudy(), SubgraphStudy(client_optimizer="adam")
-    problem = default_problem
-    values = study.method_values(method, problem)
+    values = study.method_values(method, default_problem)
     steps = values["task"].optimizer
     assert steps.stateful == (method not in (*NETWORKS, *RESTARTS))
     assert dataclasses.replace(steps, stateful=False) == (
-        anew.method_values(method, problem)["task"].optimizer
+        anew.method_values(method, default_problem)["task"].optimizer
     )
     running.build(registered_name(method), values | {"clients_per_chunk": 1})
     if method in RESTARTS:
@@ -175,9 +174,8 @@ def test_clients_may_misbehave_and_servers_withstand_it(tmp_path):
     ("num_rounds", "federated", "generators"),
     [(None, 10, 10), (2, 1, 1), (7, 3, 3), (100, 50, 10)],  # 20 without a dataset
 )
-def test_phases_share_the_rounds(num_rounds, federated, generators):
-    study = SubgraphStudy(num_rounds=num_rounds)
-    problem = make_problem(study)
+def test_phases_share_the_rounds(num_rounds, federated, generators, default_problem):
+    study, problem = SubgraphStudy(num_rounds=num_rounds), default_problem
     for method, field, expected in (
         ("ada_fgl", "federated_rounds", federated),
         ("fed_sage_plus", "generator_rounds", generators),
@@ -285,9 +283,8 @@ def test_what_does_not_fit_is_one_line(match, settings):
         SubgraphStudy(**settings).run()
 
 
-def test_all_methods_have_a_config():
-    study = SubgraphStudy(methods=("all",))
-    problem = make_problem(SubgraphStudy())
+def test_all_methods_have_a_config(default_problem):
+    study, problem = SubgraphStudy(methods=("all",)), default_problem
     methods = study.chosen_methods()
     assert tuple(methods) == METHODS
     for method in methods:

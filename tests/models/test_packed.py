@@ -42,7 +42,9 @@ def programs(net, quick_jit):
     return quick_jit(own.init), quick_jit(outputs), quick_jit(jax.grad(loss))
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize(
+    "code", [pytest.param(CODES[0], marks=pytest.mark.slow), CODES[1]]
+)
 def test_a_packed_network_is_that_of_the_code(code, net, programs, quick_jit):
     init, apply, grad = programs
     graph, mask = make_graph(0)

@@ -351,7 +351,9 @@ def test_weights_of_several_codes(net_model):
     assert together == set.union(*apart) > apart[0]
 
 
-@pytest.mark.parametrize("code", [CODES[0], CODES[5]])
+@pytest.mark.parametrize(
+    "code", [pytest.param(CODES[0], marks=pytest.mark.slow), CODES[5]]
+)
 def test_gradients_are_those_of_the_network_alone(
     code, net_model, net_gradient, quick_jit
 ):
