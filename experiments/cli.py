@@ -81,9 +81,10 @@ def run(main: Callable[[], Any]) -> None:
         except InputError as error:
             _fail(error)
         except termination.Terminated as error:
-            _fail(f"{error}{_how_to_resume()}", termination.STATUS)
+            _fail(f"{error}{_how_to_resume()}", termination.STATUS, at_once=True)
         except KeyboardInterrupt:
-            _fail(f"interrupted{_how_to_resume()}", termination.INTERRUPTED)
+            said = f"interrupted{_how_to_resume()}"
+            _fail(said, termination.INTERRUPTED, at_once=True)
         except (MemoryError, OSError, RuntimeError, ValueError) as error:
             if is_disk_full(error):
                 said = f"the disk is full ({_first_line(error)}); make room"
@@ -176,8 +177,8 @@ def _fail(error: Exception | str, status: int = 2, at_once: bool = False) -> NoR
 def _leave(status: int, at_once: bool = False) -> NoReturn:
     """Ends the process; in an orderly way where nothing would be waited for.
 
-    That is other processes, and, `at_once`, threads of orbax's whose writing failed,
-    which wait for each other for minutes.
+    That is other processes, and, `at_once`, threads: orbax's, whose writing failed and
+    which wait for each other for minutes, and XLA's, which cannot end as they compile.
     """
     if at_once or processes.count() > 1:
         for stream in (sys.stdout, sys.stderr):

@@ -142,6 +142,7 @@ def test_a_table_that_lies_elsewhere_is_one_line(tmp_path, link):
     [
         (b"time,a\n2012-01-01,\xff\n", formats.read_csv),
         (b"time,a\xed\xa0\x80\n", formats.read_csv),
+        (b"2012-01-01,60,61\n2012-01-02,62,63\n", formats.read_csv),  # no header
         (b"time,a\x1b[31m\n2012-01-01,1\n", formats.read_csv),
         (
             b"time" + b",1" * 100_000 + b"\n2012-01-01" + b",1" * 99_999,

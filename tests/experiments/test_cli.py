@@ -93,6 +93,21 @@ def test_a_signal_ends_in_one_line(sign, status, words):
     assert (process.returncode, process.stderr) == (status, f"error: {words}\n")
 
 
+@pytest.mark.parametrize(("sign", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_waits_for_no_thread(sign, status):
+    """As of XLA's, which crash where the interpreter ends while they compile."""
+    process = run(
+        "import os, signal, sys, threading, time; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "late = lambda: (time.sleep(3), print('late', file=sys.stderr)); "
+        "threading.Thread(target=late).start(); "
+        f"os.kill(os.getpid(), signal.{sign}); time.sleep(1)"
+    )
+    assert process.returncode == status
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("error: ")
+
+
 @pytest.mark.parametrize("flush", [False, True])
 @pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT])
 def test_output_that_nobody_reads_ends_in_one_line(flush, stderr):

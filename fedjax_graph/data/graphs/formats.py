@@ -378,10 +378,9 @@ def read_csv_folder(folder: str | os.PathLike) -> RawGraph:
 def _own_table(path: Path, dtype, num_columns: int | None = None) -> np.ndarray:
     with files.reading(path, "csv file of numbers"):
         with limits.open_text(path) as file:
-            first = file.readline().strip().split(",")[0]
-        return _read_csv(
-            path, dtype, num_columns, skipped=int(not files.is_number(first))
-        )
+            cells = file.readline().split(",")
+        is_header = not any(files.is_number(cell.strip(' "\r\n')) for cell in cells)
+        return _read_csv(path, dtype, num_columns, skipped=int(is_header))
 
 
 def read_products(folder: str | os.PathLike) -> RawGraph:

@@ -118,8 +118,9 @@ def read_csv(path: str | os.PathLike) -> Readings:
     """
     kind = ".csv file of readings"
     with files.reading(path, kind), limits.open_text(path) as file:
-        sensor_ids = id_texts(next(file, "").strip().replace('"', "").split(",")[1:])
-        if not sensor_ids:
+        first, *ids = next(file, "").strip().replace('"', "").split(",")
+        sensor_ids = id_texts(ids)
+        if not sensor_ids or time_steps.is_stamp(first):
             raise InputError("expected a header line of sensor ids")
         if "" in sensor_ids:
             raise InputError(

@@ -74,6 +74,13 @@ def in_words(span: np.timedelta64, minutes: str = " min") -> str:
     return f"{span // unit}{minutes if sign == 'min' else f' {sign}'}"
 
 
+def is_stamp(text: str) -> bool:
+    """Whether a text is a day, or a time of it, in ISO 8601."""
+    with contextlib.suppress(ValueError):
+        return "-" in text and not np.isnat(np.datetime64(text))
+    return False
+
+
 def as_stamps(key: str, stamps: np.ndarray) -> np.ndarray:
     """Time stamps as datetime64[ns].
 

@@ -459,3 +459,16 @@ def test_a_raw_file_is_missing_or_cut_off(tmp_path, small_products):
     assert_fails([str(path), "not a readable"], "amazon2m", tmp_path)
     path.unlink()
     assert_fails([str(path), "no such file"], "amazon2m", tmp_path)
+
+
+@pytest.mark.parametrize("first", [",1", '"0"', "0,x"])
+def test_a_first_row_with_a_number_is_no_header(tmp_path, first):
+    tables = {
+        "edges.csv": "0,1",
+        "features.csv": f"{first}\n1,2\n3,4",
+        "labels.csv": "0",
+    }
+    for name, content in tables.items():
+        (tmp_path / name).write_text(content + "\n")
+    with pytest.raises(InputError, match="features.csv"):
+        citation.load(str(tmp_path))
