@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -52,8 +53,7 @@ def config_of(method: str, values: Mapping[str, Any]) -> Any:
 def build(method: str, values: Mapping[str, Any]) -> tuple[Any, FederatedAlgorithm]:
     """A registered method's config, see `config_of`, and its algorithm.
 
-    A study builds all its methods before it trains the first, so that what one of them
-    refuses costs no training of others.
+    A study builds all before it trains one, so that no refusal costs a training.
 
     Raises:
       InputError: if the settings do not fit the method; naming the flag of `privacy`.
@@ -62,10 +62,8 @@ def build(method: str, values: Mapping[str, Any]) -> tuple[Any, FederatedAlgorit
     try:
         return config, algorithms.get_method(method).factory(config)
     except InputError as error:
-        field, colon, reason = str(error).partition(": ")
-        if field != "privacy":
-            raise
-        raise InputError(f"--dp_noise_multiplier{colon}{reason}") from error
+        said = re.sub("^privacy:", "--dp_noise_multiplier:", str(error))
+        raise InputError(said) from error
 
 
 def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | None:
