@@ -227,7 +227,7 @@ class MachineOptions(Options):
             jax.set_mesh(mesh.make_mesh(self.edge_parts, found))
 
     def _keep_programs(self) -> None:
-        """Lets JAX keep what took it a second or more to compile."""
+        """Lets JAX keep what it compiles, small programs too: a start has dozens."""
         folder = self.compilation_cache
         is_shared = processes.count() > 1  # of whom JAX lets the first alone keep any
         is_left_out = self.compile_for is not None or is_shared
@@ -238,6 +238,7 @@ class MachineOptions(Options):
         ):
             folder = folder or str(programs_folder())
             jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         compilation_cache.reset_cache()  # of what another run in the process used
 
 

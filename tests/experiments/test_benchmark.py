@@ -42,7 +42,7 @@ COMMAND_LINES = {
 FORMS = ("round", "first_order_round", "checkpointed_round", "chunk_1", "chunk_all")
 LOOPS = ("loop", "plain_loop")
 KEYS = {
-    "start": {"cnfgnn_cold_s", "cnfgnn_warm_s"},
+    "start": {"cnfgnn_cold_s", "cnfgnn_warm_s", "cnfgnn_warm_round_s"},
     "cnfgnn": {
         *(f"client{form}_windows_per_s" for form in ("", "_vmap", "_loop")),
         *("client_compile_s", "server_step_s", "server_compile_s", "compile_s"),
