@@ -7,7 +7,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.models import normalization, resnet
+from fedjax_graph.models import normalization, resnet, winograd
 
 
 def normal(*shape, seed=0):
@@ -73,6 +73,24 @@ def test_both_ways_to_convolve_have_the_same_gradients(monkeypatch):
     assert has_convolution == [False, True]
     for left, right in zip(*results, strict=True):
         npt.assert_allclose(left, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("shape", [(4, 8), (5, 7), (1, 2), (16, 17)])
+def test_convolutions_with_fewer_multiplications(size, shape):
+    x = normal(2, *shape, 3).astype(float)
+    kernel = normal(3, 3, 3, 2, seed=1).astype(float)
+    with jax.enable_x64(True):
+        outputs = winograd.convolve(x, kernel, size)
+    npt.assert_allclose(outputs, convolution(x, kernel), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "points"), [((16, 17), 36), ((15, 16), 16)])
+def test_large_images_have_larger_tiles(shape, points):
+    kernels = jax.make_jaxpr(winograd.convolve)(
+        np.zeros((1, *shape, 3), np.float32), np.zeros((3, 3, 3, 2), np.float32)
+    )
+    assert f"f32[{points},3,2]" in str(kernels)
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 7)])
