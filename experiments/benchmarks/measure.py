@@ -58,21 +58,30 @@ def num_compilations(
 
 
 def matmul_rate(settings: BenchmarkSettings) -> float:
-    """Measured rate of a large matrix product at --precision, FLOP/s."""
+    """Measured rate of large matrix products at --precision, one a device, FLOP/s."""
     size = 4096 if mesh.backend() == "cpu" else 16384
     size = 64 if settings.is_tiny else size
     x = jnp.ones((size, size))
-    program, _ = compiled(jnp.matmul, x, x)
-    rate = 2 * size**3 / min(seconds(program, x, x) for _ in range(3))
-    is_cpu = mesh.backend() == "cpu"  # whose product runs on all cores
-    return rate if is_cpu else rate * mesh.num_devices()
+    return 2 * size**3 / _seconds_on_each(jnp.matmul, x, x)
 
 
 def copy_rate(settings: BenchmarkSettings) -> float:
-    """Measured rate of copying a large array, bytes read and written per second."""
+    """Measured rate of copying large arrays, one a device, bytes read and written/s."""
     x = jnp.ones(2**10 if settings.is_tiny else 2**27)  # 512 MiB
-    program, _ = compiled(lambda x: x + 1, x)
-    return 2 * x.nbytes / min(seconds(program, x) for _ in range(3))
+    return 2 * x.nbytes / _seconds_on_each(lambda x: x + 1, x)
+
+
+def _seconds_on_each(fn: Callable[..., Any], *args: Any) -> float:
+    """Least seconds of a call, which each device computes whole, over their number.
+
+    Raises:
+      InputError: if the arguments do not lie on every device.
+    """
+    program, _ = compiled(fn, *args)
+    num_devices = len(program(*args).sharding.device_set)
+    if num_devices != mesh.num_devices():
+        raise InputError(f"computed by {num_devices} of {mesh.num_devices()} devices")
+    return min(seconds(program, *args) for _ in range(3)) / num_devices
 
 
 def peer_output(settings: BenchmarkSettings, arguments: list[str]) -> str:

@@ -1,6 +1,7 @@
 """One device or several: the same numbers and the same bytes, whatever the mesh."""
 
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -304,3 +305,22 @@ def test_a_device_waits_for_another_longer_than_xla_does():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-1000:]
     assert time.monotonic() - start > 45
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "num_processes", "threads"),
+    [(1, 1, None), (4, 1, None), (5, 1, "20"), (2, 2, "16")],
+)
+def test_threads_are_more_than_cores_where_devices_have_to_wait_for_each_other(
+    num_devices, num_processes, threads, monkeypatch
+):
+    monkeypatch.setattr(mesh, "num_cores", lambda: 4)
+    monkeypatch.setattr(mesh.processes, "count", lambda: num_processes)
+    monkeypatch.setattr(mesh, "_let_devices_wait", lambda: None)
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+    names = ("NPROC", "PJRT_NPROC")
+    for name in names:  # whatever is set is undone
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    mesh.use_cpu_cores(num_devices)
+    assert [os.environ.get(name) for name in names] == [threads] * 2
