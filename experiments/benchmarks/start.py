@@ -53,6 +53,7 @@ def first_round(
     command = [
         *(sys.executable, "-m", f"experiments.{name}"),
         f"--workdir={folder / kind}",
+        "--eval_every=1",  # so that the first line of metrics follows the first round
         f"--compilation_cache={folder / 'programs'}",
     ]
     if settings.num_cpu_devices:

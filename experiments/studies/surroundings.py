@@ -238,7 +238,8 @@ class MachineOptions(Options):
         ):
             folder = folder or str(programs_folder())
             jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         compilation_cache.reset_cache()  # of what another run in the process used
 
 

@@ -72,7 +72,7 @@ def _have_threads(num: int) -> None:
     collective holds one: with more devices than cores, or in several processes, rounds
     of CNFGNN came to a stop where nobody was left to bring the others there. Elsewhere
     more threads than cores only get in each other's way: 8 in place of 2 on two cores
-    halved the rate of CNFGNN's clients.
+    cost CNFGNN's clients a third of their rate or more.
     """
     for name in ("NPROC", "PJRT_NPROC"):  # as XLA has called it, and calls it now
         os.environ.setdefault(name, str(num))

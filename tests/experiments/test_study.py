@@ -232,8 +232,10 @@ def test_the_folder_of_the_environment_is_read_when_a_study_is_made(monkeypatch)
 def cache():
     """JAX's setting, which is put back."""
     before = jax.config.jax_compilation_cache_dir
+    least = jax.config.jax_persistent_cache_min_compile_time_secs
     yield lambda: jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
 
 
 def test_programs_are_kept_unless_told_otherwise(cache, monkeypatch, tmp_path):
@@ -254,6 +256,19 @@ def test_programs_are_kept_unless_told_otherwise(cache, monkeypatch, tmp_path):
     assert cache() is None, "of several processes the first alone would keep them"
     SFLStudy(compilation_cache=str(tmp_path / "mine"))._keep_programs()
     assert cache() == str(tmp_path / "mine")
+
+
+def test_small_programs_are_kept_unless_the_environment_says_otherwise(
+    cache, monkeypatch
+):
+    name = "jax_persistent_cache_min_compile_time_secs"
+    monkeypatch.setenv(name.upper(), "2")
+    jax.config.update(name, 2)
+    SFLStudy()._keep_programs()
+    assert getattr(jax.config, name) == 2
+    monkeypatch.delenv(name.upper())
+    SFLStudy()._keep_programs()
+    assert getattr(jax.config, name) == 0
 
 
 @pytest.mark.parametrize(
@@ -291,6 +306,7 @@ def test_the_precision_that_is_in_effect_is_on_record(monkeypatch, chosen, said)
     """JAX has what was chosen; a CPU's record says float32 all the same."""
     before = jax.config.jax_default_matmul_precision
     with mesh.restored():
+        jax.devices()  # in use, so that the tests after it have all of them
         SFLStudy(precision=chosen, num_cpu_devices=1).set_up_jax()
         assert jax.config.jax_default_matmul_precision == said
         assert results.precision() == "float32"

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import normalization, resnet, winograd
 
 
@@ -83,6 +84,13 @@ def test_convolutions_with_fewer_multiplications(size, shape):
     with jax.enable_x64(True):
         outputs = winograd.convolve(x, kernel, size)
     npt.assert_allclose(outputs, convolution(x, kernel), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32"])
+def test_narrow_types_are_refused(dtype):
+    x, kernel = jnp.ones((1, 4, 4, 1), dtype), jnp.ones((3, 3, 1, 1), dtype)
+    with pytest.raises(InputError, match=f"^x: expected float32 .*, found {dtype}"):
+        winograd.convolve(x, kernel)
 
 
 @pytest.mark.parametrize(("shape", "points"), [((16, 17), 36), ((15, 16), 16)])
