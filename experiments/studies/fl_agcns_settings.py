@@ -16,6 +16,7 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models import architecture
 
 SHORT_RUN = {  # without a dataset
+    "num_clients": 4,
     "num_layers": 3,
     "stages": "3,5",
     "num_generations": 2,

@@ -43,6 +43,11 @@ def take(tree: Any, indices: jax.Array) -> Any:
     return jax.tree.map(lambda x: x[indices], tree)
 
 
+def zeros(like: Any) -> Any:
+    """Makes zeros of the shapes and types of a tree of arrays, or of abstract ones."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+
+
 def nothing(path: tuple[Any, ...]) -> bool:
     """Declares that no leaf is personal."""
     del path

@@ -76,6 +76,7 @@ def load_or_init(
         seed_state = mesh.put_spread(seed_state, clients.count(data), axis=1)
         return seed_state, float(seconds)
     seeds = jnp.asarray(config.seeds, jnp.uint32)
+    algorithm = programs.traced_once(algorithm)
     seed_state = programs.init(algorithm, seeds, data, config.is_drawn)
     return mesh.put_spread(seed_state, clients.count(data), axis=1), 0.0
 

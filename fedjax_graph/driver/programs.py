@@ -26,11 +26,13 @@ from fedjax_graph.driver.seeds import (
 
 @functools.lru_cache(maxsize=8)
 def traced_once(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
-    """Has the ledger and the program share the trace of a round.
+    """Has the ledger and the programs share the traces of a method's functions.
 
     Not for rounds that are watched: what watches them is no argument.
     """
-    return algorithm._replace(round=jax.jit(algorithm.round, inline=True))
+    names = ("init", "round", "evaluate")
+    traced = {name: jax.jit(getattr(algorithm, name), inline=True) for name in names}
+    return algorithm._replace(**traced)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
@@ -123,7 +125,8 @@ def evaluate_seeds(
     algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=nothing
 ) -> Metrics:
     """Scores each seed's state on a split; NumPy, with a leading axis of seeds."""
-    return jax.device_get(_evaluate_seeds(algorithm, is_drawn, states, data))
+    scores = _evaluate_seeds(traced_once(algorithm), is_drawn, states, data)
+    return jax.device_get(scores)
 
 
 def predict_seeds(

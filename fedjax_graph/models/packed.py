@@ -6,8 +6,8 @@ holds: six layers of rows in place of six layers of all twelve ops.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import jraph
 from jax.flatten_util import ravel_pytree
 
-from fedjax_graph.core import sparse_rows
+from fedjax_graph.core import sparse_rows, trees
 from fedjax_graph.core.local import Model
-from fedjax_graph.models.architecture import OPS, decode
+from fedjax_graph.models.architecture import OPS, Space, decode
 from fedjax_graph.models.linear import Linear
-from fedjax_graph.models.ops import plain_layer
+from fedjax_graph.models.ops import convolution, plain_layer
 from fedjax_graph.models.supernet import SuperNet, empty_graph, fully_connected
 
 BYTE = 256
@@ -86,7 +86,7 @@ class PackedNet:
         net, nodes = self.net, graph.nodes
         input_key, _ = net.dropout_keys(key)
         if input_key is not None and net.dropout:
-            dropped = partial(drop, key=input_key, rate=net.dropout)
+            dropped = functools.partial(drop, key=input_key, rate=net.dropout)
             nodes = sparse_rows.map_entries(dropped, nodes)
         product = fully_connected(model["params"]["input"], nodes)
         layers = [self._layer(op) for op in OPS]
@@ -95,8 +95,8 @@ class PackedNet:
     def _layer(self, op: str) -> Callable[..., tuple[jax.Array, Any]]:
         """Factory of a layer of one op on rows, see `ops.present_layer`."""
         layer = plain_layer(op, self.net.width, self.net.space)
-        drawn = self._abstract(op)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), drawn)
+        drawn = _shapes(op, self.net.width, self.net.space)
+        zeros = trees.zeros(drawn)
         params, unravel_params = ravel_pytree(zeros["params"])
         stats, unravel_stats = ravel_pytree(zeros["batch_stats"])
 
@@ -109,22 +109,26 @@ class PackedNet:
 
         return jax.checkpoint(run, prevent_cse=False)
 
-    def _abstract(self, op: str) -> dict[str, Any]:
-        """Finds shapes of an op's weights and statistics."""
-        graph = empty_graph(self.net.width)
-        drawn = jax.eval_shape(self.net.module(op).init, jax.random.key(0), graph)
-        return {kind: drawn.get(kind, {}) for kind in ("params", "batch_stats")}
-
     def _row_sizes(self) -> tuple[int, int]:
         """Counts numbers in a row of weights, and in one of statistics."""
 
         def size(op, kind):
-            return sum(x.size for x in jax.tree.leaves(self._abstract(op)[kind]))
+            leaves = jax.tree.leaves(_shapes(op, self.net.width, self.net.space)[kind])
+            return sum(x.size for x in leaves)
 
         weights, statistics = (
             max(size(op, kind) for op in OPS) for kind in ("params", "batch_stats")
         )
         return weights, statistics
+
+
+@functools.cache
+def _shapes(op: str, width: int, space: Space) -> dict[str, Any]:
+    """Finds shapes of an op's weights and statistics."""
+    init = convolution(op, space)(width).init
+    drawn = jax.eval_shape(init, jax.random.key(0), empty_graph(width))
+    drawn = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), drawn)
+    return {kind: drawn.get(kind, {}) for kind in ("params", "batch_stats")}
 
 
 def _parts(drawn: dict[str, Any]) -> tuple[jax.Array, jax.Array]:

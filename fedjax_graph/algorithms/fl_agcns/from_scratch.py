@@ -62,8 +62,8 @@ def evolutionary(
             jnp.full((num_rows, len(data.client_ids)), NEVER),
         )
         best = Best(jnp.int32(0), jnp.int32(0), jnp.float32(NEVER))
-        weights = Weights(net.init(key, code), None)
-        return ScratchState(weights, code, jnp.int32(0), best, cache)
+        weights = trees.zeros(jax.eval_shape(net.init, key, code))  # of no training yet
+        return ScratchState(Weights(weights, None), code, jnp.int32(0), best, cache)
 
     def share(generation):
         if not with_clients:

@@ -22,7 +22,7 @@ from fedjax_graph.algorithms.fl_agcns.code_training import (
     make_epoch,
 )
 from fedjax_graph.algorithms.fl_agcns.search import WORST, SearchConfig, Weights
-from fedjax_graph.core import encryption
+from fedjax_graph.core import encryption, trees
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
@@ -245,14 +245,13 @@ def make_training(
 
             def skip(carry):
                 _, (losses, costs) = jax.eval_shape(work, carry)
-                costs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), costs)
-                return carry, (jnp.full(losses.shape, jnp.nan), costs)
+                return carry, (jnp.full(losses.shape, jnp.nan), trees.zeros(costs))
 
             return jax.lax.cond(is_needed, work, skip, carry)
 
-        training = begin(data, jobs.codes[0], keys[0])
+        nothing = trees.zeros(jax.eval_shape(begin, data, jobs.codes[0], keys[0]))
         (state, _), (losses, costs) = jax.lax.scan(
-            step, (state, training), jnp.arange(plan.num_steps)
+            step, (state, nothing), jnp.arange(plan.num_steps)
         )
         figures = measured(plan, state, jobs, data)
         loss = mean_where(losses, jnp.isfinite(losses))  # divergence ends no search
