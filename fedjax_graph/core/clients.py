@@ -38,9 +38,10 @@ def map_axis(
     Args:
       fn: function of pytrees that belong to one row.
       rows_per_chunk: how many rows run side by side. None: all (`vmap`). 1: one after
-        another. In between: `vmap` inside `lax.map`. The results differ by rounding
-        alone. One row is never mapped: under `vmap` its `lax.cond` would take all
-        branches.
+        another. In between: `vmap` inside `lax.map`, where the last of chunks that do
+        not divide the rows takes some of the one before again: for the ledger to be
+        right, what crosses is marked outside. The results differ by rounding alone. One
+        row is never mapped: under `vmap` its `lax.cond` would take all branches.
 
     Raises:
       InputError: if that is no count, or, when called, leaves differ in rows.
@@ -62,10 +63,32 @@ def map_axis(
             return jax.tree.map(lambda x: jnp.expand_dims(x, 0), result)
         if rows_per_chunk is None or rows_per_chunk >= num_rows:
             return jax.vmap(fn)(*args)
+        if num_rows % rows_per_chunk:
+            return _map_overlapping(jax.vmap(fn), args, num_rows, rows_per_chunk)
         batch_size = None if rows_per_chunk == 1 else rows_per_chunk
         return jax.lax.map(lambda one: fn(*one), args, batch_size=batch_size)
 
     return mapped
+
+
+def _map_overlapping(fn: Callable[..., Any], args: Any, num_rows: int, size: int):
+    """Maps `fn` over chunks that do not divide the rows: the last one begins earlier.
+
+    What it computes again is dropped. A shorter last chunk would be a second program,
+    and would have all rows copied.
+    """
+    starts = jnp.minimum(jnp.arange(0, num_rows, size), num_rows - size)
+
+    def chunk(start):
+        slice_ = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=size)
+        return fn(*jax.tree.map(lambda x: slice_(x, start), args))
+
+    def join(x):
+        x = x.reshape(-1, *x.shape[2:])
+        rest = num_rows % size
+        return jnp.concatenate([x[: num_rows - rest], x[-rest:]])
+
+    return jax.tree.map(join, jax.lax.map(chunk, starts))
 
 
 def map_clients(

@@ -7,7 +7,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph import algorithms
-from fedjax_graph.core import clients, trees
+from fedjax_graph.core import clients, mesh, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
@@ -198,3 +198,24 @@ def test_take_picks_rows():
     taken = trees.take(tree, np.array([3, 0]))
     npt.assert_array_equal(taken["a"], [[6, 7], [0, 1]])
     npt.assert_array_equal(taken["b"], [3, 0])
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_chunks_that_do_not_divide_the_rows_are_one_program(num_devices):
+    x, keys = jnp.arange(14.0).reshape(7, 2), jax.random.split(jax.random.key(0), 7)
+    traces = []
+
+    def fn(x, key):
+        traces.append(None)
+        return jnp.sum(jnp.sin(x)), jax.random.normal(key), key
+
+    with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:num_devices])):
+        mapped = jax.jit(clients.map_clients(fn, 3))
+        sums, drawn, back = mapped(x, keys)
+        gradient = jax.jit(jax.grad(lambda x: jnp.sum(mapped(x, keys)[0] ** 2)))(x)
+    assert len(traces) == 1
+    npt.assert_allclose(sums, np.sin(x).sum(axis=1), rtol=1e-6)
+    npt.assert_array_equal(drawn, jax.vmap(jax.random.normal)(keys))
+    npt.assert_array_equal(*map(jax.random.key_data, (back, keys)))
+    expected = 2 * np.sin(x).sum(axis=1, keepdims=True) * np.cos(x)
+    npt.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
