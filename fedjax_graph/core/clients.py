@@ -8,13 +8,14 @@ clients never changes another client's draw.
 import contextvars
 import functools
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import arrays, mesh, sharding
+from fedjax_graph.core import arrays, communication, mesh, sharding
 from fedjax_graph.core.errors import InputError
 
 _Result = TypeVar("_Result")
@@ -39,9 +40,9 @@ def map_axis(
       fn: function of pytrees that belong to one row.
       rows_per_chunk: how many rows run side by side. None: all (`vmap`). 1: one after
         another. In between: `vmap` inside `lax.map`, where the last of chunks that do
-        not divide the rows takes some of the one before again: for the ledger to be
-        right, what crosses is marked outside. The results differ by rounding alone. One
-        row is never mapped: under `vmap` its `lax.cond` would take all branches.
+        not divide the rows takes some of the one before again, which the ledger leaves
+        out. The results differ by rounding alone. One row is never mapped: under `vmap`
+        its `lax.cond` would take all branches.
 
     Raises:
       InputError: if that is no count, or, when called, leaves differ in rows.
@@ -79,16 +80,22 @@ def _map_overlapping(fn: Callable[..., Any], args: Any, num_rows: int, size: int
     """
     starts = jnp.minimum(jnp.arange(0, num_rows, size), num_rows - size)
 
-    def chunk(start):
-        slice_ = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=size)
-        return fn(*jax.tree.map(lambda x: slice_(x, start), args))
+    def chunks(*args):
+        def chunk(start):
+            slice_ = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=size)
+            return fn(*jax.tree.map(lambda x: slice_(x, start), args))
+
+        return jax.lax.map(chunk, starts)
+
+    real = Fraction(num_rows, len(starts) * size)
+    results = communication.counted_in_part(chunks, real)(*args)
 
     def join(x):
         x = x.reshape(-1, *x.shape[2:])
         rest = num_rows % size
         return jnp.concatenate([x[: num_rows - rest], x[-rest:]])
 
-    return jax.tree.map(join, jax.lax.map(chunk, starts))
+    return jax.tree.map(join, results)
 
 
 def map_clients(

@@ -26,6 +26,7 @@ from fedjax_graph.core.errors import InputError
 BITS = (32, 16, 8, 4)
 _INTEGERS = {8: jnp.int8, 4: jnp.int4}
 _UP, _DOWN = "client_to_server", "server_to_client"
+_PART = "counted_part_"  # of names of jitted functions
 
 
 class Bytes(NamedTuple):
@@ -181,6 +182,21 @@ def count_marks(name: str, fn: Callable[..., Any], *args: Any) -> int:
     return round(_count(jax.make_jaxpr(fn)(*args).jaxpr, (name, "")).up)
 
 
+def counted_in_part(fn: Callable[..., Any], real: Fraction) -> Callable[..., Any]:
+    """Makes a function of which the ledger counts a part.
+
+    Args:
+      fn: of arrays, in which something may cross.
+      real: the part of it that is not computed twice, or padding.
+    """
+
+    def run(*args):
+        return fn(*args)
+
+    run.__name__ = f"{_PART}{real.numerator}_{real.denominator}"
+    return jax.jit(run)
+
+
 def _count(jaxpr: jex_core.Jaxpr, names: tuple[str, str]) -> Bytes:
     """Sums up what is marked with either of two names, as `up` and as `down`."""
     total = Bytes()
@@ -210,6 +226,9 @@ def _count_equation(equation: jex_core.JaxprEqn, names: tuple[str, str]) -> Byte
         return total.times(
             math.prod(sizes[axis] for axis in params["newly_manual_axes"])
         )
+    if kind in ("jit", "pjit") and params["name"].startswith(_PART):
+        real = Fraction(*map(int, params["name"].split("_")[-2:]))
+        return Bytes(total.up * real, total.down * real)
     return total.times(params["length"]) if kind == "scan" else total
 
 

@@ -17,9 +17,9 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_graph.core import sparse_rows, trees
 from fedjax_graph.core.local import Model
-from fedjax_graph.models.architecture import OPS, Space, decode
+from fedjax_graph.models.architecture import OPS, decode
 from fedjax_graph.models.linear import Linear
-from fedjax_graph.models.ops import convolution, plain_layer
+from fedjax_graph.models.ops import plain_layer
 from fedjax_graph.models.supernet import SuperNet, empty_graph, fully_connected
 
 BYTE = 256
@@ -95,8 +95,7 @@ class PackedNet:
     def _layer(self, op: str) -> Callable[..., tuple[jax.Array, Any]]:
         """Factory of a layer of one op on rows, see `ops.present_layer`."""
         layer = plain_layer(op, self.net.width, self.net.space)
-        drawn = _shapes(op, self.net.width, self.net.space)
-        zeros = trees.zeros(drawn)
+        zeros = trees.zeros(_shapes(self.net, op))
         params, unravel_params = ravel_pytree(zeros["params"])
         stats, unravel_stats = ravel_pytree(zeros["batch_stats"])
 
@@ -113,8 +112,7 @@ class PackedNet:
         """Counts numbers in a row of weights, and in one of statistics."""
 
         def size(op, kind):
-            leaves = jax.tree.leaves(_shapes(op, self.net.width, self.net.space)[kind])
-            return sum(x.size for x in leaves)
+            return sum(x.size for x in jax.tree.leaves(_shapes(self.net, op)[kind]))
 
         weights, statistics = (
             max(size(op, kind) for op in OPS) for kind in ("params", "batch_stats")
@@ -123,10 +121,10 @@ class PackedNet:
 
 
 @functools.cache
-def _shapes(op: str, width: int, space: Space) -> dict[str, Any]:
+def _shapes(net: SuperNet, op: str) -> dict[str, Any]:
     """Finds shapes of an op's weights and statistics."""
-    init = convolution(op, space)(width).init
-    drawn = jax.eval_shape(init, jax.random.key(0), empty_graph(width))
+    init, graph = net.module(op).init, empty_graph(net.width)
+    drawn = jax.eval_shape(init, jax.random.key(0), graph)
     drawn = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), drawn)
     return {kind: drawn.get(kind, {}) for kind in ("params", "batch_stats")}
 

@@ -7,7 +7,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph import algorithms
-from fedjax_graph.core import clients, mesh, trees
+from fedjax_graph.core import clients, communication, mesh, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
@@ -219,3 +219,21 @@ def test_chunks_that_do_not_divide_the_rows_are_one_program(num_devices):
     npt.assert_array_equal(*map(jax.random.key_data, (back, keys)))
     expected = 2 * np.sin(x).sum(axis=1, keepdims=True) * np.cos(x)
     npt.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize("clients_per_chunk", [None, 1, 2, 3])
+def test_the_ledger_leaves_out_what_a_chunk_computes_again(
+    num_devices, clients_per_chunk
+):
+    def fn(x):
+        return jnp.sum(communication.up(x) ** 2)
+
+    x = jnp.ones((10, 4))  # of ten clients, which two devices share evenly
+    with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:num_devices])):
+        mapped = clients.map_clients(fn, clients_per_chunk)
+        sent = communication.bytes_per_round(mapped, x)
+        with_gradient = jax.value_and_grad(lambda x: jnp.sum(mapped(x)))
+        again = communication.bytes_per_round(with_gradient, x)
+    assert sent == communication.Bytes(up=10 * 4 * 4)
+    assert again == sent
