@@ -22,9 +22,11 @@ from fedjax_graph.core import communication
 from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.sparse_rows import SparseRows
 from fedjax_graph.models.architecture import canonical, check, decode_static
 from fedjax_graph.models.packed import PackedNet
 from fedjax_graph.tasks import subgraphs
+from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES
 
 pytestmark = pytest.mark.usefixtures("quick_compiles", "few_convolutions")
@@ -209,6 +211,26 @@ def test_a_resumed_search_ends_as_if_never_stopped(cut_and_whole, monkeypatch):
     algorithm = module.fl_agcns(config)
     cut, whole = cut_and_whole(algorithm, 4, 7)
     jax.tree.map(npt.assert_array_equal, cut.best_state, whole.best_state)
+
+
+def test_a_search_reads_sparse_features_as_dense_ones(train, quick_jit):
+    """The first round trains the same codes to the same weights and scores."""
+    config = dataclasses.replace(CONFIG, num_layers=1, fitness="loss")
+    algorithm = module.fl_agcns(config)
+    begin, step = quick_jit(algorithm.init), quick_jit(algorithm.round)
+
+    def first_round(data):
+        key = jax.random.key(0)
+        return step(begin(key, data), data, key)[0]
+
+    dense = first_round(train)
+    rows = client_graphs.make_splits(is_sparse=True)["train"]
+    assert isinstance(rows.features, SparseRows)
+    sparse = first_round(rows)
+    assert np.sum(dense.cache.scores > -np.inf) > 1
+    close = functools.partial(npt.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, sparse.cache, dense.cache)
+    jax.tree.map(close, sparse.weights, dense.weights)
 
 
 def test_what_crosses_is_counted(train):
