@@ -13,6 +13,7 @@ from fedjax_graph.algorithms.cnfgnn.gru_fmtl import REGULARISERS
 from fedjax_graph.core import communication
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import pretrained
+from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
 
 METHOD_OPTIONS = {  # field: options that concern the methods whose configs have it
     "gn_layers": ("hidden_size", "gn_layers", "gn_mlp_sizes", "server_dtype"),
@@ -257,11 +258,13 @@ class CNFGNNOptions(TrafficStudy):
 def known() -> dict[str, str]:
     """Titles of all methods: the paper's, and whatever else runs on the GRU's task.
 
-    These are the methods that federate any task, plugins' among them.
+    Users' methods that federate any task are among them, whatever they need.
     """
     others = [
         name
         for name, method in algorithms.REGISTRY.items()
-        if method.takes_task and name not in paper.REGISTERED.values()
+        if name not in paper.REGISTERED.values()
+        and not algorithms.is_users(name)
+        and method.runs_on(TrafficSeq2SeqTask())
     ]
     return titles_of([*paper.METHODS, *others], paper.OWN_TITLES)

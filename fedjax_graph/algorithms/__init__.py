@@ -39,6 +39,20 @@ class Method:
         """Whether it works on any task, which its config then names."""
         return issubclass(self.config_type, FederatedConfig)
 
+    def runs_on(self, task: TaskConfig) -> bool:
+        """Whether it takes a task and finds in this one what it needs.
+
+        Args:
+          task: beside which its config has defaults alone.
+        """
+        if not self.takes_task:
+            return False
+        try:
+            self.factory(self.config_type(task=task))
+        except InputError:
+            return False
+        return True
+
     @property
     def fields(self) -> dict[str, dataclasses.Field]:
         """The fields of its config by name."""

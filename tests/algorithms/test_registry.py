@@ -48,6 +48,14 @@ def test_a_lazy_value_is_made_once_and_on_first_use():
     assert dict(table) == {"late": "value", "now": "here"}
 
 
+@pytest.mark.parametrize(
+    ("name", "runs"), [("fed_prox", True), ("moon", True), ("fed_sgd", False)]
+)
+def test_a_method_runs_on_a_task_that_has_what_it_needs(name, runs):
+    assert get_method(name).runs_on(ImageTask()) == runs
+    assert not get_method("cnfgnn").runs_on(ImageTask())  # takes no task
+
+
 def test_a_name_is_registered_once():
     table = Registry("thing", {"old": 1})
     assert table.register("new", 2) == 2

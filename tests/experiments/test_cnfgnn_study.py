@@ -50,6 +50,12 @@ SETTINGS = {
 SWEEP = {"sweep": "rounds", "sweep_values": [2]}
 
 
+def test_the_methods_are_those_that_the_encoder_decoder_can_train():
+    known = CNFGNNStudy().known_methods()
+    assert {"cnfgnn", "gru_fmtl", "ditto", "fed_dc", "sfl"} <= known.keys()
+    assert known.keys().isdisjoint({"moon", "fed_sgd", "graphfl", "ada_fgl"})
+
+
 def as_flags(settings):
     return [
         f"--{name}={','.join(map(str, x)) if isinstance(x, list) else x}"
