@@ -2,7 +2,7 @@
 
 Twenty clients fit a line to points of their own; two of them are broken. The method is
 an aggregator, registered under a name; the task says what a client learns. Of the
-library's robust aggregators `FedAvgConfig(task, aggregator="trimmed_mean")` is enough.
+library's robust aggregators the `aggregator` of FedAvg's config is enough.
 """
 
 import dataclasses

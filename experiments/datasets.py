@@ -52,7 +52,7 @@ class DatasetsStudy(DataOptions):
     """What is listed, fetched or counted."""
 
     download: bool = option(
-        False, "Fetch the dataset from its public index into the cache folder."
+        False, "Fetch the dataset from its public addresses into the cache folder."
     )
     json: bool = option(False, "Print one JSON object instead of a table.")
 

@@ -45,7 +45,7 @@ class Study(DataOptions, MachineOptions, FolderOptions):
     )
     patience: int | None = option(
         None,
-        "Rounds without a better validation figure; by default 20.",
+        "Rounds without a better validation figure before a seed stops.",
         lower=1,
         upper=MOST_ROUNDS,
     )
