@@ -13,6 +13,7 @@ them up. A model that diverges is scored as it is.
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from experiments import cli, report
@@ -32,12 +33,9 @@ VARIED = {  # what of the clients misbehaves: what its share is called
     "dropout_rate": "share of a round's clients that send nothing",
     "straggler_rate": "share of a round's clients that are slow",
 }
-NOT_CHOSEN = {  # flag of `experiments.graphfl`: what decides instead
+DECIDED = {  # options that `--help` shows with what they are here
     "methods": "FedAvg is what runs",
-    "aggregator": "--aggregators names those to compare",
     "on_nan": "a model that diverges is scored as it is",
-    "sweep": "--aggregators and --fractions are what is swept",
-    "sweep_values": "--aggregators and --fractions are what is swept",
 }
 
 
@@ -47,6 +45,11 @@ class RobustnessStudy(GraphFLSettings):
 
     system: ClassVar[str] = "robustness"
     subject: ClassVar[str] = "Robustness"
+    refused: ClassVar[Mapping[str, str]] = {
+        "aggregator": "--aggregators names those to compare",
+        "sweep": "--aggregators and --fractions are what is swept",
+        "sweep_values": "--aggregators and --fractions are what is swept",
+    }
 
     aggregators: tuple[str, ...] = option(tuple(AGGREGATORS), "Those to compare.")
     vary: str = option(
@@ -103,7 +106,7 @@ class RobustnessStudy(GraphFLSettings):
         Raises:
           InputError: if an option does not fit.
         """
-        decided = NOT_CHOSEN | {self.vary: "--fractions has the shares"}
+        decided = self.refused | DECIDED | {self.vary: "--fractions has the shares"}
         for name, reason in decided.items():
             if self.is_given(name) and getattr(self, name) != METHODS:
                 raise InputError(f"--{name}: {reason}")

@@ -41,6 +41,8 @@ def text(study: Options, about: str, columns: int | None = None) -> str:
     defaults = _defaults(study)
     sections: dict[str, list[str]] = {}
     for name in options.options_of(type(study)):
+        if name in study.refused:
+            continue
         subject = options.subject_of(type(study), name)
         said = _said(study, name, defaults[name])
         entry = _entry(f"--{_with_value(type(study), name)}", said, width)

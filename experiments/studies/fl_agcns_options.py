@@ -1,6 +1,7 @@
 """The options of FL-AGCNS's study: which searches and networks, on which clients."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar
 
 from experiments.studies.base import Study
@@ -18,6 +19,16 @@ class FLAGCNSOptions(Study):
     subject: ClassVar[str] = "FL-AGCNS: search and trainings"
     duration: ClassVar[str] = "Without flags: one to three minutes on a CPU."
     system: ClassVar[str] = "fl_agcns"
+    refused: ClassVar[Mapping[str, str]] = {
+        "num_rounds": "a search has --num_generations, --num_trials or "
+        "--num_relaxed_rounds, a training --num_epochs",
+        "patience": "a training runs --num_epochs, a search all rounds",
+        "client_optimizer": "clients send gradients; --server_optimizer says what "
+        "steps with them",
+        "num_seeds": "a search has one seed, --seed; --num_retrain says how often what "
+        "it found is trained",
+        "participation": "every client takes part in FL-AGCNS",
+    }
 
     # Clients are few and their products large enough for one device's threads: two CPU
     # devices took twice as long for a generation on Cora.

@@ -93,27 +93,7 @@ class FLAGCNSSettings(FLAGCNSOptions):
         Raises:
           InputError: if they do not.
         """
-        for name, reason in (
-            (
-                "num_rounds",
-                "a search has --num_generations, --num_trials or "
-                "--num_relaxed_rounds, a training --num_epochs",
-            ),
-            ("patience", "a training runs --num_epochs, a search all rounds"),
-            (
-                "client_optimizer",
-                "clients send gradients; --server_optimizer says what steps with them",
-            ),
-        ):
-            if self.is_given(name):
-                raise InputError(f"--{name}: {reason}")
-        if self.num_seeds > 1:
-            raise InputError(
-                "--num_seeds: a search has one seed, --seed; --num_retrain says how "
-                "often what it found is trained"
-            )
-        if self.participation < 1:
-            raise InputError("--participation: every client takes part in FL-AGCNS")
+        self.check_refused()
         is_shared = self.fitness_from == "shared"
         if is_shared and self.codes_per_step > self.population_size:
             raise InputError(

@@ -55,6 +55,9 @@ class Options(abc.ABC):
     """Above the options of this class in `--help`."""
     duration: ClassVar[str] = ""
     """Of a run without flags, in a sentence of `--help`."""
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Options that a study has from its kin and does not take, and why; `--help` leaves
+    them out."""
 
     given: frozenset[str] = frozenset()
     """Names of the flags that stood on the command line."""
@@ -84,6 +87,16 @@ class Options(abc.ABC):
         """Whether an option was given, or is not what it is by default."""
         default = options_of(type(self))[name].default
         return name in self.given or getattr(self, name) != default
+
+    def check_refused(self) -> None:
+        """Checks that no option is given that the study does not take.
+
+        Raises:
+          InputError: if one is, with the reason.
+        """
+        for name, reason in self.refused.items():
+            if self.is_given(name):
+                raise InputError(f"--{name}: {reason}")
 
     def record(self) -> dict[str, Any]:
         """The options by name, JSON-able."""

@@ -46,7 +46,10 @@ def entries(study, columns=88):
 def test_every_flag_has_what_it_does_and_its_default(study_type):
     study = study_type()
     found = entries(study)
-    for name, field in options.options_of(study_type).items():
+    known = options.options_of(study_type)
+    assert found.keys() >= known.keys() - study.refused.keys()
+    for name in known.keys() & found.keys():
+        field = known[name]
         assert " ".join(field.metadata["help"].split()) in found[name]
         assert re.search(r" \[[^]]+\]", found[name]), name
         for choice in field.metadata["choices"] or ():
@@ -64,6 +67,13 @@ def test_flags_stand_under_their_subjects_and_methods_are_listed(study_type):
     methods = entries(study_type())["methods"]
     for name, title in study_type().known_methods().items():
         assert f" {name} {title}" in methods
+
+
+@pytest.mark.parametrize("study_type", [FLAGCNSStudy, RobustnessStudy])
+def test_what_a_study_refuses_is_left_out(study_type):
+    shown, refused = entries(study_type()), study_type.refused
+    assert refused and refused.keys() <= options.options_of(study_type).keys()
+    assert shown.keys().isdisjoint(refused)
 
 
 @pytest.mark.parametrize("columns", [0, 20, 40, 60, 88, 300])
