@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import pathlib
 import time
 from typing import Any, NamedTuple
@@ -176,13 +177,12 @@ class Loop:
         again = functools.partial(self._again, round_)
         running = ~self._is_stopped(seed_state)
         watched = running  # at any time since the last checkpoint
-        following, ready = None, 0.0
+        following, ready, elapsed = None, 0.0, math.inf
         while round_ < config.num_rounds and running.any():
             with profile.call():
                 call = following or self._call(round_, seed_state)
                 seed_state, following = call.seed_state, None
-                is_due = bool(self._checkpoints) and self._is_due()
-                if not is_due and self._may_go_ahead(call.last):
+                if self._may_go_ahead(call.last, elapsed):
                     # The device goes on while the host writes. Where all seeds turn
                     # out to have stopped, this call leaves the states as they are.
                     following = self._call(call.last, seed_state)
@@ -218,7 +218,7 @@ class Loop:
             is_last = round_ >= config.num_rounds or not running.any()
             if self._checkpoints and (is_last or not following):
                 is_asked = termination.is_asked()
-                if is_last or is_asked or is_due:
+                if is_last or is_asked or self._is_due():
                     if writer:
                         writer.sync()
                     self._save(round_, seed_state, seconds, watched, again)
@@ -240,9 +240,13 @@ class Loop:
         self._checkpoints.save(round_, (seed_state, np.float64(seconds)))
         self._saved_at = time.monotonic()
 
-    def _is_due(self) -> bool:
-        """Tells whether the last checkpoint is old; processes do not share a clock."""
-        age = time.monotonic() - self._saved_at
+    def _is_due(self, later: float = 0.0) -> bool:
+        """Tells whether the last checkpoint is old; processes do not share a clock.
+
+        Args:
+          later: asks for a time so many seconds from now.
+        """
+        age = time.monotonic() - self._saved_at + later
         return processes.count() > 1 or age >= self._config.checkpoint_seconds
 
     def _first_state(self) -> Any:
@@ -279,16 +283,20 @@ class Loop:
         seed_state, metrics, is_stopped = program(seed_state, *self._data)
         return Call(round_ + num_rounds, seed_state, metrics, is_stopped, started)
 
-    def _may_go_ahead(self, round_: int) -> bool:
+    def _may_go_ahead(self, round_: int, seconds: float) -> bool:
         """Tells whether rounds may be computed before the last ones' figures are read.
 
-        Not while somebody watches or traces each call; not in several processes, which
-        have to agree; and not on several devices of a CPU, which share threads: one
-        that waits in the next call could leave the others none for this one.
+        Not where a checkpoint is to be made in between; not while somebody watches or
+        traces each call; not in several processes, which have to agree; and not on
+        several devices of a CPU, which share threads: one that waits in the next call
+        could leave the others none for this one.
 
         Args:
           round_: the rounds after it.
+          seconds: how long those before it are going to take.
         """
+        if self._checkpoints and self._is_due(later=seconds):
+            return False
         is_seen = self._divergence.watch or self._config.profile
         shares_threads = mesh.backend() == "cpu" and mesh.num_devices() > 1
         if is_seen or shares_threads or processes.count() > 1:

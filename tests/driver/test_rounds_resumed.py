@@ -1,10 +1,9 @@
 """Runs that are killed, damaged, prolonged or only scored."""
 
-import itertools
 import shutil
-import time
 import types
 
+import jax
 import pytest
 
 from fedjax_graph.core.errors import InputError
@@ -63,7 +62,7 @@ def never_stopped(tmp_path_factory):
     """For each `eval_every`: the folder of a run of two seeds, one of which stops."""
     script = make_script([FALLING, FALLS_TWICE], SEEDS)
     folders = {}
-    for eval_every in (1, 3):
+    for eval_every in (1, 2, 3):
         folders[eval_every] = tmp_path_factory.mktemp("whole")
         run(script, folders[eval_every], seeds=SEEDS, eval_every=eval_every)
     return script, folders
@@ -101,17 +100,28 @@ def test_a_killed_run_ends_as_if_never_stopped(
     assert_same_run(tmp_path, folders[eval_every], script)
 
 
+def saved_rounds(monkeypatch, seconds):
+    """Rounds that get a checkpoint, by a clock on which each call takes `seconds`."""
+    now, saved, save, get = [0.0], [], Checkpoints.save, jax.device_get
+
+    def wait(figures):
+        now[0] += seconds
+        return get(figures)
+
+    def saving(self, round_, tree):
+        saved.append(round_)
+        save(self, round_, tree)
+
+    clock = {"monotonic": lambda: now[0], "perf_counter": lambda: now[0]}
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(**clock))
+    monkeypatch.setattr(loop.jax, "device_get", wait)
+    monkeypatch.setattr(Checkpoints, "save", saving)
+    return saved
+
+
 def test_checkpoints_are_made_when_they_are_due(tmp_path, monkeypatch, never_stopped):
-    """By a clock that goes on by 5 seconds whenever it is looked at."""
     script, folders = never_stopped
-    clock, saved, save = itertools.count(step=5), [], Checkpoints.save
-    times = {"monotonic": lambda: next(clock), "perf_counter": time.perf_counter}
-    monkeypatch.setattr(loop, "time", types.SimpleNamespace(**times))
-    monkeypatch.setattr(
-        Checkpoints,
-        "save",
-        lambda self, round_, tree: saved.append(round_) or save(self, round_, tree),
-    )
+    saved = saved_rounds(monkeypatch, seconds=5)
     config = {"seeds": SEEDS, "checkpoint_seconds": 15.0}
     with pytest.raises(Killed), monkeypatch.context() as patch:
         kill_in(patch, MetricsWriter, "write", 6, when="after")
@@ -122,11 +132,19 @@ def test_checkpoints_are_made_when_they_are_due(tmp_path, monkeypatch, never_sto
     assert_same_run(tmp_path, folders[1], script)
 
 
+def test_a_long_round_has_a_checkpoint_of_its_own(tmp_path, monkeypatch, never_stopped):
+    """The next one is not begun before it is made."""
+    script, _ = never_stopped
+    saved = saved_rounds(monkeypatch, seconds=20)
+    run(script, tmp_path, seeds=SEEDS, checkpoint_seconds=15.0)
+    assert saved == [*range(1, 9)]
+
+
 @pytest.mark.parametrize(
     ("eval_every", "config", "is_ahead"),
     [
         (1, {"checkpoint_seconds": 1e6}, True),
-        (3, {"checkpoint_seconds": 1e6}, True),
+        (2, {"checkpoint_seconds": 1e6}, True),
         (1, {"checkpoint_seconds": 0.0}, False),  # a checkpoint after each call
         (1, {"checkpoint_seconds": 1e6, "on_nan": "skip_client"}, False),
     ],
@@ -149,8 +167,9 @@ def test_the_device_goes_on_while_the_host_writes(
     monkeypatch.setattr(MetricsWriter, "write", writing)
     run(script, tmp_path, seeds=SEEDS, eval_every=eval_every, **config)
     assert_same_run(tmp_path, folders[eval_every], script)
-    second = 2 * eval_every
-    order = [done.index(("computes", second)), done.index(("writes", eval_every))]
+    second, third = 2 * eval_every, 3 * eval_every  # how long the first takes is new
+    assert done.index(("writes", eval_every)) < done.index(("computes", second))
+    order = [done.index(("computes", third)), done.index(("writes", second))]
     assert (order == sorted(order)) == is_ahead
     numbers = [number for what, number in done if what == "computes"]
     assert numbers == sorted(set(numbers))
