@@ -76,6 +76,15 @@ def few_programs(quick_compiles):
 
 
 @pytest.fixture(scope="session")
+def data_dir() -> pathlib.Path:
+    """The folder with the real datasets; tests that need it are skipped without."""
+    folder = os.environ.get("FEDJAX_GRAPH_DATA")
+    if not folder or not pathlib.Path(folder).is_dir():
+        pytest.skip("real data: FEDJAX_GRAPH_DATA names no folder")
+    return pathlib.Path(folder)
+
+
+@pytest.fixture(scope="session")
 def network() -> TrafficDataset:
     """Five sensors: 0 <-> 1 -> 2 <- 3 with self edges, and 4 without any edge.
 

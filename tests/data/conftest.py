@@ -1,18 +1,8 @@
-"""Where the real data lie, and a cache folder of its own for every test."""
+"""Small real files, and a cache folder of its own for every test."""
 
-import os
 from pathlib import Path
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def data_dir() -> Path:
-    """The folder with the real datasets; tests that need it are skipped without."""
-    folder = os.environ.get("FEDJAX_GRAPH_DATA")
-    if not folder or not Path(folder).is_dir():
-        pytest.skip("real data: FEDJAX_GRAPH_DATA names no folder")
-    return Path(folder)
 
 
 @pytest.fixture

@@ -23,10 +23,15 @@ def test_models_are_listed_and_shown(capsys):
 
 
 @pytest.mark.slow
-def test_a_model_of_the_package_has_the_scores_of_its_card():
-    study = CNFGNNStudy(pretrained="synthetic_cnfgnn", eval_only=True)
-    entry = study.run()["cnfgnn"]
-    card = pretrained.read("synthetic_cnfgnn").card
+@pytest.mark.parametrize("name", pretrained.names())
+def test_a_model_of_the_package_has_the_scores_of_its_card(request, name):
+    model = pretrained.read(name)
+    card, options = model.card, {}
+    if card["dataset"] != "synthetic":
+        folder = request.getfixturevalue("data_dir")
+        options = {"dataset": card["dataset"], "data_dir": str(folder)}
+    study = CNFGNNStudy(pretrained=name, eval_only=True, **options)
+    entry = study.run()[model.method]
     npt.assert_allclose(entry["test"]["rmse"], card["test"]["rmse"], rtol=1e-3)
     assert entry["best_round"] == card["best_round"]
 
