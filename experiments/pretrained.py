@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from experiments import cli
 from experiments.studies.options import Options, option
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver import pretrained
+from fedjax_graph.driver import pretrained, results
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,23 @@ class PretrainedStudy(Options):
 
     def _show(self) -> None:
         if self.name is None:
-            print("\n".join(pretrained.names()))
+            print(_listing())
         else:
             model = pretrained.read(self.name)
             size = sum(x.size for x in model.state.values())
             _print({"method": model.method, "parameters": size, **model.card})
+
+
+def _listing() -> results.Table:
+    """What comes with the package: of which run each is, and its test score."""
+    rows = []
+    for name in pretrained.names():
+        model = pretrained.read(name)
+        card, size = model.card, sum(x.size for x in model.state.values())
+        score = results.with_std(card["test"]["rmse"], None)
+        rows.append([name, model.method, card["dataset"], f"{size:,}", score])
+    header = ["name", "method", "dataset", "parameters", "test RMSE"]
+    return results.Table(header, rows)
 
 
 def _print(card: dict[str, Any]) -> None:

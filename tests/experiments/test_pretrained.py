@@ -13,7 +13,11 @@ from fedjax_graph.driver import pretrained
 
 def test_models_are_listed_and_shown(capsys):
     PretrainedStudy().run()
-    assert capsys.readouterr().out.split() == pretrained.names()
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    listed = {name: rest for name, *rest in map(str.split, rows)}
+    assert list(listed) == pretrained.names()
+    gru = ["gru_fedavg", "metr_la", "62,501", "12.134"]
+    assert listed["metr_la_gru_fedavg"] == gru
     PretrainedStudy(name="synthetic_cnfgnn").run()
     card = json.loads(capsys.readouterr().out)
     assert card["method"] == "cnfgnn"
