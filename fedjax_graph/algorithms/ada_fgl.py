@@ -6,7 +6,8 @@ ones the global model stays as it is and gives P, the probabilities of a client'
 and the client trains the networks of `models.adaptive_propagation`, which has Eqs. 1 to
 5. Then Eq. 4 is scored. The later rounds exchange nothing. Differences from the paper:
 what it leaves open is OpenFGL's (Eq. 3 compares logits with P, Eq. 4 takes a softmax of
-P; a step a round, moments last).
+P; a step a round, moments last), and a client without a training node, whose networks
+nothing trains, is scored by the global model.
 """
 
 import dataclasses
@@ -111,7 +112,9 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
 
         client_data = beside(state.server.models).client_data(data)
         mapped = clients.map_clients(one, clients.chunk_scored())
-        return mapped(state.models["params"], client_data, state.homophily)
+        own = mapped(state.models["params"], client_data, state.homophily)
+        is_trained = data.client_weights[:, None, None] > 0
+        return jnp.where(is_trained, own, common_logits(state.server.models, data))
 
     def logits(state, data):
         return jax.lax.cond(

@@ -113,7 +113,8 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
         outputs = logits(aggregated(updated), state.proxy)  # Eq. 2
         embeddings = communication.up(jnp.mean(outputs, axis=1))
         cosines = normalization.cosines(embeddings)
-        mixing = jnp.exp(config.sharpness * cosines) * (cohort.weights > 0)  # Eq. 3
+        scaled = config.sharpness * (cosines - 1)  # at most 0: no share overflows
+        mixing = jnp.exp(scaled) * (cohort.weights > 0)  # Eq. 3
         shared, personal = trees.partition(updated, stays)
         merged = trees.combine(aggregation.mix_rows(shared, mixing), personal)  # Eq. 4
         models = write_back(state.models, merged, cohort, len(ids))

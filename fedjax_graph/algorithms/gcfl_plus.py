@@ -147,14 +147,15 @@ def split(
     is_ready = (mean_norm < config.mean_below) & (
         largest > config.largest_above
     )  # Eq. 2
-    is_ready = is_ready & (counts > 2) & is_time
-    is_inside = (together[jnp.argmax(is_ready)] > 0) & is_real
+    is_ready = is_ready & (counts > 2) & is_time & is_real
+    is_cluster = together[jnp.argmax(is_ready)] > 0
+    is_inside = is_cluster & is_real  # who trains on nothing stays on one side
 
     def cut(together):
         distances = clustering.warped_distances(norms)
-        is_pair = is_inside[:, None] & is_inside
-        most = jnp.max(jnp.where(is_pair, distances, 0))
+        most = jnp.max(jnp.where(is_inside[:, None] & is_inside, distances, 0))
         side = clustering.min_cut(jnp.maximum(most - distances, 0), is_inside)
+        is_pair = is_cluster[:, None] & is_cluster
         return jnp.where(is_pair & (side[:, None] != side), 0, together)
 
     is_split = jnp.any(is_ready)

@@ -85,14 +85,13 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
         return plain_update(task, model, client_data, key, data, num_rounds)
 
     def with_query(data):
-        """Cohort -> with weight 0 for clients without query sets, if others have."""
+        """Cohort -> with weight 0 for clients without query sets."""
 
         def counted(cohort):
             if task.has_query is None:
                 return cohort
-            judged = cohort.weights * task.has_query(data)[cohort.indices]
-            is_any = jnp.any(judged > 0)
-            return cohort._replace(weights=jnp.where(is_any, judged, cohort.weights))
+            has_query = task.has_query(data)[cohort.indices]
+            return cohort._replace(weights=cohort.weights * has_query)
 
         return counted
 

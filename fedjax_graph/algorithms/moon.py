@@ -12,8 +12,9 @@ and applied as they score. Equation numbers are those of this list.
 mu = 1 and tau = 0.5, where the paper tunes mu among 0.1, 1, 5 and 10. Differences from
 the paper: z is what the last layer reads, without a projection head of its own; before
 a client's first round its last model is the server's first one, so that l_con is
-constant there. OpenFGL 1.1.0 contrasts all nodes of a client, `contrast_on="all"`, and
-not those alone that it trains on.
+constant in round 1, and pushes who joins later away from that model. OpenFGL 1.1.0
+contrasts all nodes of a client, `contrast_on="all"`, and not those alone that it trains
+on.
 """
 
 import dataclasses

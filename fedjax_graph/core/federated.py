@@ -45,6 +45,7 @@ def cohort_update(
     participation: float = 1.0,
     clients_per_chunk: int | None = None,
     conduct: Misbehaviour = HONEST,
+    counted: Callable[[Cohort], Cohort] = lambda cohort: cohort,
 ) -> Callable[..., tuple[Any, jax.Array, Cohort]]:
     """Factory of the clients' half of a round.
 
@@ -54,6 +55,7 @@ def cohort_update(
       participation: share of the clients that take part.
       clients_per_chunk: see `clients.map_clients`.
       conduct: who drops out, and who does a part of its local steps.
+      counted: the cohort -> with the weights that the mean loss has.
 
     Returns:
       (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
@@ -92,8 +94,8 @@ def cohort_update(
         )
         cohort = faults.finite_cohort(cohort, client_ids, updated, losses)
         updated, losses = trees.kept_rows((updated, losses), cohort.weights > 0)
-        loss = jnp.sum(cohort.weights * losses)
-        total = jnp.sum(cohort.weights)
+        judged = counted(cohort).weights
+        loss, total = jnp.sum(judged * losses), jnp.sum(judged)
         loss = jnp.where(total > 0, loss / jnp.where(total > 0, total, 1), NO_LOSS)
         return _cross(communication.up, updated, is_personal), loss, cohort
 
@@ -175,7 +177,7 @@ def federated_round(
       has_aux: whether `aggregate` returns (models, what the server learnt besides).
       is_gradient: whether `update` returns a gradient as the model's "params"; that of
         a round in which nobody takes part is 0, where models stay as they are.
-      counted: the cohort -> with the weights that `aggregate` sees.
+      counted: the cohort -> with the weights that `aggregate` and the loss see.
       started: (models, *shared) -> the models that clients start from, [1 or K, ...];
         what an attacker or noise changes is the way from there.
       is_personal: which leaves stay with their client; all if `aggregate` is
@@ -198,6 +200,7 @@ def federated_round(
         participation=participation,
         clients_per_chunk=clients_per_chunk,
         conduct=config.misbehaviour,
+        counted=counted,
     )
 
     def round_(models, client_data, client_ids, weights, key, *args):

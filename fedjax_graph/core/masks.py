@@ -32,6 +32,6 @@ def mean_where(values: jax.Array, is_meant: jax.Array) -> jax.Array:
 
 def lowest(values: jax.Array, is_real: jax.Array, number: jax.Array) -> jax.Array:
     """Marks the `number` lowest of the real ones among values [K]: [K] bool."""
-    order = jnp.argsort(jnp.where(is_real, values, jnp.inf))
+    order = jnp.lexsort((values, ~is_real))  # real ones first, infinite ones too
     rank = jnp.argsort(order)
     return is_real & (rank < number)

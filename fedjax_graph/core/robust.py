@@ -79,7 +79,7 @@ def krum(stacked: Stacked, cohort: Cohort, tolerance: float = TOLERANCE) -> Stac
       Pytree of [1, ...], the model of one client.
     """
     is_real, scores = krum_scores(stacked, cohort, tolerance)
-    chosen = jnp.argmin(scores)
+    chosen = jnp.argmax(lowest(scores, is_real, jnp.int32(1)))
     return jax.tree.map(
         lambda x: jnp.where(is_real[chosen], x[chosen], 0)[None], stacked
     )

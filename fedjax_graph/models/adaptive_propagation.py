@@ -167,9 +167,11 @@ def mixed(
     found: Predictions, probabilities: jax.Array, homophily: jax.Array
 ) -> jax.Array:
     """Logarithms of Eq. 4 with homophily w []: [N, C]."""
-    smooth, *others = map(nn.softmax, found)
-    share = (smooth + nn.softmax(probabilities)) / 2
-    return jnp.log(homophily * share + (1 - homophily) * sum(others) / 3)
+    smooth, *others = map(nn.log_softmax, found)
+    logs = jnp.stack([smooth, nn.log_softmax(probabilities), *others])
+    rest = (1 - homophily) / 3
+    shares = jnp.stack([homophily / 2, homophily / 2, rest, rest, rest])
+    return jax.nn.logsumexp(logs, axis=0, b=shares[:, None, None])
 
 
 def homophily(
@@ -179,7 +181,7 @@ def homophily(
     num_classes: int,
     key: jax.Array,
 ) -> jax.Array:
-    """w of Eq. 5, []; 0 without nodes to judge by.
+    """w of Eq. 5, []; 0 without nodes to spread from or to judge by.
 
     Args:
       structure: of the graph.
@@ -197,4 +199,4 @@ def homophily(
         spread = (structure.normalised_sum(spread) + first) / 2
         spread = spread + is_first * first
     is_right = jnp.argmax(spread, axis=1) == labels
-    return masked_mean(is_right, is_trained * ~is_first[:, 0])
+    return masked_mean(is_right, is_trained * ~is_first[:, 0]) * jnp.any(is_first)

@@ -178,9 +178,29 @@ def test_ada_fgl_scores_the_common_model_until_clients_train_alone(
     method, _, states = adaptive
     common = get_method("fed_avg").factory(make_config("fed_avg", {"task": TASK}))
     expected = quick_jit(common.predict)(states[0].server, data)
-    found = [quick_jit(method.predict)(state, data) for state in states[:2]]
+    predict = quick_jit(method.predict)
+    found = [predict(state, data) for state in states[:2]]
     npt.assert_allclose(found[0], expected, rtol=1e-5)
     assert np.abs(found[1] - expected).max() > 0.01
+    idle = data._replace(client_weights=data.client_weights.at[1].set(0))
+    of_idle = predict(states[1], idle)  # nothing has trained client 1's networks
+    npt.assert_allclose(of_idle[1], expected[1], rtol=1e-5)
+    npt.assert_array_equal(of_idle[2:], found[1][2:])
+
+
+def test_fed_pubs_shares_are_numbers_however_sharp_they_are(trained):
+    """At the limit a client takes its own model and those that compute the same."""
+    models = trained("fed_pub", block_size=3, sharpness=1000.0)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(models))
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-3, 1.0])
+def test_what_is_mixed_for_a_client_stays_a_logarithm(share):
+    """Even of probabilities that float32 does not have."""
+    logits = jnp.array([[200.0, 0, 0]])
+    found = adaptive_propagation.Predictions(*[logits] * 4)
+    mixed = adaptive_propagation.mixed(found, logits, jnp.float32(share))
+    npt.assert_allclose(mixed, [[0, -200, -200]], atol=1e-4)
 
 
 def test_the_moments_of_ada_fgls_clients_last(adaptive, data):
@@ -309,7 +329,13 @@ def test_who_has_nothing_to_train_on_is_no_cluster_of_gcfl_plus(num_idle):
     args = jnp.ones((size, size)), weights > 0, norms, changes, cohort, jnp.bool_(True)
     together, is_split = gcfl_plus.split(config, *args)
     assert is_split
-    npt.assert_array_equal(together[:4, :4], np.kron(np.eye(2), np.ones((2, 2))))
+    pairs = np.kron(np.eye(2), np.ones((2, 2)))
+    npt.assert_array_equal(together[:4, :4], pairs)
+    for idle in np.asarray(together[4:]):  # is with one of them
+        assert idle[:4].tolist() in pairs.tolist()
+    again, is_split = gcfl_plus.split(config, together, *args[1:])
+    assert not is_split
+    npt.assert_array_equal(again, together)
 
 
 @pytest.fixture(scope="module")

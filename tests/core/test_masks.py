@@ -35,3 +35,9 @@ def test_more_than_there_are_is_all_that_are_real():
         False,
         True,
     ]
+
+
+def test_a_real_one_comes_before_what_is_not_however_large_it_is():
+    values, is_real = jnp.full(3, jnp.inf), jnp.array([False, True, True])
+    assert lowest(values, is_real, jnp.int32(1)).tolist() == [False, True, False]
+    assert lowest(values, is_real, jnp.int32(2)).tolist() == [False, True, True]

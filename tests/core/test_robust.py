@@ -95,6 +95,14 @@ def test_where_most_models_are_equal_that_is_the_geometric_median():
     npt.assert_allclose(merged["w"], [[1, 2]], atol=1e-4)
 
 
+@pytest.mark.parametrize("large", [1e30, np.inf])
+def test_krum_takes_a_model_that_came_where_no_distance_is_finite(large):
+    """Not that of a client which sent nothing, as a model of zeros."""
+    values = {"w": np.array([[9.0], [1], [large]], np.float32)}
+    cohort = cohort_of([0, 1, 1])
+    assert robust.krum(values, cohort)["w"].tolist() == [[1]]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_changes_nothing_whatever_it_holds(name, quick_jit):
     aggregate = quick_jit(aggregation.AGGREGATORS.look_up(name))

@@ -107,7 +107,8 @@ def label_dirichlet(problem: Problem, config: PartitionConfig) -> Owned:
 
     Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for
     Federated Visual Classification", 2019. A client that has N / K nodes gets none of
-    the classes that follow. It is drawn again while a client has too few nodes.
+    the classes that follow; where those that have fewer draw no share of a class, they
+    get equal ones. It is drawn again while a client has too few nodes.
     """
     labels, num_clients = problem.labels, problem.num_clients
     if labels is None:
@@ -119,6 +120,8 @@ def label_dirichlet(problem: Problem, config: PartitionConfig) -> Owned:
             nodes = random.permutation(np.flatnonzero(labels == kind))
             shares = random.dirichlet(np.full(num_clients, config.concentration))
             shares = np.where(sizes < mean, shares, 0)
+            if not shares.sum() > 0:  # all of it went to who has enough
+                shares = (sizes < mean).astype(float)
             ends = (np.cumsum(shares / shares.sum()) * len(nodes)).astype(np.int64)
             part_of[nodes] = np.searchsorted(
                 ends[:-1], np.arange(len(nodes)), side="right"

@@ -61,6 +61,19 @@ def test_labels_are_dealt_by_a_dirichlet_draw(concentration):
     assert spread > 0.1 if concentration < 1 else spread < 0.02
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_class_of_which_nobody_draws_a_share_goes_to_who_has_few_nodes():
+    """A draw may give all of it to clients that have enough."""
+    labels, num_clients = np.repeat(np.arange(12), 20), 4
+    config = PartitionConfig(concentration=1e-3, least_nodes=1)
+    for seed in range(30):
+        args = num_clients, 0, "label_dirichlet", seed, labels, config
+        cut = subgraphs.parts(graph(240)[0], *args)
+        sizes = [len(own) for own in cut.nodes]
+        assert sum(sizes) == 240
+        assert max(sizes) < 60 + 20  # N / K, and a class
+
+
 def test_draws_that_leave_too_few_nodes_are_refused():
     config = PartitionConfig(concentration=0.01, least_nodes=25)
     with pytest.raises(InputError, match="least_nodes = 25"):
