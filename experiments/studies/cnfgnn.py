@@ -55,6 +55,9 @@ class CNFGNNStudy(CNFGNNOptions):
             with tempfile.TemporaryDirectory() as folder:
                 method = pretrained.unpack(self.pretrained, pathlib.Path(folder))
                 changes = {"workdir": folder, "methods": (method,), "pretrained": None}
+                if not self.is_given("sampling_decay"):  # which training alone reads
+                    config = pretrained.read(self.pretrained).settings["config"]
+                    changes["sampling_decay"] = config.get("sampling_decay")
                 return dataclasses.replace(self, **changes).run_loaded()
         self.set_up_jax()
         methods = self.chosen_methods()

@@ -41,6 +41,27 @@ def test_a_model_of_the_package_has_the_scores_of_its_card(request, name):
 
 
 @pytest.mark.parametrize(
+    "name, given, expected",
+    [
+        ("metr_la_cnfgnn", {}, 100.0),
+        ("metr_la_cnfgnn", {"sampling_decay": 60.0}, 60.0),
+        ("metr_la_gru_fedavg", {}, None),
+    ],
+)
+def test_what_only_training_reads_is_the_models(monkeypatch, name, given, expected):
+    scored = []
+
+    def stop(study):
+        scored.append(study)
+        raise InputError("enough")
+
+    monkeypatch.setattr(CNFGNNStudy, "set_up_jax", stop)
+    with pytest.raises(InputError, match="enough"):
+        CNFGNNStudy(pretrained=name, eval_only=True, **given).run()
+    assert scored[0].sampling_decay == expected
+
+
+@pytest.mark.parametrize(
     "options, words",
     [
         ({"workdir": "runs/mine"}, "--workdir needs --to=FILE.npz"),
