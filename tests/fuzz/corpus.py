@@ -236,8 +236,9 @@ def _images(folder: Path) -> dict[str, Case]:
 
 def _models(folder: Path) -> dict[str, Case]:
     """A pretrained model of the package, and the network of a run."""
-    (name, *_) = pretrained.names()
-    model = Path(shutil.copy(pretrained.FOLDER / f"{name}.npz", folder / "model.npz"))
+    paths = [pretrained.FOLDER / f"{name}.npz" for name in pretrained.names()]
+    smallest = min(paths, key=lambda path: path.stat().st_size)
+    model = Path(shutil.copy(smallest, folder / "model.npz"))
     network = folder / "network.npz"
     with np.load(model) as kept:
         arrays = {
