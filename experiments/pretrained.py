@@ -50,7 +50,7 @@ class PretrainedStudy(Options):
             print(_listing())
         else:
             model = pretrained.read(self.name)
-            size = sum(x.size for x in model.state.values())
+            size = _num_parameters(model)
             _print({"method": model.method, "parameters": size, **model.card})
 
 
@@ -59,11 +59,14 @@ def _listing() -> results.Table:
     rows = []
     for name in pretrained.names():
         model = pretrained.read(name)
-        card, size = model.card, sum(x.size for x in model.state.values())
-        score = results.with_std(card["test"]["rmse"], None)
-        rows.append([name, model.method, card["dataset"], f"{size:,}", score])
+        size, score = f"{_num_parameters(model):,}", f"{model.card['test']['rmse']:.3f}"
+        rows.append([name, model.method, model.card["dataset"], size, score])
     header = ["name", "method", "dataset", "parameters", "test RMSE"]
     return results.Table(header, rows)
+
+
+def _num_parameters(model: pretrained.Pretrained) -> int:
+    return sum(x.size for x in model.state.values())
 
 
 def _print(card: dict[str, Any]) -> None:

@@ -182,7 +182,7 @@ class Loop:
             with profile.call():
                 call = following or self._call(round_, seed_state)
                 seed_state, following = call.seed_state, None
-                if self._may_go_ahead(call.last, elapsed):
+                if self._may_go_ahead(call.last, elapsed):  # as long as the last one
                     # The device goes on while the host writes. Where all seeds turn
                     # out to have stopped, this call leaves the states as they are.
                     following = self._call(call.last, seed_state)

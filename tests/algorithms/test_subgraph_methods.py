@@ -123,6 +123,8 @@ def test_homophily_is_what_label_propagation_gets_right(is_alike):
     structure = Structure(senders, receivers, ones, jnp.full(12, 5.0), None)
     args = structure, jnp.asarray(labels), jnp.ones(12), 2
     found = [float(homophily(*args, jax.random.key(seed))) for seed in range(3)]
+    one = jnp.zeros(12).at[0].set(1)  # of label 0, which argmax gives where all tie
+    assert homophily(*args[:2], one, 2, jax.random.key(0)) == 0
     halves = [known_half(seed, 12) for seed in range(3)]
     cliques = np.kron(np.eye(2), np.ones((6, 6)))  # S, with self edges
     expected = [propagated_right(cliques / 6, labels, half) for half in halves]
