@@ -8,6 +8,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from fedjax_graph.algorithms.graphfl import GraphFLConfig, graphfl
+from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.communication import Bytes, bytes_per_round
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -256,6 +257,22 @@ def test_a_round_on_nodes_is_algebra_of_whole_matrices(model, fine_tune, quick_j
         assert np.abs(new - old).max() > 0.01
         npt.assert_allclose(found[0], new, atol=1e-5)
     npt.assert_allclose(metrics["train_loss"], loss, rtol=1e-5)
+
+
+def test_without_any_query_set_there_is_no_loss_and_no_outer_step(quick_jit):
+    task = NodeTask(nodes.NUM_FEATURES, nodes.NUM_CLASSES, hidden_size=4, dropout=0.0)
+    decaying = OptimizerConfig("sgd", 0.9, weight_decay=0.1)
+    config = GraphFLConfig(task, server_optimizer=decaying, fine_tune=False)
+    train = nodes.make_splits()["train"]
+    only = jnp.zeros_like(train.client_weights).at[3].set(1)  # has a support set alone
+    algorithm = graphfl(config)
+    before = algorithm.init(jax.random.key(0), train)
+    args = before, train._replace(client_weights=only), KEYS[0]
+    after, metrics = quick_jit(algorithm.round)(*args)
+    assert metrics["train_loss"] == NO_LOSS
+    jax.tree.map(
+        npt.assert_array_equal, after.models["params"], before.models["params"]
+    )
 
 
 @pytest.mark.parametrize(("fine_tune", "times"), [(True, 2), (False, 1)])
