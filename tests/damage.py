@@ -2,6 +2,8 @@
 
 import pathlib
 
+from fedjax_graph.driver.checkpoint import DIGESTS
+
 
 def halve(path: pathlib.Path) -> None:
     """Cuts off the second half of a file."""
@@ -21,6 +23,6 @@ def flip_in_digest(checkpoint: pathlib.Path) -> None:
 
     Where orbax meets damage itself, its other reads complain from threads, later on.
     """
-    path = checkpoint / "checksums" / "metadata"
+    path = checkpoint / DIGESTS / "metadata"
     assert path.read_bytes().startswith(b'{"state": "')
     flip(path, 8 * len('{"state": "'))

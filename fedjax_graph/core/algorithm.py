@@ -31,6 +31,8 @@ class FederatedAlgorithm(NamedTuple):
     """A federated method, built by a factory that closes over a frozen config.
 
     All four functions are pure and jittable. The fields after them describe the method.
+    Of the best state a run keeps no part whose name ends with `opt_state`: what an
+    optimizer gathers there `evaluate` and `predict` find to be None.
     """
 
     init: Callable[[jax.Array, Data], State]  # (key, training data)

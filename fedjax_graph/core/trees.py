@@ -60,6 +60,15 @@ def everything(path: tuple[Any, ...]) -> bool:
     return True
 
 
+def is_of_optimizer(path: tuple[Any, ...]) -> bool:
+    """Path of a leaf of a state -> whether an optimizer has gathered it.
+
+    Such a part has a name that ends with `opt_state`.
+    """
+    names = (getattr(key, "name", getattr(key, "key", None)) for key in path)
+    return any(str(name).endswith("opt_state") for name in names)
+
+
 def beside(rows: jax.Array, x: jax.Array) -> jax.Array:
     """Numbers of rows [C] as [C, 1, ...], to broadcast against x [C, ...]."""
     return rows.reshape(-1, *[1] * (x.ndim - 1))

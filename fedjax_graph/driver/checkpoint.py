@@ -23,7 +23,7 @@ from fedjax_graph.data import limits
 from fedjax_graph.driver.digests import digest
 from fedjax_graph.driver.writers import to_jsonable
 
-DIGESTS = "checksums"  # the item; that of an older version, `digests`, was another
+DIGESTS = "sha256"  # the item; those of older versions had other names
 # Errors of reads that say nothing of what is there to read.
 PASSING = (
     *(errno.EACCES, errno.EAGAIN, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE),
@@ -237,7 +237,7 @@ class Checkpoints:
         )
 
     def _check_version(self, round_: int) -> None:
-        """Checks that a checkpoint was saved with these digests, if it says what with.
+        """Checks that a checkpoint is of this version, if it says what it holds.
 
         Raises:
           InputError: if not.
@@ -250,8 +250,8 @@ class Checkpoints:
             return  # it is damaged
         if isinstance(items, dict) and "state" in items and DIGESTS not in items:
             raise InputError(
-                f"{folder}: the checkpoint is of an older version, which saved no or "
-                "other digests; use that version, or start anew in another workdir"
+                f"{folder}: the checkpoint is of an older version, which saved other "
+                "parts of a state; use that version, or start anew in another workdir"
             )
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ ROUNDING_SETTINGS = ("num_devices", "num_processes")
 class RunResult(NamedTuple):
     """Holds what came out of a run; figures have a leading axis of seeds."""
 
-    best_state: State
+    best_state: State  # None where an optimizer's part stood
     test: Metrics
     best_round: np.ndarray  # [seeds] int32
     num_rounds: int  # of the seed that ran longest

@@ -18,7 +18,7 @@ class SeedState(NamedTuple):
     """Holds all that a seed's next round reads; saved whole."""
 
     state: State
-    best_state: State
+    best_state: State  # None where an optimizer's part stood, which nothing scores
     best_loss: jax.Array  # [] float32, lowest value of the algorithm's `monitor`
     best_round: jax.Array  # [] int32
     round: jax.Array  # [] int32
@@ -65,7 +65,7 @@ def init_seeds(
         state = algorithm.init(jax.random.fold_in(key, 0), data)
         return SeedState(
             state=state,
-            best_state=state,
+            best_state=scored_part(state),
             best_loss=jnp.float32(jnp.inf),
             best_round=jnp.int32(0),
             round=jnp.int32(0),
@@ -73,6 +73,11 @@ def init_seeds(
         )
 
     return map_seeds(one, jnp.asarray(seeds, jnp.uint32), (data,), is_drawn)
+
+
+def scored_part(state: State) -> State:
+    """A state without what optimizers gathered, None where that stood."""
+    return trees.partition(state, trees.is_of_optimizer)[0]
 
 
 def abstract_seeds(
@@ -136,7 +141,7 @@ def advance(
         better = (monitored < to_beat) | keep_last
         best_state, best_loss, best_round = jax.tree.map(
             lambda new, old: jnp.where(better, new, old),
-            (state, monitored, rounds[-1]),
+            (scored_part(state), monitored, rounds[-1]),
             (seed_state.best_state, seed_state.best_loss, seed_state.best_round),
         )
         seed_state = SeedState(

@@ -30,6 +30,7 @@ from jax.extend import core as jex_core
 from fedjax_graph.algorithms import REGISTRY, get_method, make_config
 from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.driver.seeds import scored_part
 from tests.algorithms.problems import NUM_CLIENTS, NUM_PADDED, all_problems
 from tests.algorithms.tiny_methods import CASES, CENTRALISED, SEARCHES, TINY
 from tests.conftest import forget_programs_if_many
@@ -115,6 +116,10 @@ class System:
         return step
 
 
+def is_of_optax(x):
+    return type(x).__module__.startswith("optax.")
+
+
 def run(step, state, data, keys=KEYS):
     """Two rounds -> what the last gives."""
     for key in keys:
@@ -132,6 +137,20 @@ def system(request, problems, quick_jit):
     name, problem = CASES[request.param]
     yield System(name, problems[problem], quick_jit)
     forget_programs_if_many()
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_scores_are_of_no_part_of_an_optimizer(case, problems):
+    name, kind = CASES[case]
+    data, values = problems[kind].train, TINY[type(problems[kind])][name]
+    algorithm = get_method(name).factory(make_config(name, values))
+    state = jax.eval_shape(algorithm.init, KEYS[0], data)
+    kept = scored_part(state)
+    assert not jax.tree.leaves(
+        [x for x in jax.tree.leaves(kept, is_leaf=is_of_optax) if is_of_optax(x)]
+    )
+    jax.eval_shape(algorithm.evaluate, kept, data)  # fails if it reads what is None
+    jax.eval_shape(algorithm.predict, kept, data)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_graph.core import mesh, processes
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import digests
-from fedjax_graph.driver.checkpoint import Checkpoints, DamagedError
+from fedjax_graph.driver.checkpoint import DIGESTS, Checkpoints, DamagedError
 from fedjax_graph.driver.digests import digest
 from tests.damage import flip, flip_in_digest, halve
 
@@ -312,12 +312,12 @@ def test_damage_is_found_or_changes_nothing(copy):
 DAMAGES = {
     "no state": lambda two: shutil.rmtree(two / "state"),
     "no settings": lambda two: shutil.rmtree(two / "settings"),
-    "no digests": lambda two: shutil.rmtree(two / "checksums"),
+    "no digests": lambda two: shutil.rmtree(two / DIGESTS),
     "settings gone": lambda two: (two / "settings" / "metadata").unlink(),
     "settings cut": lambda two: halve(two / "settings" / "metadata"),
     "settings flipped": lambda two: flip(two / "settings" / "metadata", 8 * 14),
-    "digests cut": lambda two: halve(two / "checksums" / "metadata"),
-    "digests of a list": lambda two: (two / "checksums" / "metadata").write_text("[]"),
+    "digests cut": lambda two: halve(two / DIGESTS / "metadata"),
+    "digests of a list": lambda two: (two / DIGESTS / "metadata").write_text("[]"),
     "metadata cut": lambda two: halve(two / "state" / "_METADATA"),
     "digests flipped": flip_in_digest,
     "manifest flipped": lambda two: flip(two / "state" / "manifest.ocdbt", 8 * 50),
@@ -383,10 +383,10 @@ def test_a_read_that_fails_for_now_is_no_damage(copy, monkeypatch, error):
 
 
 def test_a_checkpoint_from_before_digests_is_of_an_older_version(copy):
-    shutil.rmtree(copy / "2" / "checksums")
+    shutil.rmtree(copy / "2" / DIGESTS)
     path = copy / "2" / "_CHECKPOINT_METADATA"
     metadata = json.loads(path.read_text())
-    del metadata["item_handlers"]["checksums"]
+    del metadata["item_handlers"][DIGESTS]
     path.write_text(json.dumps(metadata))
     words = "copy/2: the checkpoint is of an older version"
     for read in (Checkpoints.restore, Checkpoints.restore_intact):
