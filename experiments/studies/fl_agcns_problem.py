@@ -1,6 +1,5 @@
 """A graph as FL-AGCNS's clients hold it: cut into parts, each of which is padded."""
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +22,6 @@ PAPER_CLIENTS = {
     "coauthor_physics": 18,
 }
 
-LARGE = 2**28  # bytes of features, from which on only those other than 0 are kept
 PER_CLASS, NUM_VALIDATION, NUM_TEST = 20, 500, 1000  # nodes of a split that is drawn
 
 
@@ -84,8 +82,7 @@ def make_problem(study: FLAGCNSSettings, dataset: NodeDataset) -> Problem:
         split,
         outside_neighbours=study.outside_neighbours,
         normalise_features=study.normalise_features,
-        is_sparse=4 * math.prod(dataset.features.shape) >= LARGE
-        and node_dataset.has_sparse_features(dataset),
+        is_sparse=node_dataset.has_sparse_features(dataset),
     )
     leaves = jax.tree.leaves(splits["train"])
     checksum = running.fingerprint(*leaves, splits["test"].is_scored)

@@ -15,14 +15,12 @@ import jax.numpy as jnp
 import jraph
 from jax.flatten_util import ravel_pytree
 
-from fedjax_graph.core import sparse_rows, trees
+from fedjax_graph.core import trees
 from fedjax_graph.core.local import Model
 from fedjax_graph.models.architecture import OPS, decode
 from fedjax_graph.models.linear import Linear
 from fedjax_graph.models.ops import plain_layer
-from fedjax_graph.models.supernet import SuperNet, empty_graph, fully_connected
-
-BYTE = 256
+from fedjax_graph.models.supernet import SuperNet, empty_graph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,19 +76,9 @@ class PackedNet:
         mask: jax.Array | None = None,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
-        """Classifies nodes; arguments and result as for `SuperNet.apply`.
-
-        Dropout of the features takes eight random bits for each, so its rate is the
-        nearest multiple of 1/256.
-        """
-        net, nodes = self.net, graph.nodes
-        input_key, _ = net.dropout_keys(key)
-        if input_key is not None and net.dropout:
-            dropped = functools.partial(drop, key=input_key, rate=net.dropout)
-            nodes = sparse_rows.map_entries(dropped, nodes)
-        product = fully_connected(model["params"]["input"], nodes)
+        """Classifies nodes; arguments and result as for `SuperNet.apply`."""
         layers = [self._layer(op) for op in OPS]
-        return net.apply_path(model, graph, code, mask, product, key, layers)
+        return self.net.apply_path(model, graph, code, mask, None, key, layers)
 
     def _layer(self, op: str) -> Callable[..., tuple[jax.Array, Any]]:
         """Factory of a layer of one op on rows, see `ops.present_layer`."""
@@ -138,16 +126,3 @@ def _parts(drawn: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
 
 def _padded(row: jax.Array, size: int) -> jax.Array:
     return jnp.zeros(size).at[: len(row)].set(row)
-
-
-def drop(x: jax.Array, key: jax.Array, rate: float) -> jax.Array:
-    """Drops numbers out of an array at a rate, and scales the others up.
-
-    A number takes eight random bits, a fourth of what Flax's dropout draws: the rate is
-    the nearest multiple of 1/256 that keeps something.
-    """
-    num_kept = max(round((1 - rate) * BYTE), 1)
-    words = jax.random.bits(key, (-(-x.size // 4),), jnp.uint32)
-    bits = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(-1)[: x.size]
-    is_kept = bits.reshape(x.shape) <= num_kept - 1
-    return jnp.where(is_kept, x * (BYTE / num_kept), 0)

@@ -40,6 +40,7 @@ from fedjax_graph.models.architecture import (
     decode_static,
 )
 from fedjax_graph.models.convolutions import Convolution
+from fedjax_graph.models.dropout import drop
 from fedjax_graph.models.linear import Linear, matmul
 from fedjax_graph.models.message_passing import make_structure
 from fedjax_graph.models.ops import absent_layer, activate, convolution, present_layer
@@ -294,8 +295,7 @@ class SuperNet(Checked):
         """Drops out of what a stage takes; nothing without a key."""
         if key is None or not self.dropout:
             return x
-        layer = nn.Dropout(self.dropout, deterministic=False)
-        dropped = partial(layer.apply, {}, rngs={"dropout": key})
+        dropped = partial(drop, key=key, rate=self.dropout)
         return cast(jax.Array, sparse_rows.map_entries(dropped, x))
 
     def touched(self, model: Model, codes: jax.Array) -> Model:

@@ -206,7 +206,7 @@ def test_all_nodes_of_a_small_class_train():
         np.testing.assert_array_equal(own, wanted)
 
 
-def test_large_graphs_keep_the_features_that_are_not_zero(monkeypatch):
+def test_sparse_features_stay_sparse(monkeypatch):
     dataset = synthetic.node_graph(num_nodes=400, num_classes=4, num_features=300)
     study = FLAGCNSStudy(labels="drawn", num_clients=3)
     monkeypatch.setattr(fl_agcns_problem, "PER_CLASS", 5)
@@ -216,16 +216,16 @@ def test_large_graphs_keep_the_features_that_are_not_zero(monkeypatch):
         (400, 300), density=0.02, dtype=np.float32, format="csr", random_state=0
     )
     dataset = dataset._replace(features=features)
-    small = fl_agcns_problem.make_problem(study, dataset).splits["train"]
-    monkeypatch.setattr(fl_agcns_problem, "LARGE", 4 * 400 * 300)
-    large = fl_agcns_problem.make_problem(study, dataset).splits["train"]
-    assert isinstance(large.features, SparseRows)
-    for k in range(3):
-        one = jax.tree.map(lambda x, k=k: x[k], large.features)
-        np.testing.assert_allclose(one @ jnp.eye(300), small.features[k], rtol=1e-6)
+    sparse = fl_agcns_problem.make_problem(study, dataset).splits["train"].features
+    assert isinstance(sparse, SparseRows)
     dense = dataset._replace(features=features.toarray() + 1)
     mostly = fl_agcns_problem.make_problem(study, dense).splits["train"]
     assert isinstance(mostly.features, jax.Array)
+    monkeypatch.setattr(fl_agcns_problem.node_dataset, "SPARSE", 0)
+    expected = fl_agcns_problem.make_problem(study, dataset).splits["train"].features
+    for k in range(3):
+        one = jax.tree.map(lambda x, k=k: x[k], sparse)
+        np.testing.assert_allclose(one @ jnp.eye(300), expected[k], rtol=1e-6)
 
 
 def test_an_earlier_network_is_drawn_as_it_was(tmp_path, monkeypatch):
