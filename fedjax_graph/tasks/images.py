@@ -93,7 +93,8 @@ class ImageTask(Checked):
 def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResult]:
     """Factory of the local epochs of one client; see `Task.update`.
 
-    The loss it reports is the mean over the images of all epochs.
+    The loss it reports is the mean over the images of all epochs. A term weighs as much
+    as the images that a batch has.
     """
 
     def update(start, client_data, key, data: ImageData, adjust, num_rounds, term=None):
@@ -117,7 +118,8 @@ def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResul
             if term is not None:
                 add = term(lambda other: apply_with_embeddings(model, other, images)[1])
                 seen = Embedded(embeddings, labels, batch.mask, batch.mask)
-                value += add(params, seen, batch.key)
+                share = jnp.sum(batch.mask) / config.batch_size
+                value += share * add(params, seen, batch.key)
             return value, changed["batch_stats"]
 
         batches = epoch_batches(

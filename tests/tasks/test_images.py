@@ -282,6 +282,24 @@ def test_local_training_is_a_loop_of_steps(data, models, update, client, augment
     npt.assert_allclose(result.loss, loss, rtol=1e-4)
 
 
+def test_a_term_weighs_as_much_as_the_images_of_its_batch(data, models, task):
+    """One that is 1 adds 1 to the mean loss, where batches are not full as well."""
+    start, own = row(models, 1), row(task.client_data(data), 1)
+
+    def one(embed):
+        return lambda params, seen, key: jnp.float32(1)
+
+    losses = [
+        careful_jit(
+            lambda start, own, key, data, term=term: (
+                task.update(start, own, key, data, None, 0, term=term).loss
+            )
+        )(start, own, jax.random.key(5), data)
+        for term in (None, one)
+    ]
+    npt.assert_allclose(losses[1] - losses[0], 1, rtol=1e-5)
+
+
 def test_adjustment_comes_first_and_its_state_is_returned(data, models, task):
     """Gradients set to 0 leave weight decay alone; the state counts the steps."""
 
