@@ -97,7 +97,7 @@ def stack(matrices: list[scipy.sparse.csr_array], num_rows: int) -> SparseRows:
     for matrix in matrices:
         entries = scipy.sparse.coo_array(matrix)
         order = np.argsort(entries.coords[0], kind="stable")
-        rows, columns = (ends[order] for ends in entries.coords)
+        rows, columns = (x[order] for x in entries.coords)
         extra = (0, size - len(rows))
         rows = np.pad(rows, extra, constant_values=num_rows - 1)
         columns = np.pad(columns, extra, constant_values=num_columns - 1)
@@ -106,7 +106,8 @@ def stack(matrices: list[scipy.sparse.csr_array], num_rows: int) -> SparseRows:
         indices = (rows, columns, by_column, *starts)
         values = np.pad(entries.data[order], extra).astype(np.float32)
         fields.append((values, *(x.astype(np.int32) for x in indices)))
-    return SparseRows(*map(np.stack, zip(*fields, strict=True)), num_rows, num_columns)
+    arrays = map(np.stack, zip(*fields, strict=True))
+    return SparseRows(*arrays, num_rows=num_rows, num_columns=num_columns)
 
 
 @jax.custom_vjp
