@@ -40,7 +40,8 @@ def training_data(
     )
     drawn = {"per_class": 10, "num_validation": 50, "num_test": 50}
     split = client_graphs.make_split(dataset, **(drawn if settings.is_tiny else {}))
-    splits = client_graphs.make_splits(dataset, parts, split)
+    is_sparse = node_graphs.has_sparse_features(dataset)
+    splits = client_graphs.make_splits(dataset, parts, split, is_sparse=is_sparse)
     return splits["train"], len(dataset.class_names)
 
 

@@ -124,8 +124,8 @@ class FLAGCNSOptions(Study):
     )
     dropout: float = option(
         0.0,
-        "Of both stages' inputs, in trainings and of a search's shared weights; the "
-        "paper names none.",
+        "Of both stages' inputs, in trainings and of a search's shared weights, in "
+        "searches to the nearest 1/256; the paper names none.",
         lower=0.0,
         upper=0.99,
     )

@@ -48,7 +48,8 @@ class Task(NamedTuple):
     client. `adjust`, if any, is a `GradientTransformation` that acts on the gradients
     ahead of the task's optimizer; its state is the first element of the result's
     `opt_state`. `num_rounds` is how many rounds there were before this one, [] int32.
-    A task with `embed` also takes `term`, a `Term` of the loss, or None."""
+    A task with `embed` also takes `term`, a `Term` of the loss, or None; in a minibatch
+    that is not full it weighs as much less as the loss."""
     evaluate: Callable[[Model, Data], Metrics]
     """(models, data) -> scores; the models' leaves are [1 or K, ...]."""
     predict: Callable[[Model, Data], jax.Array]

@@ -251,7 +251,7 @@ class Checkpoints:
         if isinstance(items, dict) and "state" in items and DIGESTS not in items:
             raise InputError(
                 f"{folder}: the checkpoint is of an older version, which saved other "
-                "parts of a state; use that version, or start anew in another workdir"
+                "things; use that version, or start anew in another workdir"
             )
 
     def close(self) -> None:

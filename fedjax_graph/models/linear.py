@@ -87,12 +87,12 @@ def matmul(x: jax.Array | SparseRows, kernel: jax.Array) -> jax.Array:
     Of a thin W it is a sum of multiples on an accelerator, where that becomes part of
     what reads it and nothing is written.
     """
+    if isinstance(x, SparseRows):
+        return x @ kernel
     if len(kernel) <= THIN and mesh.backend() != "cpu":
         total = x[..., :1] * kernel[0]
         for i in range(1, len(kernel)):
             total += x[..., i : i + 1] * kernel[i]
         return total
-    if isinstance(x, SparseRows):
-        return x @ kernel
     flat = x.reshape(-1, x.shape[-1]) @ kernel
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])

@@ -21,6 +21,7 @@ from fedjax_graph.core.communication import bytes_per_round
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.driver.seeds import scored_part
 from tests.algorithms import problems, quadratic
 from tests.algorithms.quadratic import (
     IS_HEAD,
@@ -171,6 +172,18 @@ def test_one_round_is_that_of_an_optimizer_that_begins_anew(quick_jit):
         assert_rows(one[1][0].models, to_rows(other[1][0].models), 1e-6)
         change = to_rows(one[2][0].models) - to_rows(other[2][0].models)
         assert np.abs(change).max() > 0.01
+
+
+def test_best_states_hold_models_without_moments():
+    data, algorithm = quadratic.make_data(), fed_avg(FedAvgConfig(TASK))
+    state = jax.eval_shape(algorithm.init, KEYS[0], data)
+    kept = scored_part(state)
+    assert jax.tree.leaves(state.models[client_state.OPT_STATE])
+    assert not jax.tree.leaves(kept.models[client_state.OPT_STATE])
+    assert kept.models["params"] == state.models["params"]
+    assert jax.eval_shape(algorithm.evaluate, kept, data) == (
+        jax.eval_shape(algorithm.evaluate, state, data)
+    )
 
 
 def test_an_optimizers_state_never_leaves_its_client():
