@@ -7,7 +7,7 @@ this is a baseline: step size 1 and the L1 distance; its noise is `aggregation_n
 
 import dataclasses
 
-from fedjax_graph.core import aggregation, channel, client_state, trees
+from fedjax_graph.core import aggregation, channel, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedConfig, federated
@@ -28,7 +28,7 @@ def fed_att(config: FedAttConfig) -> FederatedAlgorithm:
 
     def attend(state, data, key):
         del data
-        w, _ = trees.partition(state.models, client_state.in_opt_state)
+        w, _ = trees.partition(state.models, trees.is_of_optimizer)
         return aggregation.with_noise(
             aggregation.attention(w, config.attention_step_size),
             key,

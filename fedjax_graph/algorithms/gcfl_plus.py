@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import aggregation, channel, client_state, clustering
+from fedjax_graph.core import aggregation, channel, client_state, clustering, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.clients import Cohort
@@ -86,7 +86,7 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
 
     train = cohort_update(
         update,
-        is_personal=client_state.in_opt_state,
+        is_personal=trees.is_of_optimizer,
         participation=config.participation,
         clients_per_chunk=config.clients_per_chunk,
     )
@@ -118,7 +118,7 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         shares = together * jnp.zeros(size).at[cohort.indices].set(cohort.weights)
         mix = aggregation.partial(
             lambda models, _: aggregation.mix_rows(models, shares),
-            client_state.in_opt_state,
+            trees.is_of_optimizer,
         )
         models = mix(held, cohort)  # Eq. 1, of who takes part, for the whole cluster
         num_norms = jnp.where(is_split, 0, num_norms)

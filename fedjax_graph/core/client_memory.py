@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import client_state
+from fedjax_graph.core import client_state, trees
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.federated import FederatedConfig, scored, task_round
@@ -50,7 +50,7 @@ def with_client_memory(
       server_optimizer: see `server_optimizer.server_step`.
     """
     task = client_state.build_task(config.task)
-    server = server_step(server_optimizer, client_state.in_opt_state)
+    server = server_step(server_optimizer, trees.is_of_optimizer)
     is_personal = client_state.or_in_opt_state(lambda path: path[0].key == "memory")
 
     def update_one(own, *args):

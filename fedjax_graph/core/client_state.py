@@ -168,14 +168,9 @@ def plain(models: Model) -> Model:
     return {part: tree for part, tree in models.items() if part != OPT_STATE}
 
 
-def in_opt_state(path: tuple[Any, ...]) -> bool:
-    """Path of a leaf of any tree with models -> whether an optimizer gathered it."""
-    return any(getattr(key, "key", None) == OPT_STATE for key in path)
-
-
 def or_in_opt_state(rule: IsPersonal) -> IsPersonal:
     """A rule of what stays with its client, and what its optimizer has gathered."""
-    return lambda path: in_opt_state(path) or rule(path)
+    return lambda path: trees.is_of_optimizer(path) or rule(path)
 
 
 def build_task(config: TaskConfig) -> Task:
@@ -207,5 +202,5 @@ def is_stateful(config: TaskConfig) -> bool:
 def broadcast_own(model: Model, num_clients: int) -> Model:
     """A first model with leaves [1, ...], of clients' optimizers [K, ...]."""
     one = jax.tree.map(lambda x: x[None], model)
-    shared, own = trees.partition(one, in_opt_state)
+    shared, own = trees.partition(one, trees.is_of_optimizer)
     return trees.combine(shared, aggregation.broadcast(own, num_clients))

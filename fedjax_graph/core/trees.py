@@ -61,12 +61,12 @@ def everything(path: tuple[Any, ...]) -> bool:
 
 
 def is_of_optimizer(path: tuple[Any, ...]) -> bool:
-    """Path of a leaf of a state -> whether an optimizer has gathered it.
+    """Path of a leaf of models or a state -> whether an optimizer has gathered it.
 
     Such a part has a name that ends with `opt_state`.
     """
-    names = (getattr(key, "name", getattr(key, "key", None)) for key in path)
-    return any(str(name).endswith("opt_state") for name in names)
+    names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+    return any(name.endswith("opt_state") for name in names)
 
 
 def beside(rows: jax.Array, x: jax.Array) -> jax.Array:

@@ -78,7 +78,7 @@ class PackedNet:
     ) -> tuple[jax.Array, Any]:
         """Classifies nodes; arguments and result as for `SuperNet.apply`."""
         layers = [self._layer(op) for op in OPS]
-        return self.net.apply_path(model, graph, code, mask, None, key, layers)
+        return self.net.apply_path(model, graph, code, mask, key=key, layers=layers)
 
     def _layer(self, op: str) -> Callable[..., tuple[jax.Array, Any]]:
         """Factory of a layer of one op on rows, see `ops.present_layer`."""
