@@ -48,6 +48,15 @@ def test_importing_it_loads_nothing_heavy():
     assert printed == []
 
 
+def test_a_command_waits_for_no_library_that_only_draws():
+    printed = python(
+        "import sys",
+        "from experiments.studies import cnfgnn, fl_agcns, graphfl, sfl, subgraphs",
+        "print(*[x for x in ('matplotlib', 'scipy.optimize') if x in sys.modules])",
+    )
+    assert printed == []
+
+
 def test_importing_the_methods_imports_none():
     printed = python(
         "import sys",

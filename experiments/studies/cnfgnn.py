@@ -52,12 +52,13 @@ class CNFGNNStudy(CNFGNNOptions):
           InputError: one line, where an option or a file does not fit.
         """
         if self.pretrained is not None:
-            with tempfile.TemporaryDirectory() as folder:
-                method = pretrained.unpack(self.pretrained, pathlib.Path(folder))
-                changes = {"workdir": folder, "methods": (method,), "pretrained": None}
+            with tempfile.TemporaryDirectory() as name:
+                folder = pathlib.Path(name)
+                method = pretrained.unpack(self.pretrained, folder)
+                changes = {"workdir": name, "methods": (method,), "pretrained": None}
                 if not self.is_given("sampling_decay"):  # which training alone reads
-                    config = pretrained.read(self.pretrained).settings["config"]
-                    changes["sampling_decay"] = config.get("sampling_decay")
+                    made_with = running.saved_config(folder, method)
+                    changes["sampling_decay"] = made_with.get("sampling_decay")
                 return dataclasses.replace(self, **changes).run_loaded()
         self.set_up_jax()
         methods = self.chosen_methods()

@@ -15,7 +15,7 @@ from experiments.studies.fl_agcns_problem import Problem
 from experiments.studies.fl_agcns_runs import Outcome
 from experiments.studies.fl_agcns_settings import FLAGCNSSettings
 from experiments.studies.running import Entry
-from fedjax_graph.driver import diagrams, plots, results, scatter, writers
+from fedjax_graph.driver import plots, results, writers
 from fedjax_graph.models import architecture
 from fedjax_graph.tasks.subgraphs import MONITORS
 
@@ -115,6 +115,8 @@ def draw(
     name: str,
 ) -> None:
     """Draws the pictures of a run."""
+    from fedjax_graph.driver import diagrams, scatter  # matplotlib comes with them
+
     title_of, made = titles(), entries.values()
     records = running.records_of(workdir, title_of)
     trained = [r for r in records if r["method"] in title_of.values()]

@@ -6,14 +6,14 @@ import io
 import pathlib
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.tables.papers import Paper, Row, Table, Value
 from experiments.tables.runs import Candidate, Run, find
 from fedjax_graph.driver import plots, writers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NOT_RUN, MISSING = "not run", "not in the run"
 ROW_HEIGHT, CHARACTER_WIDTH = 0.24, 0.075  # of pictures, inches
@@ -164,7 +164,7 @@ def csv_text(filled: Filled) -> str:
     return text.getvalue()
 
 
-def picture(filled: Filled) -> Figure:
+def picture(filled: Filled) -> "Figure":
     """The table as it stands in Markdown; rows without a run in grey."""
     header, rows = cells(filled)
     header = ["\n".join(textwrap.wrap(text, 18)) for text in header]
@@ -182,8 +182,7 @@ def picture(filled: Filled) -> Figure:
     heights = [0.7 * num_lines + 0.3, *[1.0] * len(rows)]
     height, below = ROW_HEIGHT * sum(heights), 0.7 * ROW_HEIGHT * (len(notes) + 1)
     total = height + below + ROW_HEIGHT
-    figure = Figure(figsize=(width, total), facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = plots.new_figure((width, total))
     axes = figure.add_axes((0.01, below / total, 0.98, height / total))
     axes.set_axis_off()
     axes.set_title(filled.title, loc="left", fontsize=plots.FONT_SIZE)

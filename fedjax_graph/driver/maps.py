@@ -5,12 +5,15 @@ As in `plots`, `f(path, ...)` writes what its `f_figure(...)` draws.
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fedjax_graph.driver import plots
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def heat_maps(
@@ -35,7 +38,9 @@ def heat_maps(
     plots.save(heat_maps_figure(matrices, xlabel, ylabel, ticks, look), path)
 
 
-def heat_maps_figure(matrices, xlabel, ylabel, ticks=None, look=plots.PLAIN) -> Figure:
+def heat_maps_figure(
+    matrices, xlabel, ylabel, ticks=None, look=plots.PLAIN
+) -> "Figure":
     """Draws what `heat_maps` writes."""
     size = (4.6 * len(matrices), 4.4)
     figure, panels = plots.new_panels(1, len(matrices), size, look.title)
@@ -54,7 +59,7 @@ def heat_maps_figure(matrices, xlabel, ylabel, ticks=None, look=plots.PLAIN) -> 
     return figure
 
 
-def _name_cells(axes: Axes, image, rows: Sequence, columns: Sequence):
+def _name_cells(axes: "Axes", image, rows: Sequence, columns: Sequence):
     """Names rows and columns and writes the values of a heat map into its cells."""
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
@@ -82,7 +87,7 @@ def sensor_map(
     plots.save(sensor_map_figure(longitude, latitude, is_seen, look), path)
 
 
-def sensor_map_figure(longitude, latitude, is_seen, look=plots.PLAIN) -> Figure:
+def sensor_map_figure(longitude, latitude, is_seen, look=plots.PLAIN) -> "Figure":
     """Draws what `sensor_map` writes."""
     figure, (axes,) = plots.new_panels(1, 1, (6.4, 6.0), look.title)
     groups = (("seen in training", "o", is_seen), ("unseen", "^", ~is_seen))

@@ -4,32 +4,26 @@ Each function `f(path, ...)` writes what its `f_figure(...)` draws. Figures are 
 with matplotlib's object interface and the Agg canvas, so that there is no global state
 and no display is needed. A `Look` gives a method the same colour and line in all
 pictures of a run, and all pictures the same title. The first colours are those of Okabe
-and Ito, which colour-blind readers can tell apart, the others Paul Tol's.
+and Ito, which colour-blind readers can tell apart, the others Paul Tol's. matplotlib
+is imported where it draws, since no command should wait for it to start.
 """
 
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.dates import ConciseDateFormatter
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.ticker import (
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    StrMethodFormatter,
-)
 
 from fedjax_graph.core.processes import by_first
 from fedjax_graph.data.traffic.time_steps import UNIT_NAMES, TimeStep, in_words, unit_of
 from fedjax_graph.driver.writers import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
@@ -86,17 +80,19 @@ def curves(
     save(curves_figure(series, xlabel, ylabel, look, log_x), path)
 
 
-def curves_figure(series, xlabel, ylabel, look=PLAIN, log_x=False) -> Figure:
+def curves_figure(series, xlabel, ylabel, look=PLAIN, log_x=False) -> "Figure":
     """Draws what `curves` writes."""
+    from matplotlib import ticker
+
     figure, (axes,) = new_panels(1, 1, size=(7.0, 4.2), title=look.title)
     draw_lines(axes, series, look)
     label_axes(axes, xlabel, ylabel)
     xs = [x for line in series.values() for x in line[0]]
     if log_x:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     elif np.all(np.equal(np.mod(xs, 1), 0)):
         whole_ticks(axes.xaxis)
     add_legend(figure, axes)
@@ -123,7 +119,7 @@ def training_curves(
     save(training_curves_figure(records, monitors, look), path)
 
 
-def training_curves_figure(records, monitors=("loss",), look=PLAIN) -> Figure:
+def training_curves_figure(records, monitors=("loss",), look=PLAIN) -> "Figure":
     """Draws what `training_curves` writes."""
     panels = {"training loss": ("train_loss", None)}
     for monitor in monitors:
@@ -149,7 +145,7 @@ def search_curves(
     save(search_curves_figure(records, look), path)
 
 
-def search_curves_figure(records, look=PLAIN) -> Figure:
+def search_curves_figure(records, look=PLAIN) -> "Figure":
     """Draws what `search_curves` writes."""
     panels = {
         "best federated score": ("best_score", "score_spread"),
@@ -204,8 +200,10 @@ def deviation(by_seed: Sequence[float | None] | None) -> float:
     return float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
 
 
-def whole_ticks(axis: Axis) -> None:
+def whole_ticks(axis: "Axis") -> None:
     """Leaves out ticks between whole numbers, as of rounds and of clients."""
+    from matplotlib.ticker import MaxNLocator
+
     axis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -230,7 +228,7 @@ def rmse_by_horizon(
     save(rmse_by_horizon_figure(rmse, step, unit, look, spread), path)
 
 
-def rmse_by_horizon_figure(rmse, step, unit, look=PLAIN, spread=None) -> Figure:
+def rmse_by_horizon_figure(rmse, step, unit, look=PLAIN, spread=None) -> "Figure":
     """Draws what `rmse_by_horizon` writes."""
     num_steps = max(map(len, rmse.values()), default=0)
     sign, length = unit_of(num_steps * step.delta)
@@ -286,8 +284,10 @@ def forecasts(
 
 def forecasts_figure(
     *, truth, forecasts, times, unit, sensors=None, look=PLAIN
-) -> Figure:
+) -> "Figure":
     """Draws what `forecasts` writes."""
+    from matplotlib.dates import ConciseDateFormatter
+
     truth = np.asarray(truth)
     num_panels = truth.shape[1]
     x = np.asarray(times)
@@ -323,7 +323,7 @@ def forecasts_figure(
 
 
 @by_first
-def save(figure: Figure, path: str | os.PathLike) -> None:
+def save(figure: "Figure", path: str | os.PathLike) -> None:
     """Writes the figure as a PNG, whole or not at all; makes the folder if need be."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -332,11 +332,13 @@ def save(figure: Figure, path: str | os.PathLike) -> None:
         figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
 
 
-def as_written(figure: Figure) -> None:
+def as_written(figure: "Figure") -> None:
     """Has all texts drawn as they are: a $ in a user's unit or name is no formula.
 
     But for the powers of ten at an axis with a logarithmic scale, which are.
     """
+    from matplotlib.text import Text
+
     axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
     powers = [
         label
@@ -349,10 +351,19 @@ def as_written(figure: Figure) -> None:
             text.set_parse_math(False)
 
 
-def new_panels(rows, columns, size, title="") -> tuple[Figure, np.ndarray]:
-    """Makes a figure in the common style and its axes, row by row."""
-    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+def new_figure(size: tuple[float, float], **options: Any) -> "Figure":
+    """Makes a white figure of a size in inches, which needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, facecolor="white", **options)
     FigureCanvasAgg(figure)
+    return figure
+
+
+def new_panels(rows, columns, size, title="") -> "tuple[Figure, np.ndarray]":
+    """Makes a figure in the common style and its axes, row by row."""
+    figure = new_figure(size, layout="constrained")
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=FONT_SIZE)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
@@ -363,7 +374,7 @@ def new_panels(rows, columns, size, title="") -> tuple[Figure, np.ndarray]:
     return figure, panels
 
 
-def draw_lines(axes: Axes, series: Mapping[str, Line], look: Look) -> None:
+def draw_lines(axes: "Axes", series: Mapping[str, Line], look: Look) -> None:
     """Draws a line per entry of `series`, with markers where there are few points."""
     styles = look.of(series)
     for name, line in series.items():
@@ -383,20 +394,20 @@ def draw_lines(axes: Axes, series: Mapping[str, Line], look: Look) -> None:
             _band(axes, x, y, spread, colour)
 
 
-def _band(axes: Axes, x, y, spread, colour):
+def _band(axes: "Axes", x, y, spread, colour):
     """Draws what is within `spread` of a line."""
     low, high = np.subtract(y, spread), np.add(y, spread)
     axes.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
 
 
-def label_axes(axes: Axes, xlabel, ylabel, title="") -> None:
+def label_axes(axes: "Axes", xlabel, ylabel, title="") -> None:
     """Writes the labels of both axes and the title of a panel."""
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.set_title(title, loc="left", fontsize=FONT_SIZE)
 
 
-def add_legend(figure: Figure, axes: Axes) -> None:
+def add_legend(figure: "Figure", axes: "Axes") -> None:
     """Puts one legend for all panels below them, which keep their height."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
