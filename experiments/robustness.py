@@ -11,13 +11,12 @@ them up. A model that diverges is scored as it is.
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from experiments import cli, report
-from experiments.studies import pictures
+from experiments.studies import pictures, sweeps
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.graphfl_settings import GraphFLSettings
 from experiments.studies.options import option, options_of
@@ -25,7 +24,7 @@ from experiments.studies.trust import NEEDS
 from fedjax_graph.core.aggregation import AGGREGATORS
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.robust import TOLERANCE, TOLERANT
-from fedjax_graph.driver import plots, results, writers
+from fedjax_graph.driver import plots, results
 
 METHODS = ("fl",)
 VARIED = {  # what of the clients misbehaves: what its share is called
@@ -72,6 +71,7 @@ class RobustnessStudy(GraphFLSettings):
         """
         parts = self.parts()
         workdir = self.make_workdir(self.dataset or "synthetic")
+        keep = sweeps.keeping(workdir / "robustness.json", len(parts))
         rows, conduct = [], {name: getattr(self, name) for name in self._dependent()}
         for (aggregator, fraction), study in parts.items():
             folder = workdir / f"{aggregator}-{fraction}"
@@ -86,8 +86,7 @@ class RobustnessStudy(GraphFLSettings):
                 }
             )
             if not self.eval_only:
-                text = json.dumps(writers.to_jsonable(rows), indent=2)
-                writers.write_atomically(workdir / "robustness.json", text + "\n")
+                keep(len(rows), rows)
         self.sum_up(workdir, rows)
         return rows
 

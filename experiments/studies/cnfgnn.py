@@ -106,11 +106,13 @@ def run_methods(
     size = f"{dataset.name}: {num_sensors} sensors, {num_steps} steps of {dataset.step}"
     counts = {"num_sensors": num_sensors, "num_steps": num_steps}
     settings = {"notes": notes, **counts, **measures(dataset)}
-    also = time_checksum(dataset)
-    record = Record[Run](study, workdir, dataset.name, size, settings, also=also)
-    save_network(workdir / "network.npz", dataset, splits["train"])
     arrays = [dataset.speed, dataset.adjacency, is_seen]
     checksum = running.fingerprint(*(x for x in arrays if x is not None))
+    also = time_checksum(dataset)
+    known = also | {"data": checksum}  # which results of an older version lack
+    record = Record[Run](study, workdir, dataset.name, size, settings, also=known)
+    network = workdir / "network.npz"
+    save_network(network, dataset, splits["train"], is_read_only=study.eval_only)
     std = float(splits["train"].std)
 
     def run_one(method: str) -> tuple[Run, Entry]:
@@ -143,11 +145,13 @@ def split(
 ) -> tuple[Splits, Splits, tuple[str, ...]]:
     """The parts to run on, those of the whole network, and notes on the data."""
     if is_seen is None:
-        splits = windows.make_splits(dataset)
-        return splits, splits, dataset.notes
-    chosen = f"the first {is_seen.sum()} of {len(is_seen)} sensors from west to east"
-    notes = (*dataset.notes, f"trained on {chosen}")
-    return *inductive.make_splits(dataset, is_seen), notes
+        splits = whole = windows.make_splits(dataset)
+        notes = ()
+    else:
+        splits, whole = inductive.make_splits(dataset, is_seen)
+        share = f"{is_seen.sum()} of {len(is_seen)} sensors"
+        notes = (f"trained on the first {share} from west to east",)
+    return splits, whole, dataset.notes + notes + windows.notes_on(dataset, splits)
 
 
 def check_readings(name: str, splits: Splits) -> None:

@@ -29,6 +29,7 @@ TASK_OPTIONS = {  # field, or of a task: what does not read the option all the s
     "client_batch_size": (),
     "client_rounds": ("gru_centralized", "gru_fmtl"),  # have passes of their own
     "sampling_decay": ("gru_fedavg",),  # whose k is 1
+    "masked_loss": (),
 }
 
 

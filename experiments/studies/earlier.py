@@ -10,7 +10,7 @@ from experiments.studies.options import Options
 NOT_COMPARED = (
     *("data_dir", "dataset", "max_file_gib", "plugin", "workdir", "methods", "code"),
     *("strategy", "sweep", "sweep_values"),
-    *("resume", "eval_only", "split", "seed", "num_seeds", "num_retrain", "repeats"),
+    *("resume", "eval_only", "split", "num_retrain", "repeats"),
     "target_rmse",
     *("clients_per_chunk", "edges_per_chunk", "num_cpu_devices", "checkpoint_inner"),
     *("check_memory", "checkpoint_seconds", "compilation_cache", "profile"),

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import shutil
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -26,14 +27,22 @@ from experiments.studies.node_problem import (
 from experiments.studies.recording import Record
 from experiments.studies.running import Entry, Run
 from experiments.studies.self_training import self_train, teach
-from fedjax_graph.core import clients
+from fedjax_graph.core import clients, processes
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import receptive_fields as nodes
 from fedjax_graph.data.graphs.node_dataset import NodeDataset
 from fedjax_graph.driver import plots, results
 from fedjax_graph.tasks.nodes import TEST_METRICS
 
-Teachers = dict[GraphFLSettings, np.ndarray]  # what `teach` returned, at most one
+
+class Taught(NamedTuple):
+    """Holds what `teach` returned, and where the teachers' run lies."""
+
+    probabilities: np.ndarray
+    workdir: pathlib.Path
+
+
+Teachers = dict[GraphFLSettings, Taught]  # at most one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,7 +196,10 @@ COLUMNS = {
 
 
 def _taught(problem: Problem, workdir: pathlib.Path, teachers: Teachers) -> np.ndarray:
-    """The teachers' predictions, of which those of the last study are kept."""
+    """The teachers' predictions, of which those of the last study are kept.
+
+    Who takes these over gets a copy of the teachers' folder, to be scored by itself.
+    """
     key = dataclasses.replace(problem.study, pseudo_labels=None, workdir=None)
     if key not in teachers:
 
@@ -196,8 +208,13 @@ def _taught(problem: Problem, workdir: pathlib.Path, teachers: Teachers) -> np.n
             return _run_method("il", problem, splits, workdir, checksum, keep_last=True)
 
         teachers.clear()
-        teachers[key] = teach(problem, train)
-    return teachers[key]
+        teachers[key] = Taught(teach(problem, train), workdir)
+    elif processes.is_first() and not workdir.exists():
+        temporary = workdir.with_name("teacher.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(teachers[key].workdir, temporary)
+        temporary.rename(workdir)
+    return teachers[key].probabilities
 
 
 # --- One method ----------------------------------------------------------------------

@@ -15,6 +15,7 @@ from experiments.studies.traffic import measures
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.traffic import windows
 from fedjax_graph.driver import results
 from fedjax_graph.driver.network import save_network
 
@@ -75,13 +76,20 @@ class SFLStudy(SFLSettings):
         if self.client_graph == "given":
             notes += sfl_problem.note_on_graph(problem)
         is_traffic = self.kind == "traffic"
+        if is_traffic:
+            notes += windows.notes_on(dataset, problem.splits)
         settings = {"notes": notes, **problem.size}
         settings |= measures(dataset) if is_traffic else {}
         text = f"{dataset.name}: {size}"
         args = self, workdir, dataset.name, text, settings
         record = Record[Run](*args, problem.checksum, problem.also)
         if is_traffic:
-            save_network(workdir / "network.npz", dataset, problem.splits["train"])
+            save_network(
+                workdir / "network.npz",
+                dataset,
+                problem.splits["train"],
+                is_read_only=self.eval_only,
+            )
         titles = titles_of(METHODS)
 
         def run_one(method: str) -> tuple[Run, Entry]:

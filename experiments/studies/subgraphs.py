@@ -100,7 +100,7 @@ class SubgraphStudy(SubgraphSettings):
             f"{facts['smallest_part']} to {facts['largest_part']} nodes"
         )
         settings = {
-            "notes": dataset.notes,
+            "notes": dataset.notes + problem.notes(),
             "num_nodes": num_nodes,
             "num_edges": num_edges,
             "subgraphs": facts,

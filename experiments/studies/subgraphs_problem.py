@@ -53,6 +53,20 @@ class Problem(NamedTuple):
         """See `node_dataset.has_sparse_features`."""
         return node_dataset.has_sparse_features(self.dataset)
 
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of scores should know of how labels were dealt."""
+        training, tested = (
+            np.unique(self.parts.owners[nodes])
+            for nodes in (self.split.train, self.split.test)
+        )
+        num_idle = len(np.setdiff1d(tested, training))
+        if not num_idle:
+            return ()
+        return (
+            f"{num_idle} of {len(tested)} clients with test nodes train on nothing: "
+            "where clients have models of their own, theirs may be the first weights",
+        )
+
     def deal(
         self, outside_neighbours: bool = False, is_sparse: bool = False
     ) -> dict[str, SubgraphData]:

@@ -31,7 +31,7 @@ class DataOptions(Options):
     subject: ClassVar[str] = "Data"
 
     dataset: str | None = option(
-        None, "Name of a dataset, or the path of a user's own .npz file."
+        None, "Name of a dataset, or the path of your own: .npz, .csv or a folder."
     )
     data_dir: str | None = option(
         None,
@@ -44,7 +44,9 @@ class DataOptions(Options):
         lower=1e-9,
     )
     plugin: tuple[str, ...] | None = option(
-        None, "Files or modules that register methods, models or datasets of one's own."
+        None,
+        "Files or modules that register methods, models, datasets, aggregators or "
+        "optimizers of one's own.",
     )
 
     def __post_init__(self) -> None:
@@ -54,7 +56,8 @@ class DataOptions(Options):
           InputError: naming the flag.
         """
         if self.data_dir is None:
-            object.__setattr__(self, "data_dir", os.environ.get("FEDJAX_GRAPH_DATA"))
+            folder = os.environ.get("FEDJAX_GRAPH_DATA") or None  # "" is none as well
+            object.__setattr__(self, "data_dir", folder)
         super().__post_init__()
 
     def in_effect(self) -> dict[str, Any]:

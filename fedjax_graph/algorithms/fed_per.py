@@ -2,7 +2,8 @@
 
 Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalization
 Layers", arXiv:1912.00818, Algorithms 1 and 2. The head is the last linear layer.
-All heads start equal.
+All heads start equal. Of a model that is a linear layer alone, as SGC, nothing is
+shared: clients train by themselves.
 """
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg

@@ -48,7 +48,7 @@ class Prototypes(NamedTuple):
     """Holds the mean embeddings of the classes, of one client or of all."""
 
     means: jax.Array  # [..., classes, D] float32, 0 for a class without examples
-    counts: jax.Array  # [..., classes] float32, numbers of examples
+    counts: jax.Array  # [..., classes] int32, numbers of examples
 
 
 class FedProtoState(NamedTuple):
@@ -62,7 +62,7 @@ class FedProtoState(NamedTuple):
 def prototypes_of(seen: Embedded, num_classes: int) -> Prototypes:
     """Computes the prototypes of ONE client (Eq. 1)."""
     members = jax.nn.one_hot(seen.labels, num_classes) * seen.is_trained[:, None]
-    counts = jnp.sum(members, axis=0)
+    counts = jnp.sum(members, axis=0).astype(jnp.int32)
     sums = members.T @ seen.embeddings
     return Prototypes(sums / jnp.maximum(counts, 1)[:, None], counts)
 
@@ -73,7 +73,7 @@ def merge(before: Prototypes) -> aggregation.Aggregator:
     def aggregate(stacked, cohort):
         means, counts = stacked["prototypes"]
         counts = counts * (cohort.weights > 0)[:, None]
-        totals = jnp.sum(counts, axis=0, keepdims=True)
+        totals = jnp.sum(counts, axis=0, keepdims=True, dtype=counts.dtype)
         shares = counts / jnp.maximum(totals, 1)
         mean = jnp.sum(shares[..., None] * means, axis=0, keepdims=True)
         is_seen = totals > 0
@@ -131,7 +131,8 @@ def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
         first = jax.tree.map(lambda x: x[0], task.client_data(data))
         width = jax.eval_shape(embed, model, first, data).embeddings.shape[-1]
         none = Prototypes(
-            jnp.zeros((1, task.num_classes, width)), jnp.zeros((1, task.num_classes))
+            jnp.zeros((1, task.num_classes, width)),
+            jnp.zeros((1, task.num_classes), jnp.int32),
         )
         return FedProtoState(models, jnp.int32(0), none)
 

@@ -41,12 +41,16 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
     """Factory of FedSGD on a task with gradients of all of a client's data at once.
 
     Raises:
-      InputError: if the task has no such gradient, or privacy is asked for under CKKS.
+      InputError: if the task has no such gradient, or privacy or
+        secure aggregation is asked for under CKKS.
     """
     is_plain = config.encryption == "none"
     if not is_plain:
         reason = "under encryption='ckks' there is no noise on the mean"
-        channel.refuse(config, reason, "privacy", instead="leave one of them out")
+        one = {"instead": "leave one of them out"}
+        channel.refuse(config, reason, "privacy", **one)
+        reason = "encryption='ckks' hides the gradients already"
+        channel.refuse(config, reason, "secure_aggregation", **one)
     task = client_state.build_anew(config.task, "fed_sgd")
     optimizer = config.server_optimizer.build()
     if task.train_loss is None:

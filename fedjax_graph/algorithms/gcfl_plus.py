@@ -138,7 +138,8 @@ def split(
     is_time: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Who is with whom after a round, [K, K], and whether a cluster was split."""
-    products = sum(_products(x.reshape(len(x), -1)) for x in jax.tree.leaves(changes))
+    finite = jax.tree.map(lambda x: jnp.nan_to_num(x, posinf=0, neginf=0), changes)
+    products = sum(_products(x.reshape(len(x), -1)) for x in jax.tree.leaves(finite))
     is_member = together[:, cohort.indices] * (cohort.weights > 0)
     counts = jnp.sum(is_member, axis=1)
     squares = jnp.einsum("kc,cd,kd->k", is_member, products, is_member)

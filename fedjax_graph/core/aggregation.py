@@ -246,6 +246,8 @@ def partial(aggregate: Aggregator, is_personal: IsPersonal) -> Aggregator:
 
     def aggregate_shared(stacked, cohort):
         shared, personal = partition(stacked, is_personal)
+        if not jax.tree.leaves(shared):
+            return stacked
         merged = aggregate(shared, cohort)
         check_merged(shared, merged)
         return combine(merged, personal)
@@ -302,8 +304,9 @@ def initial(aggregate: Aggregator, stacked: Stacked, num_clients: int) -> Stacke
 
 
 def _product(weights: jax.Array, x: jax.Array) -> jax.Array:
-    """[..., C] times [C, ...], in float32 whatever the precision of the models."""
-    return jnp.tensordot(weights, x, axes=1, precision=jax.lax.Precision.HIGHEST)
+    """[..., C] times [C, ...], summed in float32 whatever the models' precision."""
+    total = jnp.tensordot(weights, x, axes=1, precision=jax.lax.Precision.HIGHEST)
+    return total.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else total
 
 
 def _mix(mixing: jax.Array, x: jax.Array) -> jax.Array:

@@ -203,6 +203,13 @@ def federated_round(
         counted=counted,
     )
 
+    def with_rows(models, num_clients):
+        def first(*args):
+            return aggregate(*args)[0] if has_aux else aggregate(*args)
+
+        whole = aggregation.partial(first, is_personal)
+        return aggregation.initial(whole, models, num_clients)
+
     def round_(models, client_data, client_ids, weights, key, *args):
         updated, loss, cohort = train(
             models, client_data, client_ids, weights, key, *args
@@ -215,10 +222,15 @@ def federated_round(
         key = jax.random.fold_in(key, is_gradient)
         sent = channel.Sent(start, client_ids, weights, key)
         merge = channel.through(config, aggregate, sent)
-        merged = merge(shared, counted(cohort))
+        if has_aux or jax.tree.leaves(shared):
+            merged = merge(shared, counted(cohort))
+        else:
+            merged = shared  # nothing is sent
         merged, *aux = merged if has_aux else (merged,)
         aggregation.check_merged(shared, merged)
         merged = trees.combine(merged, personal)
+        if len(cohort.indices) == 1 < len(client_ids):  # one row: for all, or its own?
+            models = with_rows(models, len(client_ids))
         return write_back(models, merged, cohort, client_ids.shape[0]), loss, *aux
 
     return round_

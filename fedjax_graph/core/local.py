@@ -144,7 +144,7 @@ def _model_step(loss: ModelLoss, optimizer: optax.GradientTransformation, view):
 def _scan_share(step, start, batches, share):
     """A scan that leaves the carry as it is after a share of its steps."""
     num_steps = len(jax.tree.leaves(batches)[0])
-    num_done = jnp.ceil(share * num_steps - 1e-4)
+    num_done = jnp.maximum(jnp.ceil(share * num_steps - 1e-4), 1)
 
     def guarded(carry, numbered):
         index, batch = numbered
@@ -154,7 +154,7 @@ def _scan_share(step, start, batches, share):
         return carry, jnp.where(is_done, value, 0)
 
     carry, losses = jax.lax.scan(guarded, start, (jnp.arange(num_steps), batches))
-    return carry, jnp.sum(losses) / jnp.maximum(num_done, 1)
+    return carry, jnp.sum(losses) / num_done
 
 
 def _without_statistics(loss: Loss) -> ModelLoss:

@@ -114,7 +114,7 @@ def attackers(
 def attacked(
     config: Misbehaviour, stacked: Any, start: Any, is_attacker: jax.Array, keys: Any
 ) -> Any:
-    """The models that arrive, those of attackers changed.
+    """The models that arrive, those of attackers changed but for counts.
 
     Args:
       config: the attack.
@@ -127,6 +127,8 @@ def attacked(
     leaves, structure = jax.tree.flatten(stacked)
 
     def change(index: int, theta: jax.Array, w: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(theta.dtype, jnp.floating):
+            return theta  # a count
         if config.attack == "noise":
             own = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
             draw = jax.vmap(lambda key: jax.random.normal(key, theta.shape[1:]))

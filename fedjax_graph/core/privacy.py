@@ -19,6 +19,7 @@ Noise is drawn in float32 by Threefry.
 import dataclasses
 import functools
 import importlib
+import math
 import types
 import warnings
 from collections.abc import Callable
@@ -123,7 +124,7 @@ def private_rows(
 
 
 def clipped_updates(clip_norm: float, stacked: Any, start: Any) -> Any:
-    """w + clip(theta_i - w) of each client; an update that is not finite is 0.
+    """w + clip(theta_i - w) of each client; numbers that are not finite are 0.
 
     Args:
       clip_norm: the most that an update's norm may be.
@@ -222,12 +223,18 @@ def epsilon(config: Privacy, num_releases: int) -> float:
     )
     try:
         accountant.compose(dp.GaussianDpEvent(config.noise_multiplier), num_releases)
-        return float(accountant.get_epsilon(config.delta))
+        found = float(accountant.get_epsilon(config.delta))
     except OverflowError as error:
         raise InputError(
             f"noise_multiplier={config.noise_multiplier}: too little noise for "
             f"{num_releases} releases, whose epsilon cannot be told; add more"
         ) from error
+    if math.isinf(found):
+        raise InputError(
+            f"delta={config.delta}: too small for this accounting, whose epsilon it "
+            "leaves infinite; expected 1e-12 or more"
+        )
+    return found
 
 
 def spent(config: Privacy, num_releases: int, num_rounds: int) -> dict[str, Any]:

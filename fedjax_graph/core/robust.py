@@ -207,8 +207,9 @@ def _sizes(
 
 
 def _num_tolerated(num_real: jax.Array, tolerance: float) -> jax.Array:
-    """f = floor(tolerance n), where 0.2 x 5 is 1 in float32 too."""
-    return jnp.floor(tolerance * num_real + 1e-4).astype(jnp.int32)
+    """f = floor(tolerance n), where 0.2 x 5 is 1 in float32 too; always a minority."""
+    num_tolerated = jnp.floor(tolerance * num_real + 1e-4).astype(jnp.int32)
+    return jnp.clip(num_tolerated, 0, jnp.maximum(num_real - 1, 0) // 2)
 
 
 def _squared_distances(rows: Stacked, row: Any) -> jax.Array:

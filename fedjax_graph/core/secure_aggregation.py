@@ -12,8 +12,9 @@ key), secret shares of them, and the second mask of the paper, which protects a 
 that is slow and was thought to have dropped out. Threefry draws the masks, as all
 randomness of JAX: whoever deploys this takes a cipher.
 
-Numbers are fixed-point with `FRACTION_BITS` after the point: each client's share of a
-mean is off by half a unit at most.
+Numbers are fixed-point with `FRACTION_BITS` after the point. Each client rounds its
+share of a mean up or down by chance, so that the expected sum is exact however small
+the shares are; a share is off by one unit at most.
 """
 
 from typing import Any
@@ -24,10 +25,11 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_graph.core import aggregation, communication, faults
 from fedjax_graph.core.aggregation import Aggregator, Stacked
-from fedjax_graph.core.clients import Cohort
+from fedjax_graph.core.clients import Cohort, client_keys
 
 FRACTION_BITS = 20
 LIMIT = 2.0 ** (30 - FRACTION_BITS)  # of a model's numbers: half of what 32 bits hold
+_ROUNDING = 2**31 - 4  # folded into a round's key
 SEED_BYTES = 32  # of a public key and of a seed that is revealed
 
 
@@ -60,7 +62,10 @@ def secure_mean(key: jax.Array, may_drop: bool = False) -> Aggregator:
             f"secure_aggregation=masks holds numbers up to {LIMIT:g}, and a client's "
             "model has a larger one",
         )
-        integers = to_fixed_point(shares[:, None] * vectors)
+        keys = client_keys(jax.random.fold_in(key, _ROUNDING), cohort.indices)
+        chance = jax.vmap(lambda key: jax.random.uniform(key, vectors.shape[1:]))(keys)
+        numbers = shares[:, None] * vectors + (chance - 0.5) / 2.0**FRACTION_BITS
+        integers = to_fixed_point(numbers)
         sent = messages(integers, cohort.indices, takes_part, key)
         total = from_fixed_point(unmasked_sum(sent, cohort.indices, takes_part, key))
         return unravel(jnp.where(is_beyond, jnp.nan, total))

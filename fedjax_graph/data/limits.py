@@ -190,12 +190,16 @@ def check_npz(archive: zipfile.ZipFile) -> None:
         with archive.open(member) as file:
             shape, dtype = _npy_header(file)
             held = member.file_size - file.tell()
+        if not dtype.itemsize:
+            raise InputError(f"member {member.filename!r} of type {dtype}, of no bytes")
         wanted = math.prod(shape) * dtype.itemsize
         if not dtype.hasobject and held != wanted:
             raise InputError(
                 f"member {member.filename!r} of shape {shape} and type {dtype} has "
                 f"{held} bytes, expected {wanted}"
             )
+        largest = (max(size, 1) for size in shape)  # what is made for one axis counts
+        check_shape(f"member {member.filename!r}", largest, dtype.itemsize)
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -124,9 +124,9 @@ class ClientStore:
         if mesh.num_devices() > 1:  # else the call itself is the cheapest way there
             cohort = mesh.put_replicated(cohort)
         state, metrics = jax.device_get(self._program(*cohort, key))
-        self.num_rounds += 1
-        self._log(indices, state)
+        self._log(self.num_rounds + 1, indices, state)
         self._write(indices, state)
+        self.num_rounds += 1
         return metrics
 
     def _cohort(self, indices: np.ndarray) -> tuple[State, Data]:
@@ -176,7 +176,7 @@ class ClientStore:
             self._write(indices, jax.device_get(init(key, self._rows(indices))))
             if not any(jax.tree.leaves(self._is_row)):
                 break
-        self._log(np.arange(0), self._map_rows(lambda name, x: x[:0]))
+        self._log(0, np.arange(0), self._map_rows(lambda name, x: x[:0]))
 
     def _place(self, make: Callable[[np.dtype], np.ndarray]) -> None:
         """Keeps the clients' rows in a table.
@@ -202,7 +202,7 @@ class ClientStore:
 
     # --- What a kill leaves -----------------------------------------------------------
 
-    def _log(self, indices: np.ndarray, state: State) -> None:
+    def _log(self, number: int, indices: np.ndarray, state: State) -> None:
         """Writes what a round changes to a file, whole, before the states change.
 
         Opening the store changes them again.
@@ -213,7 +213,7 @@ class ClientStore:
         np.savez(
             content,
             indices=indices,
-            num_rounds=self.num_rounds,
+            num_rounds=number,
             client_ids=self._checksum,
             **{_name(path): x for path, x in leaves},
         )

@@ -140,8 +140,19 @@ class Network:
         )
 
 
-def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -> None:
+def save_network(
+    path: pathlib.Path,
+    dataset: Any,
+    train: windows.TrafficData,
+    is_read_only: bool = False,
+) -> None:
     """Keeps a run's network beside it.
+
+    Args:
+      path: of the file.
+      dataset: the network.
+      train: its training part.
+      is_read_only: whether nothing is written, but what is kept there compared.
 
     Raises:
       InputError: if another network is kept there, with checkpoints trained on it.
@@ -158,4 +169,5 @@ def save_network(path: pathlib.Path, dataset: Any, train: windows.TrafficData) -
                 )
         if network.arrays.keys() <= kept.keys():  # else of an earlier version
             return
-    network.write(path)
+    if not is_read_only:
+        network.write(path)

@@ -43,11 +43,15 @@ def replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
     So it does whole: a kill leaves the old one or the new one.
     """
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # of a full disk, or of who was interrupted
+        raise
 
 
 @by_first

@@ -51,8 +51,8 @@ def test_prototypes_are_means_over_the_training_examples_of_a_class():
 def test_the_server_averages_over_the_clients_that_have_a_class():
     """The third client has weight 0; of the last class nobody has an example."""
     means = jnp.array([[[1.0], [4], [9]], [[5.0], [0], [9]], [[99.0], [99], [99]]])
-    counts = jnp.array([[1.0, 2, 0], [3.0, 0, 0], [9.0, 9, 9]])
-    before = Prototypes(jnp.full((1, 3, 1), 7.0), jnp.full((1, 3), 2.0))
+    counts = jnp.array([[1, 2, 0], [3, 0, 0], [9, 9, 9]])
+    before = Prototypes(jnp.full((1, 3, 1), 7.0), jnp.full((1, 3), 2))
     cohort = Cohort(jnp.arange(3), jnp.array([2.0, 5, 0]))
     merged = merge(before)({"prototypes": Prototypes(means, counts)}, cohort)
     npt.assert_allclose(merged["prototypes"].means, [[[4], [4], [7]]])

@@ -154,3 +154,10 @@ def test_a_schedule_is_refused_as_nobody_knows_the_last_round():
     config = FedSGDConfig(TASK, server_optimizer=OptimizerConfig(schedule="cosine"))
     with pytest.raises(InputError, match="'cosine' needs a number of steps"):
         fed_sgd(config)
+
+
+def test_gradients_are_hidden_once():
+    task = NodeTask(num_features=NUM_FEATURES, num_classes=NUM_CLASSES)
+    config = FedSGDConfig(task=task, encryption="ckks", secure_aggregation="masks")
+    with pytest.raises(InputError, match="hides the gradients already; leave one"):
+        fed_sgd(config)

@@ -386,6 +386,15 @@ def test_a_cluster_of_two_is_not_split(is_split):
         assert found == (size == 3)
 
 
+def test_one_diverged_client_keeps_no_other_cluster_together(is_split):
+    together = np.kron(np.eye(2, dtype=np.float32), np.ones((3, 3), np.float32))
+    changes = np.array([[1.0], [-1.0], [0.5], [0.1], [0.1], [np.nan]])
+    for last in (0.1, np.nan, np.inf):
+        changes[5] = last
+        args = 1.0, 0.9, together, np.ones(6, np.float32)
+        assert is_split(*args, {"w": jnp.asarray(changes)})
+
+
 def test_when_gcfl_plus_splits_clusters(data, quick_jit):
     """After round 2 for the first time, then with two more rounds' norms."""
     when = {"first_rounds": 2, "num_norms": 2}

@@ -330,3 +330,15 @@ def test_an_adjacency_that_does_not_fit_is_refused(shape):
             f"adjacency has shape {shape}, expected a square of the clients, of which "
             "3 take part"
         )
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_models_keep_their_precision(dtype):
+    rows = np.random.default_rng(0).normal(size=(3, 4))
+    stacked = {"w": jnp.asarray(rows, dtype)}
+    for aggregate in (aggregation.weighted_mean, aggregation.median):
+        merged = aggregate(stacked, cohort_of([1, 2, 5]))
+        assert merged["w"].dtype == dtype
+    mean = np.average(np.asarray(stacked["w"], float), axis=0, weights=[1, 2, 5])
+    found = aggregation.weighted_mean(stacked, cohort_of([1, 2, 5]))["w"][0]
+    npt.assert_allclose(np.asarray(found, float), mean, rtol=0.01, atol=0.01)

@@ -214,3 +214,40 @@ def test_the_gradient_of_a_round_of_nobody_is_zero():
         found, _ = round_(start, {"x": READINGS}, IDS, weights, jax.random.key(0))
         npt.assert_allclose(found["params"], np.full((1, 3), params), rtol=1e-6)
         npt.assert_allclose(found["batch_stats"], np.full((1, 2), stats), rtol=1e-6)
+
+
+def head(path):
+    return path[0].key == "head"
+
+
+def grow(params, client, key):
+    del key
+    step = jnp.mean(client["x"]) * jnp.ones(1)
+    return jax.tree.map(lambda x: x + step, params), step[0]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.4, 0.2])
+def test_what_a_cohort_of_one_keeps_for_itself_is_nobody_elses(participation):
+    start = {"base": jnp.zeros((1, 1)), "head": jnp.zeros((1, 1))}
+    mean = aggregation.weighted_mean
+    settings = {"participation": participation, "is_personal": head}
+    round_ = federated_round(grow, mean, **settings)
+    key, x = jax.random.key(3), {"x": jnp.asarray(READINGS)}
+    models, _ = round_(start, x, IDS, WEIGHTS, key)
+    cohort, _ = cohort_of(key, participation)
+    means, expected = READINGS.mean(axis=1), np.zeros(5)
+    expected[cohort] = means[cohort]
+    npt.assert_allclose(models["head"][:, 0], expected, atol=1e-6)
+    base = np.average(means[cohort], weights=WEIGHTS[cohort])
+    npt.assert_allclose(models["base"], [[base]], atol=1e-6)
+
+
+def test_a_round_that_shares_nothing_asks_no_aggregator():
+    def refuse(stacked, cohort):
+        raise AssertionError("nothing was sent")
+
+    settings = {"is_personal": lambda path: True}
+    round_ = federated_round(grow, refuse, **settings)
+    start, x = {"head": jnp.zeros((1, 1))}, {"x": jnp.asarray(READINGS)}
+    models, _ = round_(start, x, IDS, WEIGHTS, jax.random.key(0))
+    npt.assert_allclose(models["head"][:, 0], READINGS.mean(axis=1), atol=1e-6)

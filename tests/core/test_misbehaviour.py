@@ -1,5 +1,7 @@
 """Clients that drop out, fall behind or lie, against loops over clients."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ from fedjax_graph.core.channel import ChannelConfig
 from fedjax_graph.core.clients import Cohort, client_keys
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import federated_round
-from fedjax_graph.core.local import local_steps, share_of_steps
+from fedjax_graph.core.local import local_steps, local_update, share_of_steps
 from fedjax_graph.core.misbehaviour import SCALES, Misbehaviour
 from fedjax_graph.core.task import flipped
 from tests.algorithms import quadratic
@@ -262,3 +264,22 @@ def test_a_task_without_labels_has_none_to_flip():
     state = method.init(KEY, data)
     with pytest.raises(InputError, match="label_flip.*the task has no labels"):
         jax.eval_shape(method.round, state, data, KEY)
+
+
+@pytest.mark.parametrize("share", [1e-6, 0.2, 0.21])
+def test_a_straggler_does_a_step_at_least(share):
+    batches = jnp.arange(1.0, 6)
+    update = local_update(lambda w, x: w * x, optax.sgd(1.0))
+    with share_of_steps(jnp.float32(share)):
+        found, _ = update(jnp.float32(0), batches)
+    assert found == -sum(range(1, 1 + max(1, math.ceil(share * 5))))
+
+
+def test_counts_are_no_part_of_a_model_that_lies():
+    config = Misbehaviour(byzantine_fraction=0.5, attack="scaling")
+    sent = {"w": jnp.ones((2, 1)), "counts": jnp.array([[3], [4]])}
+    start = {"w": jnp.zeros((1, 1)), "counts": jnp.array([[7]])}
+    keys = jax.random.split(jax.random.key(0), 2)
+    found = misbehaviour.attacked(config, sent, start, jnp.array([True, False]), keys)
+    npt.assert_array_equal(found["counts"], sent["counts"])
+    npt.assert_array_equal(found["w"], [[10], [1]])

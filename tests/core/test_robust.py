@@ -159,3 +159,13 @@ def test_only_those_that_ask_are_told():
 def test_a_majority_is_not_withstood(tolerance):
     with pytest.raises(InputError, match="tolerance"):
         robust.krum(stacked_params(4), cohort_of([1] * 4), tolerance)
+
+
+@pytest.mark.parametrize("num_clients", [1, 2, 4, 10])
+@pytest.mark.parametrize("tolerance", [0.4999, 0.499999])
+def test_a_minority_is_never_everybody(num_clients, tolerance):
+    """Rounding may not make floor(tolerance n) half of the clients: none is left."""
+    stacked = {"w": jnp.full((num_clients, 2), 5.0)}
+    for aggregate in (robust.trimmed_mean, robust.krum, robust.multi_krum):
+        merged = aggregate(stacked, cohort_of([1] * num_clients), tolerance=tolerance)
+        npt.assert_allclose(merged["w"], [[5, 5]])

@@ -117,7 +117,7 @@ def test_the_masked_mean_is_the_mean_up_to_rounding(weights, quick_jit):
     mean = aggregation.weighted_mean(models(), cohort_of(weights))
     for name, expected in mean.items():
         assert merged[name].shape == expected.shape
-        npt.assert_allclose(merged[name], expected, atol=NUM_CLIENTS * UNIT / 2 + 1e-6)
+        npt.assert_allclose(merged[name], expected, atol=NUM_CLIENTS * UNIT + 1e-6)
 
 
 def test_several_devices_have_the_same_masks(quick_jit):
@@ -199,7 +199,8 @@ def test_what_the_server_sees_of_clients(mode, monkeypatch):
         assert not np.any(found == in_the_clear)
         assert len(np.unique(found)) == found.size  # though all models are the same
         total = in_the_clear.sum(axis=0, dtype=np.uint32)
-        npt.assert_array_equal(found.sum(axis=0, dtype=np.uint32), total)
+        off = (found.sum(axis=0, dtype=np.uint32) - total).view(np.int32)
+        assert np.abs(off).max() <= 6  # each rounds up or down by chance
     else:
         assert all(isinstance(message, bytes) for message in found)
         assert len(set(found)) == 6  # though all models are the same
@@ -292,3 +293,15 @@ def test_what_cannot_be_hidden_is_refused_before_a_round(problem, name, problems
     data = problems[problem].train
     state = jax.eval_shape(method.init, KEY, data)
     jax.eval_shape(method.round, state, data, KEY)
+
+
+@pytest.mark.parametrize("size", [2e-5, 2.5e-5, -2e-5])
+def test_small_numbers_of_many_clients_are_not_lost(size, quick_jit):
+    """Shares of half a unit: by chance up or down, within five standard errors."""
+    num_clients, num_numbers = 40, 500
+    stacked = {"w": jnp.full((num_clients, num_numbers), size)}
+    cohort = Cohort(jnp.arange(num_clients), jnp.ones(num_clients))
+    merged = quick_jit(secure_aggregation.secure_mean(KEY))(stacked, cohort)
+    error = 5 * 0.5 * UNIT * np.sqrt(num_clients / num_numbers)
+    npt.assert_allclose(np.mean(merged["w"]), size, atol=error)
+    assert error < 0.2 * abs(size)

@@ -44,6 +44,49 @@ def npz_that_lies(path):
     return data.load
 
 
+def own_npz(path, **arrays):
+    time = {"start_ns": 0, "freq_ns": 300 * 10**9}
+    own = {"speed": np.ones((30, 2)), "adjacency": np.eye(2)} | time | arrays
+    np.savez_compressed(path, **own)
+    return data.load
+
+
+def npz_of_no_steps(path):
+    return own_npz(path, speed=np.zeros((0, 2**24)))
+
+
+def npz_of_no_steps_of_few(path):
+    return own_npz(path, speed=np.zeros((0, 9)))
+
+
+def npz_of_nothing_often(path):
+    header = io.BytesIO()
+    described = {"descr": "<U0", "fortran_order": False, "shape": (LARGE,)}
+    np.lib.format.write_array_header_1_0(header, described)
+    load = own_npz(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("unit.npy", header.getvalue())
+    return load
+
+
+def npz_of_many_ids(path):
+    return npz_with_roads(path, sensor_ids=np.zeros(2**18, np.int8))
+
+
+def npz_of_few_distances(path):
+    return npz_with_roads(path, speed=np.ones((24, 1000), np.uint8))
+
+
+def npz_with_roads(path, **arrays):
+    two = np.array([0, 1])
+    ends = {"distance_from": two, "distance_to": two[::-1], "distance_cost": two + 1.0}
+    load = own_npz(path, **ends, **arrays)
+    kept = dict(np.load(path))
+    del kept["adjacency"]
+    np.savez_compressed(path, **kept)
+    return load
+
+
 def tar_with(path, name, size, **settings):
     folder = images._FOLDER
     with tarfile.open(path, "w:gz", **settings) as archive:
@@ -280,6 +323,11 @@ def wide_weights(path):
 BOMBS = {
     "npz": (npz_of_zeros, "its arrays: 0.00195 GiB, more than max_file_gib="),
     "npz ": (npz_that_lies, "has 0 bytes, expected 8000000000000000"),
+    "  npz": (npz_of_no_steps, "speed.npy': 0.125 GiB, more than"),
+    "   npz": (npz_of_no_steps_of_few, "expected at least one step and one sensor"),
+    "    npz": (npz_of_nothing_often, "'unit.npy' of type <U0, of no bytes"),
+    "     npz": (npz_of_many_ids, "its sensor ids: 0.0156 GiB, more than"),
+    "      npz": (npz_of_few_distances, "the adjacency of its sensors: 0.00745 GiB"),
     " npz": (npz_of_many_arrays, "lists its members in 1200000 bytes, expected at"),
     "a.tar.gz": (tar_ahead, "its content"),
     "b.tar.gz": (tar_member, "its content"),

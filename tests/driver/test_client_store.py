@@ -128,6 +128,23 @@ def test_a_folder_outlives_the_process(tmp_path, killed, is_mapped):
     npt.assert_array_equal(rows, whole.gather(EVERYBODY)[0].models["params"]["base"])
 
 
+def test_a_round_that_could_not_be_written_is_run_again(tmp_path, monkeypatch):
+    def fill(*_):
+        raise OSError(28, "No space left on device")
+
+    store = ClientStore(make("ditto"), DATA, KEY, tmp_path / "clients")
+    for k, key in enumerate(KEYS):
+        if k == 1:
+            with monkeypatch.context() as patch, pytest.raises(OSError, match="space"):
+                patch.setattr(client_store, "write_atomically", fill)
+                store.round(cohort_of(key, DATA), key)
+        assert store.num_rounds == k
+        store.round(cohort_of(key, DATA), key)
+    whole = ClientStore(make("ditto"), DATA, KEY)
+    rounds_of(whole)
+    assert_same(store.gather(EVERYBODY)[0], whole.gather(EVERYBODY)[0])
+
+
 def test_a_folder_may_hold_nothing_of_a_single_client(tmp_path):
     whole = ClientStore(make("fed_avg"), DATA, KEY)
     rounds_of(whole)

@@ -228,3 +228,13 @@ def test_a_terminal_of_no_columns_gets_lines(monkeypatch):
         progress.update(RECORD)
         progress.close()
         assert read().startswith("cnfgnn  round 4/8  train_loss 0.25  ")
+
+
+def test_nothing_is_left_of_what_could_not_be_written(tmp_path, monkeypatch):
+    def fill(fd):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "fsync", fill)
+        writers.write_atomically(tmp_path / "results.json", "long")
+    assert not list(tmp_path.iterdir())

@@ -224,6 +224,8 @@ def test_the_folder_of_the_environment_is_read_when_a_study_is_made(monkeypatch)
     monkeypatch.setenv("FEDJAX_GRAPH_DATA", "two")
     assert SFLStudy().data_dir == SFLStudy().record()["data_dir"] == "two"
     assert SFLStudy(data_dir="three").data_dir == "three"
+    monkeypatch.setenv("FEDJAX_GRAPH_DATA", "")
+    assert SFLStudy().data_dir is None
     monkeypatch.delenv("FEDJAX_GRAPH_DATA")
     assert SFLStudy().data_dir is None
 
@@ -436,6 +438,29 @@ def test_a_part_of_a_sweep_is_of_its_folder_which_nobody_else_has(
     assert rows == json.loads((tmp_path / "sweep.json").read_text())
     command = "python -m experiments.cnfgnn --workdir={} --methods=cnfgnn"
     assert seen == [command.format(tmp_path / row["folder"]) for row in rows]
+
+
+def test_a_resumed_sweep_that_stops_keeps_the_rows_on_record(tmp_path):
+    part = CNFGNNStudy(methods=("cnfgnn",), workdir=str(tmp_path))
+    parts, value = {"1-1": part, "1-2": part}, 1
+
+    def run_one(study, folder):
+        if value == 2 and folder.name == "1-2":
+            raise InputError("in use")
+        return [{"folder": folder.name, "value": value}]
+
+    def on_record():
+        return json.loads((tmp_path / "sweep.json").read_text())
+
+    before = sweeps.run(parts, run_one, tmp_path)
+    for value in (2, 3):
+        if value == 2:
+            with pytest.raises(InputError, match="in use"):
+                sweeps.run(parts, run_one, tmp_path)
+            assert on_record() == before
+        else:
+            rows = sweeps.run({"1-1": part}, run_one, tmp_path)
+            assert on_record() == rows == [{"folder": "1-1", "value": 3}]
 
 
 @pytest.mark.parametrize("study_type", [*SYSTEMS, SubgraphStudy])

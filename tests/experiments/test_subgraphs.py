@@ -64,6 +64,14 @@ def test_a_run_leaves_scores_and_pictures(entries):
         assert pathlib.Path(folder, name).read_bytes()[:4] == b"\x89PNG"
 
 
+def test_clients_that_train_on_nothing_are_named(default_problem):
+    assert default_problem.notes() == ()
+    owners, split = default_problem.parts.owners, default_problem.split
+    idle = split._replace(train=split.train[owners[split.train] != 0])
+    (note,) = default_problem._replace(split=idle).notes()
+    assert note.startswith("1 of ") and "train on nothing" in note
+
+
 def test_a_run_is_resumed_and_scored(entries, capsys):
     folder, found = entries
     resumed = SubgraphStudy(methods=("gcn",), workdir=folder, resume=True, **SMALL)

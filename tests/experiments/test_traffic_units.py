@@ -9,6 +9,7 @@ from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.running import Run
 from experiments.studies.sfl import SFLStudy
 from fedjax_graph import algorithms
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import datasets, windows
 from fedjax_graph.driver import plots
 from fedjax_graph.driver.rounds import RunResult
@@ -84,3 +85,37 @@ def test_pictures(tmp_path, figures, seconds):
         assert forecast.get_label() == f"persistence, {AHEAD[seconds][2]} ahead"
         assert axes.get_ylabel() == "readings (veh)"
         np.testing.assert_array_equal(truth.get_xdata(), dataset.timestamps[rows])
+
+
+def naive(path, workdir, method, **options):
+    study = CNFGNNStudy(
+        dataset=path, workdir=str(workdir), methods=(method,), **options
+    )
+    return study.run()[method]["test"]["rmse"]
+
+
+def test_methods_on_other_test_readings_do_not_share_results(tmp_path):
+    """Of which the naive ones have no checkpoint that would tell."""
+    path, workdir = write_network(tmp_path / "mine.npz"), tmp_path / "run"
+    first = naive(path, workdir, "persistence")
+    arrays = dict(np.load(path))
+    arrays["speed"][-30:] += 30
+    np.savez(path, **arrays)
+    with pytest.raises(InputError, match=r"results.json: the results are of other dat"):
+        naive(path, workdir, "historical_average", resume=True)
+    assert naive(path, tmp_path / "other", "persistence") != first
+
+
+def test_what_is_scored_is_not_written(tmp_path):
+    path, workdir = write_network(tmp_path / "mine.npz"), tmp_path / "run"
+    first = naive(path, workdir, "persistence")
+    (workdir / "network.npz").unlink()
+    before = sorted(workdir.rglob("*"))
+    assert naive(path, workdir, "persistence", eval_only=True) == first
+    assert sorted(workdir.rglob("*")) == before
+
+
+def test_a_masked_loss_concerns_who_has_a_loss(tmp_path):
+    path = write_network(tmp_path / "mine.npz")
+    with pytest.raises(InputError, match="--masked_loss concerns none of the methods"):
+        naive(path, tmp_path / "run", "persistence", masked_loss=True)

@@ -139,7 +139,7 @@ def _read_own_csv(path: Path, needs_graph: bool) -> TrafficDataset:
 
 def _noted(dataset: TrafficDataset, needs_graph: bool) -> TrafficDataset:
     """Says where self edges are all there is, and that was not asked for."""
-    bare = np.eye(0 if needs_graph else len(dataset.sensor_ids))
+    bare = traffic_formats.self_edges(0 if needs_graph else len(dataset.sensor_ids))
     if not np.array_equal(dataset.adjacency, bare):
         return dataset
     return dataclasses.replace(dataset, notes=(*dataset.notes, "no graph is given"))
@@ -156,7 +156,7 @@ def _read_canonical(
         graph_path = files.find([_BESIDE], [path.parent])
     if graph_path is None and needs_graph:
         raise _not_found(name, published.graphs, data_dir)
-    adjacency = np.eye(len(readings.sensor_ids))
+    adjacency = traffic_formats.self_edges(len(readings.sensor_ids))
     if graph_path is not None:
         with files.reading(graph_path, "sensor graph"):
             graph = _graph(graph_path, readings.sensor_ids, published)
@@ -180,7 +180,7 @@ def _read_largest(path: Path, name: str, data_dir, needs_graph: bool) -> Traffic
         places.append(place)
     sensors_path, graph_path = places
     sensors = largest.read_sensors(sensors_path, published.districts)
-    adjacency = np.eye(len(sensors.ids), dtype=np.float32)
+    adjacency = traffic_formats.self_edges(len(sensors.ids)).astype(np.float32)
     if graph_path is not None:
         is_whole = graph_path.name == published.graphs[-1]
         adjacency = largest.read_adjacency(

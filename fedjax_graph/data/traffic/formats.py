@@ -18,6 +18,7 @@ from fedjax_graph.data import files, limits, safe_pickle
 from fedjax_graph.data.traffic import time_steps
 
 _STAMP_BYTES = 256  # of a row of a table, more than a short text takes
+_ID_BYTES = 64  # of a short text as Python keeps it
 _PEMS_CHANNELS = ("flow", "occupancy", "speed")
 
 
@@ -118,7 +119,8 @@ def read_csv(path: str | os.PathLike) -> Readings:
     """
     kind = ".csv file of readings"
     with files.reading(path, kind), limits.open_text(path) as file:
-        first, *ids = next(file, "").strip().replace('"', "").split(",")
+        header = next(file, "").strip().replace('"', "").split(",")
+        first, *ids = [cell.strip() for cell in header]
         sensor_ids = id_texts(ids)
         if not sensor_ids or time_steps.is_stamp(first):
             raise InputError("expected a header line of sensor ids")
@@ -242,7 +244,9 @@ def gaussian_kernel_adjacency(
         raise InputError("distances need as many senders as receivers and costs")
     if not (np.isfinite(costs) & (costs >= 0)).all():
         raise InputError("distances have to be finite and not negative")
-    distances = np.full((len(sensor_ids), len(sensor_ids)), np.inf)
+    size = len(sensor_ids)
+    limits.check_shape("the adjacency of its sensors", (size, size), 8)
+    distances = np.full((size, size), np.inf)
     distances[senders, receivers] = costs
     if both_ways:
         distances = np.minimum(distances, distances.T)
@@ -253,6 +257,16 @@ def gaussian_kernel_adjacency(
     np.fill_diagonal(distances, 0)
     weights = np.exp(-np.square(distances / sigma))
     return np.where(weights < threshold, 0, weights).astype(np.float32)
+
+
+def self_edges(num_sensors: int) -> np.ndarray:
+    """The adjacency [N, N] of sensors of which no two are joined.
+
+    Raises:
+      InputError: if it is too large; see `limits.check_shape`.
+    """
+    limits.check_shape("the adjacency of its sensors", (num_sensors, num_sensors), 8)
+    return np.eye(num_sensors)
 
 
 def graph_from_distances(triples: Triples, sensor_ids: Sequence[str]) -> Graph:
@@ -330,6 +344,7 @@ def id_texts(ids: Sequence) -> tuple[str, ...]:
     Raises:
       InputError: if an id is of another type.
     """
+    limits.check_shape("its sensor ids", (len(ids),), _ID_BYTES)
     plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     if not all(isinstance(i, int | str | bytes) for i in plain):
         raise InputError("sensor ids have to be integers or text")

@@ -111,6 +111,8 @@ def _timestamps(axis: h5py.Dataset) -> np.ndarray:
     match = re.fullmatch(r"datetime64(?:\[(\w+)\])?", kind)
     if match is None or axis.dtype.kind != "i":
         raise InputError(f"rows are labelled by {kind}, expected time stamps")
+    if "tz" in axis.attrs:
+        raise InputError("rows have a time zone, expected wall-clock time without one")
     stamps = axis[()].astype(f"M8[{match[1] or 'ns'}]")
     return time_steps.as_stamps("its axis of rows", stamps)
 

@@ -103,6 +103,10 @@ def _speed(arrays: dict[str, np.ndarray]) -> np.ndarray:
             "channel that is to be forecast, such as speed[:, :, 0]"
         )
     speed = numbers(arrays, "speed", ndim=2)
+    if not speed.size:
+        raise InputError(
+            f"speed has shape {speed.shape}, expected at least one step and one sensor"
+        )
     stamps = next((arrays[key] for key in _STAMP_KEYS if key in arrays), None)
     if stamps is not None and stamps.shape == speed.shape[1:] != speed.shape[:1]:
         raise InputError(
@@ -141,7 +145,7 @@ def _adjacency(
     for end in ends:
         node_indices(end, sensor_ids)
     if not needs_graph and "adjacency" not in arrays and not ends:
-        return np.eye(len(sensor_ids))
+        return formats.self_edges(len(sensor_ids))
     if "adjacency" in arrays or len(ends) < 2:
         _required(arrays, "adjacency")
         if arrays["adjacency"].dtype == bool and arrays["adjacency"].ndim == 2:
@@ -176,7 +180,7 @@ def read_csv(path: Path, needs_graph: bool = True) -> dict[str, Any]:
     """
     readings = formats.read_csv(path)
     matrix, roads = beside(path, "adjacency"), beside(path, "distances")
-    adjacency = np.eye(len(readings.sensor_ids))
+    adjacency = formats.self_edges(len(readings.sensor_ids))
     if matrix.exists():
         with files.reading(matrix, "table of weights"):
             graph = _read_matrix(matrix, readings.sensor_ids)

@@ -11,6 +11,7 @@ from fedjax_graph.core.errors import InputError, one_line
 
 UNIT_NAMES = {"d": "days", "h": "hours", "min": "minutes", "s": "seconds", "ns": "ns"}
 _DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
+_CLOCKS_GO_FORWARD = (3, 4, 8, 9, 10, 11)  # months, in the north and in the south
 _ZONE = re.compile(r"(Z|[T ]\d.*[+-]\d\d(:?\d\d)?)\s*$")
 _DAY, _HOUR, _MINUTE, _SECOND, _NANOSECOND = (
     np.timedelta64(1, code) for code in ("D", "h", "m", "s", "ns")
@@ -92,6 +93,9 @@ def as_stamps(key: str, stamps: np.ndarray) -> np.ndarray:
       InputError: if they are none of these, or out of the range of nanoseconds.
     """
     if stamps.dtype.kind == "O":  # as of Python's `datetime`
+        for stamp in stamps.ravel():
+            if getattr(stamp, "tzinfo", None) is not None:
+                raise _has_zone(key, str(stamp))
         with contextlib.suppress(TypeError, ValueError, Warning):
             stamps = stamps.astype("M8[us]")
     kind = stamps.dtype.kind
@@ -125,15 +129,19 @@ def as_stamps(key: str, stamps: np.ndarray) -> np.ndarray:
     return found
 
 
+def _has_zone(key: str, stamp: str) -> InputError:
+    said = f"{key} has {one_line(stamp, 100)!a}"
+    return InputError(f"{said}, expected wall-clock time without a zone")
+
+
 def _parsed(key: str, stamps: np.ndarray) -> np.ndarray:
     """Text as datetime64, which by itself NumPy takes of numbers and of zones too."""
     expected = "expected text such as 2012-03-01T00:05"
     for stamp in stamps.tolist():
-        said = f"{key} has {one_line(stamp, 100)!a}"
         if not _DATE.match(stamp):
-            raise InputError(f"{said}, {expected}")
+            raise InputError(f"{key} has {one_line(stamp, 100)!a}, {expected}")
         if _ZONE.search(stamp):
-            raise InputError(f"{said}, expected wall-clock time without a zone")
+            raise _has_zone(key, stamp)
     try:
         return stamps.astype("M8[us]")
     except ValueError as error:
@@ -143,8 +151,9 @@ def _parsed(key: str, stamps: np.ndarray) -> np.ndarray:
 def step_of(timestamps: np.ndarray) -> TimeStep:
     """Reads the one step between all rows off their time stamps, [T] datetime64.
 
-    Once a year the clock may skip an hour, from 0, 1, 2 or 3 o'clock on a Sunday, where
-    daylight saving time begins as in PEMS-BAY: the rows around it follow each other.
+    Once a year the clock may skip an hour, from 0, 1, 2 or 3 o'clock on a Sunday of the
+    months in which daylight saving time begins somewhere, as in PEMS-BAY: the rows
+    around it follow each other.
 
     Raises:
       InputError: if they are no time stamps (`as_stamps`), do not increase or are not
@@ -177,6 +186,12 @@ def step_of(timestamps: np.ndarray) -> TimeStep:
     return TimeStep(int(step // _SECOND))
 
 
+def clock_skips(timestamps: np.ndarray) -> np.ndarray:
+    """The rows before which the clock skips an hour; for time stamps see `step_of`."""
+    stamps, step = as_stamps("timestamps", timestamps), step_of(timestamps).delta
+    return 1 + np.flatnonzero(_clock_skips(stamps, np.diff(stamps), step))
+
+
 def _clock_skips(
     stamps: np.ndarray, steps: np.ndarray, step: np.timedelta64
 ) -> np.ndarray:
@@ -185,7 +200,10 @@ def _clock_skips(
     days, hours = (expected.astype(f"datetime64[{code}]") for code in "Dh")
     is_sunday = (days.astype(int) + 4) % 7 == 0  # 1970-01-01 was a Thursday
     is_night = (hours - days < 4 * _HOUR) & (expected - hours < step)
-    rows = np.flatnonzero((steps == step + _HOUR) & is_sunday & is_night)
+    months = expected.astype("datetime64[M]").astype(int) % 12 + 1
+    is_season = np.isin(months, _CLOCKS_GO_FORWARD)
+    is_skip = (steps == step + _HOUR) & is_sunday & is_night & is_season
+    rows = np.flatnonzero(is_skip)
     _, firsts = np.unique(days[rows].astype("datetime64[Y]"), return_index=True)
     return np.isin(np.arange(len(steps)), rows[firsts])
 

@@ -7,7 +7,7 @@ So data stay a `[K, T]` series, a split is a vector of window starts, and a batc
 windows is one gather on the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_graph.core import graphs
 from fedjax_graph.core.batching import FRACTIONS, SPLITS, checked_fractions
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data.traffic import network
+from fedjax_graph.data.traffic import network, time_steps
 from fedjax_graph.data.traffic.network import TrafficDataset
 from fedjax_graph.data.traffic.time_steps import TimeStep
 
@@ -92,6 +92,29 @@ def split_starts(
         name: np.arange(low, high, dtype=np.int32)
         for name, low, high in zip(SPLITS, bounds[:-1], bounds[1:], strict=True)
     }
+
+
+def notes_on(
+    dataset: TrafficDataset, splits: Mapping[str, TrafficData]
+) -> tuple[str, ...]:
+    """What a reader of scores should know of the series and of its parts.
+
+    Args:
+      dataset: the series.
+      splits: its parts, of `make_splits`.
+    """
+    notes = []
+    num_shared = TARGET_STEPS - 1 - len(splits["validation"].starts)
+    if num_shared > 0:
+        test = len(splits["test"].starts) + TARGET_STEPS - 1
+        notes.append(
+            f"a short series: {min(num_shared, test)} time steps are targets of "
+            "training and of the test; give more for scores to be trusted"
+        )
+    skips = time_steps.clock_skips(dataset.timestamps)
+    if len(skips):
+        notes.append(f"the clock skips an hour before row {skips[0]}")
+    return tuple(notes)
 
 
 def training_moments(

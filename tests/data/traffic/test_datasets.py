@@ -92,6 +92,28 @@ def test_readings_in_hdf5_follow_the_order_of_the_graph(small, ids, key, blocks)
     assert_small(traffic.load("metr_la", small), order=(2, 0, 3, 1))
 
 
+def test_rows_of_hdf5_with_a_time_zone_are_refused(small):
+    path = write_h5(small / "metr-la.h5")
+    with h5py.File(path, "a") as file:
+        file["df"]["axis1"].attrs["tz"] = np.bytes_(b"America/Los_Angeles")
+    write_graph(small / "adj_mx.pkl")
+    with pytest.raises(InputError, match="time zone, expected wall-clock time without"):
+        traffic.load("metr_la", small)
+
+
+def test_a_header_may_have_spaces(cache, tmp_path):
+    path = write_csv(tmp_path / "mine.csv")
+    head, _, rows = path.read_text().partition("\n")
+    path.write_text(head.replace(",", " , ") + "\n" + rows)
+    ids = ", ".join(["id", *map(str, IDS)])
+    rows = zip(IDS, ADJACENCY.tolist(), strict=True)
+    weights = [", ".join(map(str, [i, *row])) for i, row in rows]
+    (tmp_path / "mine_adjacency.csv").write_text("\n".join([ids, *weights]))
+    dataset = traffic.load(str(path))
+    assert tuple(dataset.sensor_ids) == IDS
+    np.testing.assert_array_equal(dataset.adjacency, ADJACENCY)
+
+
 def test_readings_in_csv(small):
     (small / "METR-LA").mkdir()
     write_csv(small / "METR-LA" / "metr-la.csv", np.where(SPEED == 0, np.nan, SPEED))
@@ -206,7 +228,7 @@ def test_a_truncated_file(small, write, share):
                 "adjacency": ADJACENCY[:0, :0],
                 "remove": ("latitude", "longitude"),
             },
-            r"speed has shape \(40, 0\), expected at least one sensor",
+            r"speed has shape \(40, 0\), expected at least one step and one sensor",
         ),
         (
             {"timestamps_ns": STAMPS.astype(np.uint64) + np.uint64(2**63)},

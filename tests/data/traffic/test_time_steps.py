@@ -1,9 +1,12 @@
 """Steps read off time stamps, and spans of time in words."""
 
+import datetime
+
 import numpy as np
 import pytest
 
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.data.traffic import time_steps
 from fedjax_graph.data.traffic.time_steps import TimeStep, in_words, step_of
 
 NUM_STEPS = 100
@@ -115,3 +118,21 @@ def test_stamps_beyond_nanoseconds_are_refused_and_pythons_own_taken():
     ):
         step_of(late)
     assert step_of(stamps((5, "m")).astype("M8[us]").astype(object)) == TimeStep(300)
+
+
+def test_an_outage_is_no_clock():
+    """Of the same hour of a Sunday, where no country puts its clock forward."""
+    sunday_in_july = np.datetime64("2024-07-06T20:00", "ns")
+    with pytest.raises(InputError, match="2024-07-07T03:00. follows 2024-07-07T01:55"):
+        step_of(later([72], (1, "h"), start=sunday_in_july))
+    rows = time_steps.clock_skips(later([72], (1, "h")))
+    assert rows.tolist() == [72] and not len(time_steps.clock_skips(stamps((5, "m"))))
+
+
+def test_pythons_stamps_with_a_zone_are_refused():
+    zone = datetime.timezone(datetime.timedelta(hours=-8))
+    rows = [datetime.datetime(2024, 1, 1, k, tzinfo=zone) for k in range(4)]
+    with pytest.raises(InputError, match="-08:00.*expected wall-clock time without a"):
+        step_of(np.array(rows))
+    naive = np.array([row.replace(tzinfo=None) for row in rows])
+    assert step_of(naive) == TimeStep(3600)

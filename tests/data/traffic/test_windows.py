@@ -246,3 +246,26 @@ def test_batches_are_padded_and_masked(size, batch_size, num_batches):
     npt.assert_array_equal(np.ravel(starts)[:size], order)
     npt.assert_array_equal(np.ravel(starts)[size:], order[0])
     npt.assert_array_equal(np.ravel(mask), np.arange(starts.size) < size)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "shared"), [(60, 7), (100, 3), (125, 0), (24 + 2, 11)]
+)
+def test_a_short_series_says_what_is_trained_on_and_tested(network, num_steps, shared):
+    """By the rows that are targets of both."""
+    rows = np.arange(num_steps) % len(network.speed)
+    short = dataclasses.replace(
+        network,
+        speed=network.speed[rows],
+        timestamps=network.timestamps[0] + network.step.delta * np.arange(num_steps),
+    )
+    splits = windows.make_splits(short)
+    train, test = (
+        {start + k for start in np.asarray(splits[x].starts) for k in range(12, 24)}
+        for x in ("train", "test")
+    )
+    assert len(train & test) == shared
+    notes = windows.notes_on(short, splits)
+    assert [note.split(":")[1].split()[0] for note in notes] == [str(shared)] * (
+        shared > 0
+    )
