@@ -2,7 +2,7 @@
 
 python -m experiments.benchmark --system=cnfgnn --shape=metr_la
 python -m experiments.benchmark --system=cnfgnn --shape=pems_bay --json
-python -m experiments.benchmark --system=cnfgnn --peer --peer_script=torch_peer.py
+python -m experiments.benchmark --system=cnfgnn --peer --peer_script=YOURS.py
 python -m experiments.benchmark --system=sfl
 python -m experiments.benchmark --system=graphfl --dataset=cora --data_dir=FOLDER
 python -m experiments.benchmark --system=fl_agcns --num_cpu_devices=1

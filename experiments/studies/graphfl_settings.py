@@ -25,7 +25,7 @@ class GraphFLSettings(TrustStudy):
     """Settings of GraphFL's comparison on the nodes of one graph."""
 
     subject: ClassVar[str] = "GraphFL and its tasks"
-    duration: ClassVar[str] = "Without flags: some two minutes on a CPU."
+    duration: ClassVar[str] = "Without flags: a minute or two on a CPU."
     system: ClassVar[str] = "graphfl"
 
     participation: float = option(

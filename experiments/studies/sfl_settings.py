@@ -50,7 +50,7 @@ class SFLSettings(TrafficStudy):
     """
 
     subject: ClassVar[str] = "SFL and the methods beside it"
-    duration: ClassVar[str] = "Without flags: some two minutes on a CPU."
+    duration: ClassVar[str] = "Without flags: a minute or two on a CPU."
     system: ClassVar[str] = "sfl"
 
     num_clients: int | None = option(None, "Clients that share the data.", lower=1)

@@ -68,6 +68,8 @@ class SubgraphStudy(SubgraphSettings):
             "num_clients": self.setting("num_clients", NUM_CLIENTS),
             "num_rounds": self.setting("num_rounds", NUM_ROUNDS),
             "patience": self.patience,
+            "client_optimizer": "adam, which goes on from round to round where a "
+            "method can keep its moments",
         }
 
     def run_loaded(self) -> dict[str, Entry]:

@@ -78,8 +78,10 @@ class SubgraphSettings(TrustStudy):
     local_epochs: int = option(
         3, "Steps of a client in a round, each on all its training nodes.", lower=1
     )
-    learning_rate: float = option(0.01, "Of the clients' Adam.", lower=0.0)
-    weight_decay: float = option(5e-4, "Of the clients' Adam.", lower=0.0)
+    learning_rate: float = option(
+        0.01, "Of Adam: the clients', of fixed networks the server's.", lower=0.0
+    )
+    weight_decay: float = option(5e-4, "Of the same Adam.", lower=0.0)
     normalise_features: bool = option(
         False, "Divide each node's features by their sum."
     )

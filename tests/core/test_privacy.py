@@ -359,6 +359,6 @@ def test_without_its_package_it_is_refused(monkeypatch):
 
 
 def test_a_delta_that_leaves_no_epsilon_is_refused():
-    assert 28 < privacy.epsilon(Privacy(1.0, delta=1e-14), 10) < 30
+    assert 28 < privacy.epsilon(Privacy(noise_multiplier=1.0, delta=1e-14), 10) < 30
     with pytest.raises(InputError, match="delta=1e-20: too small for this accounting"):
-        privacy.epsilon(Privacy(1.0, delta=1e-20), 10)
+        privacy.epsilon(Privacy(noise_multiplier=1.0, delta=1e-20), 10)
