@@ -9,8 +9,7 @@ from fedjax_graph.core import batching
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs.partitions import PARTITIONS, PartitionConfig
-from fedjax_graph.models.fixed_gnns import FIXED_GNNS
-from fedjax_graph.tasks.subgraphs import MODELS
+from fedjax_graph.tasks.subgraphs import MODELS, OF_METHODS
 
 NUM_CLIENTS = 10
 SHORT_RUN_DATASET = "synthetic_graph"
@@ -21,6 +20,11 @@ ONLY_OF = {  # option: the partition that it concerns
     "concentration": "label_dirichlet",
     "least_nodes": "label_dirichlet",
 }
+
+
+def known_models() -> list[str]:
+    """Names of the networks that clients may train, those of plugins last."""
+    return [name for name in MODELS if name not in OF_METHODS]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +74,7 @@ class SubgraphSettings(TrustStudy):
     )
     model: str = option(
         "gcn",
-        f"What clients train: {', '.join(FIXED_GNNS)}, or the name of a model of "
+        f"What clients train: {', '.join(known_models())}, or the name of a model of "
         "--plugin.",
     )
     hidden_size: int = option(64, "Of the model.", lower=1)
@@ -103,11 +107,9 @@ class SubgraphSettings(TrustStudy):
         for name, partition in ONLY_OF.items():
             if self.is_given(name) and self.partition != partition:
                 raise InputError(f"--{name} is of --partition={partition}")
-        known = [x for x in MODELS if x in FIXED_GNNS or MODELS.is_users(x)]
-        if self.model not in known:
-            raise InputError(
-                f"--model={self.model}: unknown; known: {', '.join(known)}"
-            )
+        if self.model not in known_models():
+            known = ", ".join(known_models())
+            raise InputError(f"--model={self.model}: unknown; known: {known}")
         self.fractions()
         self.client_optimizer_config()
 

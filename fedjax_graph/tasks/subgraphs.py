@@ -165,6 +165,7 @@ MODELS: Registry[Callable[[SubgraphTask], SubgraphModel]] = Registry(
     is_callable=True,
 )
 """Name -> factory: the task's config -> module; see `register_model`."""
+OF_METHODS = ("spread_gcn", "decoupled_gin", "code")  # networks that a method brings
 register_model = MODELS.registering()
 """Registers a model of one's own by a function of the task's config.
 
