@@ -233,7 +233,8 @@ def with_noise(aggregate: Aggregator, key: jax.Array, scale: float) -> Aggregato
         leaves, structure = jax.tree.flatten(aggregate(stacked, cohort))
         keys = jax.random.split(key, len(leaves))
         drawn = [
-            jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)
+            jax.random.normal(k, x.shape, x.dtype)
+            for k, x in zip(keys, leaves, strict=True)
         ]
         leaves = [x + scale * noise for x, noise in zip(leaves, drawn, strict=True)]
         return jax.tree.unflatten(structure, leaves)
