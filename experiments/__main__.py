@@ -20,6 +20,7 @@ import importlib
 import sys
 
 import fedjax_graph
+from fedjax_graph.core import exits
 from fedjax_graph.core.errors import meant
 
 MODULES = {
@@ -41,6 +42,11 @@ def main() -> int | None:
     Returns:
       The status, unless the binary ends the process.
     """
+    with exits.in_one_line():
+        return _run()
+
+
+def _run() -> int | None:
     name, *flags = sys.argv[1:] or ["--help"]
     if name in ("--help", "-h", "help"):
         print((__doc__ or "").strip())

@@ -4,23 +4,22 @@ import contextlib
 import logging as python_logging
 import os
 import re
-import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
 import fedjax_graph
 from experiments import usage
 from experiments.studies import options
-from fedjax_graph.core import processes, termination
+from fedjax_graph.core import exits, processes, termination
 from fedjax_graph.core.errors import InputError, is_disk_full, one_line
 
+BOM = "\ufeff"  # ahead of what some editors save
 RESUME = "with --resume it goes on from the last checkpoint"
-CLOSED = 128 + signal.SIGPIPE  # 141, as of a process that the signal has killed
 
 
 def run_study(study_type: type, about: str | None) -> None:
@@ -59,32 +58,39 @@ def run(main: Callable[[], Any]) -> None:
             return flags.FLAGS(argv)
         except flags.Error as error:
             _fail(error)
+        except UnicodeDecodeError as error:
+            _fail(f"--flagfile: expected UTF-8 ({error.reason}); save it so")
 
     def guarded(argv: list[str]) -> None:
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.ERROR)  # orbax reports every save
         try:
             if len(argv) > 1:
+                mark = "; it begins with a mark of byte order: save it without"
                 raise InputError(
                     f"unexpected argument {argv[1]!r}; flags start with --"
+                    f"{mark * argv[1].startswith(BOM)}"
                 )
             with termination.on_sigterm():
                 main()
-            sys.stdout.flush()
+            if sys.stdout:  # None where it was closed from the start
+                sys.stdout.flush()
         except BrokenPipeError:
-            _silence(sys.stdout)
+            exits.silence(sys.stdout)
             try:
-                _fail(f"nobody reads the output any more{_how_to_resume()}", CLOSED)
+                _fail(
+                    f"nobody reads the output any more{_how_to_resume()}", exits.CLOSED
+                )
             except BrokenPipeError:  # both go to one pipe
-                _silence(sys.stderr)
-                _leave(CLOSED)
+                exits.silence(sys.stderr)
+                _leave(exits.CLOSED)
         except InputError as error:
             _fail(error)
         except termination.Terminated as error:
             _fail(f"{error}{_how_to_resume()}", termination.STATUS, at_once=True)
         except KeyboardInterrupt:
             said = f"interrupted{_how_to_resume()}"
-            _fail(said, termination.INTERRUPTED, at_once=True)
+            _fail(said, exits.INTERRUPTED, at_once=True)
         except (MemoryError, OSError, RuntimeError, ValueError) as error:
             if is_disk_full(error):
                 said = f"the disk is full ({_first_line(error)}); make room"
@@ -164,11 +170,6 @@ def _first_line(error: Exception) -> str:
     return one_line(str(error).partition("\n")[0].rstrip("."))
 
 
-def _silence(stream: TextIO) -> None:
-    """Lets what is still written to a pipe that nobody reads go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 def _fail(error: Exception | str, status: int = 2, at_once: bool = False) -> NoReturn:
     print(f"error: {with_flags(' '.join(str(error).split()))}", file=sys.stderr)
     _leave(status, at_once)
@@ -181,7 +182,7 @@ def _leave(status: int, at_once: bool = False) -> NoReturn:
     which wait for each other for minutes, and XLA's, which cannot end as they compile.
     """
     if at_once or processes.count() > 1:
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):
             with contextlib.suppress(OSError):  # maybe to the disk that is full
                 stream.flush()
         os._exit(status)

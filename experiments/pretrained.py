@@ -36,6 +36,8 @@ class PretrainedStudy(Options):
           InputError: one line, where there is no such model or run.
         """
         if self.workdir is None:
+            if self.to is not None or self.is_given("method"):
+                raise InputError("--to and --method need --workdir, that of a run")
             self._show()
             return
         if self.to is None or not self.to.endswith(".npz") or self.name:

@@ -14,7 +14,6 @@ import os
 import pathlib
 import platform
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from packaging import requirements
 from packaging.version import Version
 
 import fedjax_graph
+from fedjax_graph.core import exits
 from fedjax_graph.core.errors import InputError, one_line
 
 NAME = "fedjax-graph"
@@ -280,20 +280,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     chosen = parser.parse_args(arguments)
     num_problems = 0
-    for finding in examine(chosen.data_dir):
-        print(finding.text(), flush=True)
-        num_problems += finding.remedy is not None
-    print(f"{num_problems} problem{'s' * (num_problems != 1)} found")
+    with exits.in_one_line():
+        for finding in examine(chosen.data_dir):
+            print(finding.text(), flush=True)
+            num_problems += finding.remedy is not None
+        print(f"{num_problems} problem{'s' * (num_problems != 1)} found")
     return int(num_problems > 0)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:  # as of `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print("error: nobody reads the output any more", file=sys.stderr)
-        sys.exit(128 + signal.SIGPIPE)
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+    sys.exit(main())

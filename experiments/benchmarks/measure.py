@@ -7,6 +7,7 @@ import re
 import resource
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -136,5 +137,6 @@ def peak_memory_bytes() -> int:
     """The most bytes in use so far, of the accelerator if there is one, else of this
     process."""
     stats = mesh.memory_stats()
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(stats.get("peak_bytes_in_use", kib * 1024))
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there
+    return int(stats.get("peak_bytes_in_use", most * unit))

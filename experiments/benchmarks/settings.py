@@ -124,6 +124,12 @@ class BenchmarkSettings(DataOptions, MachineOptions):
         super().__post_init__()
         if self.peer and self.peer_script is None:
             raise InputError("--peer needs --peer_script=FILE, which measures the peer")
+        if self.peer and self.system not in ("cnfgnn", "sfl"):
+            raise InputError(f"--peer is of --system=cnfgnn or sfl, not {self.system}")
+        if self.workdir is not None and self.system != "clients":
+            raise InputError(f"--workdir is of --system=clients, not {self.system}")
+        if list(self.client_counts) != sorted(set(self.client_counts)):
+            raise InputError("--client_counts: expected numbers in ascending order")
 
     @property
     def is_tiny(self) -> bool:

@@ -55,6 +55,7 @@ def write(workdir: pathlib.Path, system: str, table: Table) -> None:
     _render(
         workdir,
         title=f"{system}: {found['dataset']}",
+        scored=settings.get("scored", "best round by the validation part"),
         system=system,
         dataset=found["dataset"],
         settings=settings,

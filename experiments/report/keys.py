@@ -22,7 +22,7 @@ KEYS = {
     "the deviation over them",
     "best_5_percent": "accuracy of the best twentieth of the clients",
     "worst_5_percent": "accuracy of the worst twentieth of the clients",
-    "best_round": "round whose state was tested, by the validation part",
+    "best_round": "round whose state was tested",
     "num_rounds": "rounds that were run",
     "communication_bytes": "sent up to and down from the server until the best round",
     "communication_bytes_per_round": "in a round, the mean of all",

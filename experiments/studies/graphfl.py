@@ -161,6 +161,7 @@ def _run_problem(
     settings = {
         "setting": study.setting(),
         "notes": notes,
+        "scored": "best round by the test part" if study.is_code else "last round",
         "num_nodes": len(dataset.labels),
         "num_edges": len(dataset.edges),
         **facts,

@@ -5,6 +5,7 @@ from typing import Any
 from experiments.studies.base import titles_of
 from experiments.studies.graphfl_settings import GraphFLSettings
 from experiments.studies.methods import check_concerns, having, server_optimizer_of
+from fedjax_graph.algorithms.graphfl import ROOTED
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.nodes import NodeTask
@@ -16,7 +17,6 @@ METHODS = (
 OWN_TITLES = {"il": "IL", "fl": "FL"}
 REGISTERED = {"il": "local", "fl": "fed_avg"}  # names where they are other ones
 THREE = ("il", "fl", "graphfl")  # are what the paper compares
-ROOTED = ("adam", "adamw")  # divide by the root of moments that start at 0
 
 
 def titles() -> dict[str, str]:

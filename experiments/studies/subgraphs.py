@@ -41,6 +41,8 @@ RESTARTS = ("ditto", "fed_pub", "fed_sage_plus", "graphfl")
 SEES_OUTSIDE = ("fed_gcn",)  # methods whose clients know of neighbours outside
 READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
+EMBEDS = ("moon", "fed_proto", "fgssl")
+"""Methods that read what a last layer reads: of a network of that alone, features."""
 KEYS = ("accuracy", "cross_entropy")
 NUM_ROUNDS = 100
 GENERATOR_ROUNDS = 10  # of FedSage+, where they are less than half of all
@@ -200,7 +202,8 @@ class SubgraphStudy(SubgraphSettings):
         is_own = method not in METHODS  # of a plugin, as its model may be
         if method not in NETWORKS:
             is_own |= MODELS.is_users(OWN_MODELS.get(method, self.model))
-        return not is_own and method not in READS_FEATURES
+        is_embedded = method in EMBEDS and not _has_hidden(self._model(method))
+        return not (is_own or is_embedded or method in READS_FEATURES)
 
     def _run_method(self, method: str, problem: Problem, workdir: pathlib.Path) -> Run:
         """Runs or scores one method."""

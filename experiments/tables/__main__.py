@@ -52,6 +52,10 @@ class TablesStudy(Options):
             raise InputError(f"--paper is needed; known: {', '.join(PAPERS)}")
         paper = load_paper(self.paper)
         tables = self._chosen(paper)
+        if self.write_flagfiles and (self.table is not None or self.commands):
+            raise InputError(
+                "--write_flagfiles is of all tables, without --table and --commands"
+            )
         if self.commands:
             print(commands.commands(self.paper, paper, tables))
             return

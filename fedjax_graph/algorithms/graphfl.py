@@ -42,6 +42,8 @@ from fedjax_graph.core.meta_learning import meta_gradient
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.server_optimizer import step_if
 
+ROOTED = ("adam", "adamw")  # divide by the root of moments that start at 0
+
 
 @dataclasses.dataclass(frozen=True)
 class GraphFLConfig(FederatedConfig):
@@ -49,15 +51,32 @@ class GraphFLConfig(FederatedConfig):
 
     server_optimizer: OptimizerConfig = OptimizerConfig("sgd", 0.1)  # beta, of Eq. 6
     first_order: bool = False
-    fine_tune: bool = True  # whether a round has its second stage
+    # whether a round has its second stage, which alone updates running statistics
+    fine_tune: bool = True
+
+
+def check_optimizer(config: GraphFLConfig) -> None:
+    """Checks that the inner steps have a derivative, where it is taken.
+
+    Raises:
+      InputError: if they divide by the root of what may be 0.
+    """
+    name = getattr(getattr(config.task, "optimizer", None), "name", None)
+    if name in ROOTED and not config.first_order:
+        raise InputError(
+            f"optimizer={name}: its root has no derivative where a gradient is 0, "
+            "which GraphFL needs; set first_order, or take another such as sgd"
+        )
 
 
 def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
     """Factory of GraphFL on any task with query sets, as MAML over clients.
 
     Raises:
-      InputError: if the task has none.
+      InputError: if the task has none, or an optimizer that has no gradient through it
+        is differentiated.
     """
+    check_optimizer(config)
     task = client_state.build_anew(config.task, "graphfl")
     client_query_loss = task.query_loss
     if client_query_loss is None:

@@ -14,7 +14,6 @@ from fedjax_graph.core import processes
 
 STATUS = 128 + signal.SIGTERM  # 143, as that of a process which the signal has killed
 ENDED = "ended by SIGTERM"
-INTERRUPTED = 128 + signal.SIGINT  # 130, likewise
 
 _is_asked = False
 _num_deferring = 0

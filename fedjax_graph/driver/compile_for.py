@@ -30,8 +30,9 @@ GIB = 2**30
 class Chip:
     """Rates of one chip as its maker gives them, dense, without sparsity.
 
-    Products of float32 operands run as the precision `tf32` has it: on a GPU as TF32,
-    on a TPU in three passes of bfloat16.
+    Products of float32 operands run on a GPU as TF32, whatever `--precision` says, on a
+    TPU in as many passes of bfloat16 as the program asks for: one by default, three at
+    high precision (`tf32`), six at the highest.
     """
 
     platform: str  # tpu or cuda
@@ -44,9 +45,14 @@ class Chip:
 
     def rates(self) -> hlo_costs.Rates:
         """What `hlo_costs.analyse` takes."""
-        short = {"bf16", "f16", "s8", "u8"}
+        short = dict.fromkeys(("bf16", "f16", "s8", "u8"), self.bfloat16_flops)
+        if self.platform == "tpu":
+            short |= {
+                "f32_default": self.bfloat16_flops,
+                "f32_highest": self.bfloat16_flops / 6,
+            }
         return hlo_costs.Rates(
-            lambda dtype: self.bfloat16_flops if dtype in short else self.float32_flops,
+            lambda dtype: short.get(dtype, self.float32_flops),
             self.bytes,
             self.link_bytes,
         )

@@ -87,7 +87,9 @@ class Costs:
 class Rates:
     """What a chip does in a second; products by the type of their operands."""
 
-    flops: Callable[[str], float]  # (an operand's type, such as bf16) -> FLOP/s
+    # (an operand's type, such as bf16) -> FLOP/s; of float32 by the precision that is
+    # asked for: f32_default, f32 (high) or f32_highest
+    flops: Callable[[str], float]
     bytes: float  # of memory
     link_bytes: float  # to the other chips
 
@@ -337,8 +339,19 @@ def _product(line: Instruction, lines) -> tuple[float, str]:
     if line.kind == "dot":
         found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line.rest)
         places = [int(x) for x in found[1].split(",") if x] if found else []
-        return 2.0 * size * math.prod(_dims(left)[i] for i in places), _dtype(left)
-    return _convolution(left, right, line.shape, line.rest), _dtype(left)
+        flops = 2.0 * size * math.prod(_dims(left)[i] for i in places)
+    else:
+        flops = _convolution(left, right, line.shape, line.rest)
+    return flops, _with_precision(_dtype(left), line.rest)
+
+
+def _with_precision(dtype: str, rest: str) -> str:
+    """The type of operands, of float32 with the precision of a product."""
+    if dtype != "f32":
+        return dtype
+    found = re.search(r"operand_precision=\{(\w+)", rest)
+    asked = found[1] if found else "default"
+    return dtype if asked == "high" else f"{dtype}_{asked}"
 
 
 def _cudnn(line: Instruction, lines) -> tuple[float, str]:

@@ -28,7 +28,8 @@ def heat_maps(
 
     Args:
       path: the PNG file.
-      matrices: titles and non-negative matrices [N, M].
+      matrices: titles and non-negative matrices [N, M]; what is no number is left
+        white.
       xlabel: what the columns are.
       ylabel: what the rows are.
       ticks: names of the N rows and of the M columns. Where given, cells bear their
@@ -45,8 +46,10 @@ def heat_maps_figure(
     size = (4.6 * len(matrices), 4.4)
     figure, panels = plots.new_panels(1, len(matrices), size, look.title)
     for axes, (title, matrix) in zip(panels, matrices.items(), strict=True):
-        smallest = np.min(matrix) if ticks else 0
-        largest = np.max(matrix, initial=0) or 1
+        matrix = np.asarray(matrix, float)  # of who diverged, None is no number
+        known = matrix[np.isfinite(matrix)]
+        smallest = np.min(known, initial=np.inf if known.size else 0) if ticks else 0
+        largest = np.max(known, initial=0) or 1
         image = axes.imshow(matrix, cmap="Blues", vmin=smallest, vmax=largest)
         axes.grid(False)
         plots.label_axes(axes, xlabel, ylabel, title)
@@ -63,8 +66,9 @@ def _name_cells(axes: "Axes", image, rows: Sequence, columns: Sequence):
     """Names rows and columns and writes the values of a heat map into its cells."""
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
-    for (i, j), value in np.ndenumerate(image.get_array()):
-        colour = "white" if image.norm(value) > 0.5 else plots.TRUTH_COLOUR
+    for (i, j), value in np.ndenumerate(image.get_array().filled(np.nan)):
+        is_dark = np.isfinite(value) and image.norm(value) > 0.5
+        colour = "white" if is_dark else plots.TRUTH_COLOUR
         axes.text(j, i, f"{value:.4g}", ha="center", va="center", color=colour)
 
 

@@ -15,6 +15,7 @@ from fedjax_graph.core.errors import InputError
 
 GIB = 2**30
 CGROUP = pathlib.Path("/sys/fs/cgroup")
+OF_FILES = ("active_file", "inactive_file")  # pages that are given back
 ADVICE = (
     "clients at a time with clients_per_chunk, smaller minibatches or a smaller part "
     "of the data, or free memory; check_memory=False tries all the same"
@@ -39,7 +40,7 @@ def _group_bytes(free: int, folder: pathlib.Path = CGROUP) -> tuple[int]:
         most = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())
         stat = (folder / "memory.stat").read_text().splitlines()
-        files = sum(int(x.split()[1]) for x in stat if "_file " in x)
+        files = sum(int(x.split()[1]) for x in stat if x.split()[0] in OF_FILES)
     except (OSError, ValueError, IndexError):
         return (free,)
     return (most - used + files,)

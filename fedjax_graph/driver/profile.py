@@ -39,7 +39,10 @@ class Profile:
         """Ends the trace."""
         self._stop()
         if self._folder and self._num_calls < FIRST:
-            print(f"note: {self._folder}: no trace, which begins with round {FIRST}")
+            print(
+                f"note: {self._folder}: no trace, which begins with call {FIRST} of "
+                "the program; run more rounds, or evaluate more often"
+            )
 
     def _stop(self) -> None:
         if self._is_running:

@@ -51,9 +51,18 @@ def apply_models(
 
     Returns:
       [K, ..., B, F].
+
+    Raises:
+      InputError: if there is neither one model for all nor one for each client.
     """
     num_clients = args[0].shape[0]
-    has_own = aggregation.num_models(stacked_params) == num_clients
+    num_models = aggregation.num_models(stacked_params)
+    has_own = num_models == num_clients
+    if not has_own and num_models != 1:
+        raise InputError(
+            f"{num_models} models for {num_clients} clients, expected one for all or "
+            "one for each"
+        )
     if has_own or clients_per_chunk is not None:
         own = aggregation.broadcast(stacked_params, num_clients)
         return clients.map_axis(fn, clients_per_chunk)(own, *args)

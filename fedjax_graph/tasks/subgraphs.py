@@ -20,6 +20,7 @@ import optax
 from fedjax_graph.core import clients
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited, limits
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -64,6 +65,15 @@ class SubgraphTask(Checked):
     # every `query_every`-th training node of a client is a query node: GraphFL's
     query_every: int = limited(0, lower=0)  # 0: none
     fitness: Fitness = "loss"  # by which the best round is chosen, see MONITORS
+
+    def __post_init__(self) -> None:
+        """Checks types and limits; raises `InputError`."""
+        super().__post_init__()
+        if self.query_every == 1:
+            raise InputError(
+                "query_every=1 leaves no training node to adapt to; expected 0 for no "
+                "query nodes, or 2 or more"
+            )
 
     def module(self) -> SubgraphModel:
         """The network that clients train.

@@ -14,6 +14,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.images import ImageTask
 from fedjax_graph.tasks.nodes import NodeTask
+from fedjax_graph.tasks.subgraphs import SubgraphTask
 from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 from tests import nodes
 from tests.algorithms import quadratic
@@ -179,6 +180,18 @@ def test_weights_do_not_decay_while_nobody_takes_part(data, quick_jit, fine_tune
 def test_a_task_without_query_sets_is_refused(task):
     with pytest.raises(InputError, match=f"{task.kind} has no query sets"):
         graphfl(GraphFLConfig(task))
+
+
+def test_an_optimizer_without_a_derivative_is_refused_where_it_is_taken():
+    task = NodeTask(3, 2, inner_steps=2, optimizer=OptimizerConfig("adam", 0.1))
+    with pytest.raises(InputError, match="optimizer=adam: its root has no derivative"):
+        graphfl(GraphFLConfig(task))
+    graphfl(GraphFLConfig(task, first_order=True))
+
+
+def test_a_task_of_queries_alone_is_refused():
+    with pytest.raises(InputError, match="query_every=1 leaves no training node"):
+        SubgraphTask(3, 2, query_every=1)
 
 
 # --- On nodes ------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """What is read off a compiled program, against counts by hand."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_graph.driver import hlo_costs
+from fedjax_graph.driver import compile_for, hlo_costs
 
 RATES = hlo_costs.Rates(
     lambda dtype: 4e6 if dtype == "bf16" else 2e6, bytes=1e6, link_bytes=1e3
@@ -247,3 +249,26 @@ def test_products_of_accelerators(line, expected):
 )
 def test_what_moves_to_and_from_a_tpus_chip_counts_once(line, expected):
     assert analyse_lines(PAIR, line).bytes == expected
+
+
+def test_products_of_float32_cost_what_their_precision_asks_for():
+    seen = []
+    rates = hlo_costs.Rates(lambda x: seen.append(x) or 1.0, bytes=1.0, link_bytes=1.0)
+    shape = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32)
+    for precision, name in (
+        ("default", "f32_default"),
+        ("high", "f32"),
+        ("highest", "f32_highest"),
+    ):
+        product = functools.partial(jnp.matmul, precision=precision)
+        program = jax.jit(product).lower(shape, shape).compile()
+        seen.clear()
+        hlo_costs.analyse(program.as_text(), rates)
+        assert seen == [name]
+    passes = [
+        compile_for.CHIPS["v5e"].rates().flops(x)
+        for x in ("bf16", "f32_default", "f32", "f32_highest")
+    ]
+    assert [round(passes[0] / x) for x in passes] == [1, 1, 3, 6]
+    gpu = compile_for.CHIPS["h200"].rates().flops
+    assert gpu("f32_default") == gpu("f32") == gpu("f32_highest") == gpu("bf16") / 2

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -58,6 +59,7 @@ def test_of_many_at_once_one_at_a_time_is_inside(tmp_path):
             try:
                 with lock.locked(tmp_path):
                     inside.append(1)
+                    time.sleep(1e-4)  # where the others try
                     most.append(len(inside))
                     inside.pop()
             except InputError as error:
@@ -70,6 +72,24 @@ def test_of_many_at_once_one_at_a_time_is_inside(tmp_path):
         thread.join()
     assert set(most) == {1}
     assert len(most) + len(refused) == 200
+
+
+def test_a_file_that_was_deleted_before_it_was_locked_is_no_lock(tmp_path, monkeypatch):
+    """Of two that waited for a run to end one alone goes on."""
+    flock = lock.fcntl.flock
+
+    def after_another(file, operation):
+        flock(file, operation)
+        monkeypatch.setattr(lock.fcntl, "flock", flock)
+        (tmp_path / lock.NAME).unlink()  # as the run before does
+
+    monkeypatch.setattr(lock.fcntl, "flock", after_another)
+    with (
+        lock.locked(tmp_path),
+        pytest.raises(InputError, match="is in use by"),
+        lock.locked(tmp_path),
+    ):
+        pass
 
 
 def test_where_nothing_can_be_locked_a_note_says_so(tmp_path, monkeypatch, capsys):

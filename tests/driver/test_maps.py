@@ -63,6 +63,18 @@ def test_heat_maps_with_ticks_bear_their_values():
     assert [text.get_text() for text in columns] == ["2", "3"]
 
 
+def test_heat_maps_leave_out_what_is_no_number():
+    """As of a pair of a sweep that diverged."""
+    matrix, ticks = np.reshape([1.0, None, 2.0, 3.0], (2, 2)), ((1, 2), (1, 2))
+    axes = maps.heat_maps_figure({"a": matrix}, "x", "y", ticks).axes[0]
+    assert axes.images[0].get_clim() == (1, 3)
+    assert [text.get_text() for text in axes.texts] == ["1", "nan", "2", "3"]
+    assert axes.texts[1].get_color() == plots.TRUTH_COLOUR
+    nothing = np.full((2, 2), None)
+    axes = maps.heat_maps_figure({"a": nothing}, "x", "y", ticks).axes[0]
+    assert {text.get_text() for text in axes.texts} == {"nan"}
+
+
 @pytest.mark.parametrize("value", [0.0, 7.0])
 def test_heat_maps_of_a_single_cell_are_drawn(tmp_path, value):
     path = tmp_path / "one.png"

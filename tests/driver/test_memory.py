@@ -34,7 +34,11 @@ def test_the_limit_of_a_container_counts(tmp_path):
     for name, text in (
         ("memory.max", "1000"),
         ("memory.current", "700"),
-        ("memory.stat", "anon 600\nactive_file 40\ninactive_file 50\nfile 90\n"),
+        (
+            "memory.stat",
+            "anon 600\nactive_file 40\ninactive_file 50\nfile 90\n"
+            "workingset_refault_file 100000\nworkingset_activate_file 5000\n",
+        ),
     ):
         (tmp_path / name).write_text(text)
     assert memory._group_bytes(10**6, tmp_path) == (390,)

@@ -199,3 +199,23 @@ def test_what_a_user_typed_stays_as_it_is(monkeypatch):
     ):
         assert cli.with_flags(message) == message
     assert cli.with_flags("learning_rate=-1: no") == "--learning_rate=-1: no"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"# caf\xe9\n--version\n", "--flagfile: expected UTF-8"),
+        (b"\xef\xbb\xbf--version\n", "it begins with a mark of byte order: save it w"),
+    ],
+)
+def test_a_flagfile_of_another_editor_is_one_line(tmp_path, content, words):
+    path = tmp_path / "mine.flags"
+    path.write_bytes(content)
+    process = subprocess.run(
+        [sys.executable, "-m", "experiments.tables", f"--flagfile={path}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 2 and words in process.stderr
+    assert process.stderr.count("\n") == 1

@@ -1,6 +1,7 @@
 """The binaries under one name."""
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -40,3 +41,33 @@ def test_what_is_no_binary_is_one_line(monkeypatch, capsys):
     err = capsys.readouterr().err
     assert err.startswith("error: 'cnfgn' is no command (is cnfgnn meant?); known: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("cut", ["import", "pipe"])
+def test_what_cuts_it_off_ends_in_one_line(cut):
+    """Ctrl-C while a binary is imported, and output that nobody reads."""
+    body = {
+        "import": "importlib.import_module = raising(KeyboardInterrupt)",
+        "pipe": "print = raising(BrokenPipeError)",
+    }[cut]
+    lines = (
+        "import importlib, sys",
+        "from experiments import __main__ as binaries",
+        "def raising(kind):",
+        "    def fail(*args, **settings): raise kind",
+        "    return fail",
+        f"binaries.{body}" if cut == "pipe" else body,
+        f"sys.argv = ['fedjax-graph', {'--help' if cut == 'pipe' else 'sfl'!r}]",
+        "sys.exit(binaries.main())",
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    status, said = {
+        "import": (130, "interrupted"),
+        "pipe": (141, "nobody reads the output any more"),
+    }[cut]
+    assert (process.returncode, process.stderr) == (status, f"error: {said}\n")

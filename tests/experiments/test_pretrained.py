@@ -67,6 +67,8 @@ def test_what_only_training_reads_is_the_models(monkeypatch, name, given, expect
         ({"workdir": "runs/mine"}, "--workdir needs --to=FILE.npz"),
         ({"workdir": "runs/mine", "to": "mine.txt"}, "--workdir needs --to=FILE.npz"),
         ({"name": "nothing"}, "no such model"),
+        ({"name": "synthetic_cnfgnn", "to": "x.npz"}, "--to and --method need --workd"),
+        ({"method": "sfl"}, "--to and --method need --workdir"),
     ],
 )
 def test_what_does_not_fit_is_one_line(options, words):

@@ -105,6 +105,19 @@ def test_the_first_process_alone_reads_what_it_wrote(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("scored", ["last round", None])
+def test_it_says_which_state_was_tested(run, scored):
+    path = run / "results.json"
+    found = json.loads(path.read_text())
+    if scored:
+        found["settings"]["scored"] = scored
+        path.write_text(json.dumps(found))
+        report.write(run, "graphfl", Table(["mph"], [["CNFGNN"]]))
+    words = " ".join(Page((run / "report.html").read_text()).text.split())
+    said = scored or "best round by the validation part"
+    assert f"Of the state of the {said}, on the test part." in words
+
+
 def test_it_says_what_was_run(page):
     words = " ".join(page.text.split())
     for said in (

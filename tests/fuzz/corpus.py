@@ -201,12 +201,19 @@ def _products(folder: Path) -> dict[str, Case]:
         path = products / f"{name}.csv.gz"
         path.parent.mkdir(exist_ok=True, parents=True)
         text = "".join(",".join(map(str, row)) + "\n" for row in rows)
-        path.write_bytes(gzip.compress(text.encode()))
+        path.write_bytes(gzip.compress(text.encode(), mtime=0))
     load = _reads(graph_formats.read_products, products).load
     return {
         f"products_{name}": Case(products / "raw" / f"{name}.csv.gz", load)
         for name in ("edge", "node-feat", "num-node-list")
     }
+
+
+def _of_no_time(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """So that the same case is the same bytes again."""
+    member.mtime = member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
 
 
 def _images(folder: Path) -> dict[str, Case]:
@@ -224,8 +231,11 @@ def _images(folder: Path) -> dict[str, Case]:
         batch = value or {b"data": pixels, b"labels": [3, 7]}
         (batches / name).write_bytes(pickle.dumps(batch, 2))
     archive = folder / "cifar-10-python.tar.gz"
-    with tarfile.open(archive, "w:gz") as file:
-        file.add(batches, batches.name)
+    with (
+        gzip.GzipFile(archive, "wb", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as file,
+    ):
+        file.add(batches, batches.name, filter=_of_no_time)
     return {
         "images_npz": _loads(own, "images"),
         "cifar_batch": Case(batches / "data_batch_1", _loads(batches, "images").load),

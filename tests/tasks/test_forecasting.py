@@ -6,6 +6,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.tasks import forecasting, traffic_rnn
@@ -181,6 +182,13 @@ def test_models_of_their_own_are_applied_to_their_own_clients():
     x = np.ones((3, 4, 1), np.float32)
     scaled = forecasting.apply_models(lambda p, x: p * x, np.arange(3.0), x)
     npt.assert_array_equal(scaled, np.arange(3.0)[:, None, None] * x)
+
+
+@pytest.mark.parametrize("clients_per_chunk", [None, 1])
+def test_models_of_other_clients_are_refused(clients_per_chunk):
+    x, chunk = np.ones((5, 4, 1), np.float32), {"clients_per_chunk": clients_per_chunk}
+    with pytest.raises(InputError, match="3 models for 5 clients, expected one for"):
+        forecasting.apply_models(lambda p, x: p * x, np.arange(3.0), x, **chunk)
 
 
 def test_all_clients_are_gathered(train):

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.testing as npt
 import optax
 import pytest
+import scipy.sparse
 
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.sparse_rows import stack
 from fedjax_graph.models.embeddings import apply_with_embeddings
 from fedjax_graph.models.resnet import LOGIT_SCALE
 from fedjax_graph.tasks.nodes import NodeTask
@@ -132,3 +134,16 @@ def test_a_network_without_a_head_has_no_embeddings():
     layer = nn.Dense(2, name="last")
     with pytest.raises(InputError, match="Dense: none of its layers is called head"):
         apply_with_embeddings(layer, layer.init(KEY, jnp.ones(3)), jnp.ones(3))
+
+
+def test_features_themselves_are_no_embeddings_where_they_are_sparse():
+    graphs = client_graphs.make_splits()["train"]
+    features = np.asarray(graphs.features)
+    rows = [scipy.sparse.csr_array(x) for x in features]
+    own = jax.tree.map(lambda x: x[0], graphs)
+    sparse = jax.tree.map(lambda x: x[0], stack(rows, features.shape[1]))
+    sizes = client_graphs.NUM_FEATURES, client_graphs.NUM_CLASSES
+    sgc = SubgraphTask(*sizes, model="sgc").build()
+    with pytest.raises(InputError, match="are the features themselves; give these"):
+        sgc.embed(sgc.init(KEY), own._replace(features=sparse), graphs)
+    assert sgc.embed(sgc.init(KEY), own, graphs).embeddings.shape == features.shape[1:]

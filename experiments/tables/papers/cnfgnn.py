@@ -17,7 +17,7 @@ TRAFFIC = Metric(
     scale=2.0**-30,
     spread="communication_bytes_by_seed",
 )
-GFLOPS = Metric("a device's forward pass (GFLOP)", ("device_gflops",), 4)
+GFLOPS = Metric("a device's forward pass (GFLOP)", ("device_gflops_as_printed",), 4)
 INDUCTIVE = tuple(
     of_test(f"RMSE (mph), {sensors} sensors", f"{sensors}.rmse", 3)
     for sensors in ("all", "seen", "unseen")

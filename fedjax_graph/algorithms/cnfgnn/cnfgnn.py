@@ -78,6 +78,15 @@ class HalvesConfig(Checked):
     edges_per_chunk: int = limited(0, lower=0)
     exchange_bits: ClassVar[int] = 32  # nothing is rounded where nothing is sent
 
+    def __post_init__(self) -> None:
+        """Checks types and limits; raises `InputError`."""
+        super().__post_init__()
+        if len(self.gn_mlp_sizes) < 2:
+            raise InputError(
+                f"gn_mlp_sizes={self.gn_mlp_sizes}: expected two or more sizes, of "
+                "hidden layers and of the last one"
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class SplitConfig(HalvesConfig):

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig, cnfgnn
 from fedjax_graph.core import aggregation, folding, graphs
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models import graph_network, seq2seq
 from tests.algorithms import oracle
@@ -238,3 +239,9 @@ def test_evaluation_never_feeds_the_truth(forecasts_of):
     first, last = int(data.starts[-1]) + 12, int(data.starts[-1]) + 24
     altered = data._replace(speed=data.speed.at[:, first:last].add(30))
     npt.assert_array_equal(before[-1], predict(state, altered)[-1])
+
+
+@pytest.mark.parametrize("sizes", [(), (6,)])
+def test_the_graph_network_has_a_hidden_layer(sizes):
+    with pytest.raises(InputError, match="gn_mlp_sizes"):
+        CNFGNNConfig(gn_mlp_sizes=sizes)
