@@ -25,7 +25,7 @@ def small(methods):
     return [*of_halves, *(GRUS if trained & set(ONLY_GRUS) else ())]
 
 
-def write_network(path, seed=0, num_steps=100, num_sensors=4):
+def write_network(path, seed=0, num_steps=130, num_sensors=4):
     rng = np.random.default_rng(seed)
     phase = np.arange(num_steps)[:, None] / 6 + np.arange(num_sensors)
     speed = 50 + 10 * np.sin(phase) + rng.normal(0, 1, phase.shape)
@@ -77,7 +77,7 @@ def whole(machine):
 def test_a_run_prints_plain_lines_and_a_table(machine, whole):
     assert whole.stderr == ""
     lines = whole.stdout.splitlines()
-    assert lines[0] == "tiny: 4 sensors, 100 steps of 5 min"
+    assert lines[0] == "tiny: 4 sensors, 130 steps of 5 min"
     for method in ("gru_fedavg", "cnfgnn"):
         shown = [line for line in lines if line.startswith(f"{method}  round ")]
         assert [line.split()[2] for line in shown] == ["1/3", "2/3", "3/3"]
@@ -301,7 +301,7 @@ def test_two_seeds_are_two_runs(machine):
         ("not resumed", ["whole", "already holds a run", "--resume"]),
         ("other size", ["cnfgnn", "config.hidden_size=4, not 8"]),
         ("other seeds", ["saved with seeds=[0, 1], not [0, 1, 2]"]),
-        ("other data", ["network.npz", "other data"]),
+        ("other data", ["results.json", "other data"]),
         ("other chunks", ["config.clients_per_chunk=2, not None"]),
         ("broken score", ["cnfgnn/checkpoints/3", "is damaged", "resume the run"]),
         ("broken network", ["network.npz", "not a readable"]),

@@ -11,6 +11,7 @@ from experiments.studies.fl_agcns import FLAGCNSStudy
 from experiments.studies.fl_agcns_problem import draw_split
 from fedjax_graph.core.sparse_rows import SparseRows
 from fedjax_graph.data.graphs import client_subgraphs, synthetic
+from fedjax_graph.driver import diagrams
 from tests.experiments import binary
 from tests.experiments.fl_agcns_machine import (
     NUM_CLASSES,
@@ -235,7 +236,7 @@ def test_an_earlier_network_is_drawn_as_it_was(tmp_path, monkeypatch):
     def architecture(path, labels, edges, said, colour):
         drawn[path.stem] = len(edges), said
 
-    monkeypatch.setattr(fl_agcns_output.diagrams, "architecture", architecture)
+    monkeypatch.setattr(diagrams, "architecture", architecture)
     monkeypatch.setattr(
         fl_agcns_output.plots, "training_curves", lambda *args: looks.append(args[2:])
     )
