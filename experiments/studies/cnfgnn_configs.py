@@ -79,7 +79,6 @@ def gru_task(
         "local_epochs": epochs,
         "sampling_decay": paper.GRU_FEDAVG_DECAY if method == "gru_fedavg" else decay,
         "masked_loss": study.masked_loss,
-        "residual": study.residual,
         "clients_per_chunk": chunk,
     }
     return TrafficSeq2SeqTask(**_known(values))
@@ -99,7 +98,6 @@ def _half_values(study: CNFGNNOptions, method: str, num_train: int) -> dict[str,
         "average_every_step": study.average_every_step,
         "sampling_decay": sampling_decay(study, num_train),
         "masked_loss": study.masked_loss,
-        "residual": study.residual,
         "server_dtype": study.server_dtype,
         "exchange_bits": int(study.exchange_bits),
     }

@@ -30,7 +30,6 @@ TASK_OPTIONS = {  # field, or of a task: what does not read the option all the s
     "client_rounds": ("gru_centralized", "gru_fmtl"),  # have passes of their own
     "sampling_decay": ("gru_fedavg",),  # whose k is 1
     "masked_loss": (),
-    "residual": (),
 }
 
 
@@ -107,9 +106,6 @@ class CNFGNNOptions(TrafficStudy):
     )
     masked_loss: bool = option(
         False, "Missing readings count neither in training nor for the best."
-    )
-    residual: bool = option(
-        False, "Forecasts are added to the last observed reading, whatever it is."
     )
     server_dtype: str = option(
         "float32",

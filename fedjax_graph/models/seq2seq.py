@@ -25,7 +25,6 @@ class Seq2Seq(nn.Module):
     hidden_size: int = 64
     embedding_size: int = 64
     num_layers: int = 1
-    residual: bool = False  # forecasts are added to the last observed value
 
     def setup(self) -> None:
         state_size = self.hidden_size + self.embedding_size
@@ -87,8 +86,6 @@ class Seq2Seq(nn.Module):
                     projected = new_states[-1] @ cell.input_kernel + cell.input_bias
                 new_states.append(gru_step(cell, state, projected))
             output = new_states[-1] @ head_kernel + head_bias
-            if self.residual:
-                output = output + last[:, 0]
             return (new_states, jnp.where(feed, truth, output)), output
 
         states = [

@@ -46,7 +46,6 @@ class TrafficSeq2SeqTask(Checked):
     # k; 1: the truth is fed in the first steps alone
     sampling_decay: float = limited(1000.0, above=0)
     masked_loss: bool = False  # leaves missing readings out
-    residual: bool = False  # forecasts are added to the last observed value
     eval_batch_size: int = limited(48, lower=1)
     # in forecasts, of models of their own
     clients_per_chunk: int | None = limited(None, lower=1)
@@ -69,8 +68,7 @@ class TrafficSeq2SeqTask(Checked):
 
     def model(self) -> seq2seq.Seq2Seq:
         """The network of one client."""
-        sizes = self.hidden_size, self.embedding_size, self.num_layers
-        return seq2seq.Seq2Seq(*sizes, self.residual)
+        return seq2seq.Seq2Seq(self.hidden_size, self.embedding_size, self.num_layers)
 
 
 class ClientData(NamedTuple):

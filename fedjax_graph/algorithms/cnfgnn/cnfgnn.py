@@ -72,7 +72,6 @@ class HalvesConfig(Checked):
     sampling_decay: float = limited(1000.0, above=0)
     clients_per_chunk: int | None = limited(None, lower=1)
     masked_loss: bool = False  # leaves missing readings out
-    residual: bool = False  # forecasts are added to the last observed value
     server_dtype: Literal["float32", "bfloat16"] = "float32"  # of the graph network
     # whose messages the graph network holds at once; 0: those of all edges
     edges_per_chunk: int = limited(0, lower=0)
@@ -210,7 +209,7 @@ def make_models(config: HalvesConfig) -> Models:
         size, size, config.gn_mlp_sizes, config.gn_layers, config.edges_per_chunk
     )
     return Models(
-        seq2seq.Seq2Seq(size, size, residual=config.residual),
+        seq2seq.Seq2Seq(hidden_size=size, embedding_size=size),
         network,
         config.clients_per_chunk,
         config.server_dtype,
