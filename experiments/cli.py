@@ -1,6 +1,7 @@
 """What every binary does with its command line and with errors of its main function."""
 
 import contextlib
+import io
 import logging as python_logging
 import os
 import re
@@ -121,6 +122,9 @@ def run(main: Callable[[], Any]) -> None:
             _leave(1)
 
     _hush_event_loops()
+    for stream in (sys.stdout, sys.stderr):  # a ± may be no letter of the terminal's
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app.run(alone_or_at_once, flags_parser=parse)
 
 

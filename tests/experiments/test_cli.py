@@ -219,3 +219,14 @@ def test_a_flagfile_of_another_editor_is_one_line(tmp_path, content, words):
     )
     assert process.returncode == 2 and words in process.stderr
     assert process.stderr.count("\n") == 1
+
+
+def test_a_terminal_of_few_letters_gets_what_it_has(tmp_path):
+    process = subprocess.run(
+        [sys.executable, "-c", MAIN.format(body="print('1 \\xb1 2')")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert (process.returncode, process.stdout) == (0, "1 ? 2\n")

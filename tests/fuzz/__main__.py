@@ -55,6 +55,8 @@ def run(seed: int, count: int, first: int) -> int:
         if process.returncode:
             print(lines[-1:], process.returncode, process.stderr[-2000:], flush=True)
             wrong += 1
+            if not lines:  # it did not even start
+                break
             first += len(lines) // 2 + 1
             continue
         first = last
