@@ -45,7 +45,8 @@ class Chip:
 
     def rates(self) -> hlo_costs.Rates:
         """What `hlo_costs.analyse` takes."""
-        short = dict.fromkeys(("bf16", "f16", "s8", "u8"), self.bfloat16_flops)
+        names = ("bf16", "f16", "s8", "u8")
+        short: dict[str, float] = dict.fromkeys(names, self.bfloat16_flops)
         if self.platform == "tpu":
             short |= {
                 "f32_default": self.bfloat16_flops,
