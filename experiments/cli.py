@@ -77,14 +77,8 @@ def run(main: Callable[[], Any]) -> None:
             if sys.stdout:  # None where it was closed from the start
                 sys.stdout.flush()
         except BrokenPipeError:
-            exits.silence(sys.stdout)
-            try:
-                _fail(
-                    f"nobody reads the output any more{_how_to_resume()}", exits.CLOSED
-                )
-            except BrokenPipeError:  # both go to one pipe
-                exits.silence(sys.stderr)
-                _leave(exits.CLOSED)
+            exits.say_unread(_how_to_resume())
+            _leave(exits.CLOSED)
         except InputError as error:
             _fail(error)
         except termination.Terminated as error:
@@ -122,9 +116,8 @@ def run(main: Callable[[], Any]) -> None:
             _leave(1)
 
     _hush_event_loops()
-    for stream in (sys.stdout, sys.stderr):  # a ± may be no letter of the terminal's
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # as of ± where it is no letter
     app.run(alone_or_at_once, flags_parser=parse)
 
 

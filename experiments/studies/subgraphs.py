@@ -64,14 +64,14 @@ class SubgraphStudy(SubgraphSettings):
 
     def in_effect(self) -> dict[str, Any]:
         """See `Options.in_effect`."""
+        steps = "adam, which goes on from round to round where a method can keep it"
         return super().in_effect() | {
             "dataset": self.dataset or SHORT_RUN_DATASET,
             "methods": self.chosen_methods(),
             "num_clients": self.setting("num_clients", NUM_CLIENTS),
             "num_rounds": self.setting("num_rounds", NUM_ROUNDS),
             "patience": self.patience,
-            "client_optimizer": "adam, which goes on from round to round where a "
-            "method can keep its moments",
+            "client_optimizer": self.client_optimizer or steps,
         }
 
     def run_loaded(self) -> dict[str, Entry]:

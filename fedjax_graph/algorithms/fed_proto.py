@@ -48,7 +48,8 @@ class Prototypes(NamedTuple):
     """Holds the mean embeddings of the classes, of one client or of all."""
 
     means: jax.Array  # [..., classes, D] float32, 0 for a class without examples
-    counts: jax.Array  # [..., classes] int32, numbers of examples
+    # [..., classes] numbers of examples: int32 as sent, float32 where they are kept
+    counts: jax.Array
 
 
 class FedProtoState(NamedTuple):
@@ -79,7 +80,7 @@ def merge(before: Prototypes) -> aggregation.Aggregator:
         is_seen = totals > 0
         merged = Prototypes(
             jnp.where(is_seen[..., None], mean, before.means),
-            jnp.where(is_seen, totals, before.counts),
+            jnp.where(is_seen, totals.astype(before.counts.dtype), before.counts),
         )
         return stacked | {"prototypes": merged}
 
@@ -131,8 +132,7 @@ def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
         first = jax.tree.map(lambda x: x[0], task.client_data(data))
         width = jax.eval_shape(embed, model, first, data).embeddings.shape[-1]
         none = Prototypes(
-            jnp.zeros((1, task.num_classes, width)),
-            jnp.zeros((1, task.num_classes), jnp.int32),
+            jnp.zeros((1, task.num_classes, width)), jnp.zeros((1, task.num_classes))
         )
         return FedProtoState(models, jnp.int32(0), none)
 

@@ -148,7 +148,9 @@ def split(
     is_ready = (mean_norm < config.mean_below) & (
         largest > config.largest_above
     )  # Eq. 2
-    is_ready = is_ready & (counts > 2) & is_time & is_real
+    is_known = jnp.all(jnp.isfinite(norms), axis=1)
+    is_whole = ~jnp.any((together > 0) & ~is_known, axis=1)  # all norms are numbers
+    is_ready = is_ready & (counts > 2) & is_time & is_real & is_whole
     is_cluster = together[jnp.argmax(is_ready)] > 0
     is_inside = is_cluster & is_real  # who trains on nothing stays on one side
 

@@ -229,14 +229,15 @@ def with_noise(aggregate: Aggregator, key: jax.Array, scale: float) -> Aggregato
     if not scale:
         return aggregate
 
+    def add(x, key):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x  # a count
+        return x + scale * jax.random.normal(key, x.shape, x.dtype)
+
     def noisy(stacked, cohort):
         leaves, structure = jax.tree.flatten(aggregate(stacked, cohort))
         keys = jax.random.split(key, len(leaves))
-        drawn = [
-            jax.random.normal(k, x.shape, x.dtype)
-            for k, x in zip(keys, leaves, strict=True)
-        ]
-        leaves = [x + scale * noise for x, noise in zip(leaves, drawn, strict=True)]
+        leaves = [add(x, own) for x, own in zip(leaves, keys, strict=True)]
         return jax.tree.unflatten(structure, leaves)
 
     return noisy

@@ -22,15 +22,27 @@ def in_one_line() -> Iterator[None]:
         if sys.stdout:  # None where it was closed from the start
             sys.stdout.flush()
     except BrokenPipeError:  # as of `| head`
-        silence(sys.stdout)
-        print("error: nobody reads the output any more", file=sys.stderr)
+        say_unread()
         sys.exit(CLOSED)
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr, flush=True)
         os._exit(INTERRUPTED)
 
 
-def silence(stream: TextIO | None) -> None:
+def say_unread(more: str = "") -> None:
+    """Says that nobody reads the output, where somebody reads the errors.
+
+    Args:
+      more: is said behind it.
+    """
+    _silence(sys.stdout)
+    try:
+        print(f"error: nobody reads the output any more{more}", file=sys.stderr)
+    except BrokenPipeError:  # both go to one pipe
+        _silence(sys.stderr)
+
+
+def _silence(stream: TextIO | None) -> None:
     """Lets what is still written to a pipe that nobody reads go nowhere."""
     if stream:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

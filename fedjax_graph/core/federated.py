@@ -208,7 +208,9 @@ def federated_round(
             return aggregate(*args)[0] if has_aux else aggregate(*args)
 
         whole = aggregation.partial(first, is_personal)
-        return aggregation.initial(whole, models, num_clients)
+        one = jax.tree.map(lambda x: x[:1], models)
+        every = aggregation.initial(whole, one, num_clients)
+        return jax.tree.map(lambda x, y: x if len(x) == len(y) else y, models, every)
 
     def round_(models, client_data, client_ids, weights, key, *args):
         updated, loss, cohort = train(

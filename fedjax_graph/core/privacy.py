@@ -63,7 +63,7 @@ def check(on_nan: str = "stop") -> None:
     if on_nan == "skip_client":
         raise InputError(
             "on_nan=skip_client shows which clients were left out, so it is not "
-            "private; an update that is not finite counts as 0"
+            "private; numbers of an update that are not finite count as 0"
         )
     _jax_privacy()
 
@@ -137,7 +137,7 @@ def clipped_updates(clip_norm: float, stacked: Any, start: Any) -> Any:
 
 
 def _clip(tree: Any, clip_norm: float) -> Any:
-    """A pytree scaled down to a norm, where its own is larger; not finite counts as 0.
+    """A pytree scaled down to a norm, if its own is larger; what is not finite is 0.
 
     JAX-Privacy 2.0 calls what optax 0.2.8 deprecates.
     """

@@ -68,7 +68,8 @@ def secure_mean(key: jax.Array, may_drop: bool = False) -> Aggregator:
         integers = to_fixed_point(numbers)
         sent = messages(integers, cohort.indices, takes_part, key)
         total = from_fixed_point(unmasked_sum(sent, cohort.indices, takes_part, key))
-        return unravel(jnp.where(is_beyond, jnp.nan, total))
+        mean = unravel(jnp.where(is_beyond, jnp.nan, total))
+        return jax.tree.map(lambda x, of: x.astype(of.dtype), mean, stacked)
 
     return aggregate
 

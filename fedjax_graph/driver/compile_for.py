@@ -30,7 +30,7 @@ GIB = 2**30
 class Chip:
     """Rates of one chip as its maker gives them, dense, without sparsity.
 
-    Products of float32 operands run on a GPU as TF32, whatever `--precision` says, on a
+    Products of float32 operands count on a GPU as TF32, whatever was asked for, on a
     TPU in as many passes of bfloat16 as the program asks for: one by default, three at
     high precision (`tf32`), six at the highest.
     """

@@ -386,6 +386,19 @@ def test_a_cluster_of_two_is_not_split(is_split):
         assert found == (size == 3)
 
 
+def test_a_cluster_of_a_diverged_client_is_not_split():
+    """Whose norms are no numbers, by which it would be cut."""
+    together, weights = jnp.ones((3, 3)), jnp.ones(3)
+    changes = {"w": jnp.array([[1.0], [-1.0], [jnp.nan]])}
+    config = types.SimpleNamespace(mean_below=1.0, largest_above=0.9)
+    cohort = clients.Cohort(jnp.arange(3), weights)
+    for last, expected in ((0.0, True), (jnp.nan, False)):
+        norms = jnp.array([[1.0, 2], [3, 4], [5, last]])
+        args = together, weights > 0, norms, changes, cohort, jnp.bool_(True)
+        after, is_split = gcfl_plus.split(config, *args)
+        assert is_split == expected == bool(jnp.any(after != together))
+
+
 def test_one_diverged_client_keeps_no_other_cluster_together(is_split):
     together = np.kron(np.eye(2, dtype=np.float32), np.ones((3, 3), np.float32))
     changes = np.array([[1.0], [-1.0], [0.5], [0.1], [0.1], [np.nan]])

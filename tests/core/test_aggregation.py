@@ -332,6 +332,14 @@ def test_an_adjacency_that_does_not_fit_is_refused(shape):
         )
 
 
+def test_noise_is_no_part_of_counts():
+    stacked = {"w": jnp.ones((3, 2)), "counts": jnp.arange(3)[:, None]}
+    noisy = aggregation.with_noise(aggregation.none, jax.random.key(0), 1.0)
+    found = noisy(stacked, cohort_of([1, 1, 1]))
+    npt.assert_array_equal(found["counts"], stacked["counts"])
+    assert not np.any(found["w"] == 1)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_models_keep_their_precision(dtype):
     rows = np.random.default_rng(0).normal(size=(3, 4))

@@ -242,6 +242,19 @@ def test_what_a_cohort_of_one_keeps_for_itself_is_nobody_elses(participation):
     npt.assert_allclose(models["base"], [[base]], atol=1e-6)
 
 
+@pytest.mark.parametrize("participation", [0.4, 0.2])
+def test_rows_of_all_become_one_model_for_all(participation):
+    start = {"base": jnp.arange(5.0)[:, None]}
+    mean = aggregation.weighted_mean
+    round_ = federated_round(grow, mean, participation=participation)
+    key, x = jax.random.key(3), {"x": jnp.asarray(READINGS)}
+    models, _ = round_(start, x, IDS, WEIGHTS, key)
+    cohort, _ = cohort_of(key, participation)
+    after = np.arange(5) + READINGS.mean(axis=1)
+    base = np.average(after[cohort], weights=WEIGHTS[cohort])
+    npt.assert_allclose(models["base"], [[base]], atol=1e-6)
+
+
 def test_a_round_that_shares_nothing_asks_no_aggregator():
     def refuse(stacked, cohort):
         raise AssertionError("nothing was sent")

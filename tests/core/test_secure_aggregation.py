@@ -305,3 +305,9 @@ def test_small_numbers_of_many_clients_are_not_lost(size, quick_jit):
     error = 5 * 0.5 * UNIT * np.sqrt(num_clients / num_numbers)
     npt.assert_allclose(np.mean(merged["w"]), size, atol=error)
     assert error < 0.2 * abs(size)
+
+
+def test_masked_means_have_the_precision_of_the_models():
+    rows = {"w": jnp.ones((6, 3), jnp.bfloat16), "b": jnp.ones((6, 1))}
+    merged = secure_aggregation.secure_mean(KEY)(rows, cohort_of([1] * 6))
+    assert (merged["w"].dtype, merged["b"].dtype) == (jnp.bfloat16, jnp.float32)

@@ -113,7 +113,8 @@ def notes_on(
         )
     skips = time_steps.clock_skips(dataset.timestamps)
     if len(skips):
-        notes.append(f"the clock skips an hour before row {skips[0]}")
+        rows = ", ".join(map(str, skips))
+        notes.append(f"the clock skips an hour before row {rows}")
     return tuple(notes)
 
 
