@@ -76,8 +76,8 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
       InputError: if the task has none, or an optimizer that has no gradient through it
         is differentiated.
     """
-    check_optimizer(config)
     task = client_state.build_anew(config.task, "graphfl")
+    check_optimizer(config)
     client_query_loss = task.query_loss
     if client_query_loss is None:
         raise InputError(f"graphfl: the task {config.task.kind} has no query sets")

@@ -6,7 +6,6 @@ import flax.linen as nn
 import jax
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.sparse_rows import SparseRows
 
 HEADS = ("head", "output")  # names of last layers
 
@@ -25,7 +24,7 @@ def apply_with_embeddings(
       What `module.apply` returns, and the embeddings [..., D].
 
     Raises:
-      InputError: if no layer has such a name, or it reads sparse features themselves.
+      InputError: if no layer has such a name.
     """
     read: list[jax.Array] = []
 
@@ -40,10 +39,5 @@ def apply_with_embeddings(
         raise InputError(
             f"{type(module).__name__}: none of its layers is called "
             f"{' or '.join(HEADS)}, whose input its embeddings would be"
-        )
-    if isinstance(read[0], SparseRows):
-        raise InputError(
-            f"{type(module).__name__}: its embeddings are the features themselves; "
-            "give these dense"
         )
     return outputs, read[0]

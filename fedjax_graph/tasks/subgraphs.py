@@ -25,6 +25,7 @@ from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.registry import Registry
+from fedjax_graph.core.sparse_rows import SparseRows
 from fedjax_graph.core.task import Embedded, Task, flipped
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
@@ -279,7 +280,7 @@ def training_loss(module: SubgraphModel) -> Callable[..., tuple[jax.Array, Any]]
         (outputs, new), seen = forward(module, variables, client_data, key)
         value = cross_entropy(outputs, client_data.labels, client_data.is_trained)
         if add is not None:
-            value += add(params, seen, key)
+            value += add(params, check_dense(seen), key)
         return value, new.get("batch_stats", stats)
 
     return loss
@@ -316,9 +317,24 @@ def embed_nodes(
 ) -> Embedded:
     """The embeddings of all nodes of ONE client; see `Task.embed`."""
     if key is not None:
-        return forward(module, model, client_data, key)[1]
+        return check_dense(forward(module, model, client_data, key)[1])
     embeddings = apply_with_embeddings(module, model, as_graph(client_data))[1]
-    return as_embedded(embeddings, client_data)
+    return check_dense(as_embedded(embeddings, client_data))
+
+
+def check_dense(seen: Embedded) -> Embedded:
+    """Checks that embeddings can be computed with.
+
+    Raises:
+      InputError: if they are sparse features, all that a network without hidden layers
+        has.
+    """
+    if isinstance(seen.embeddings, SparseRows):
+        raise InputError(
+            "a network without hidden layers, whose embeddings are the features "
+            "themselves; give these dense"
+        )
+    return seen
 
 
 def query_halves(

@@ -144,6 +144,6 @@ def test_features_themselves_are_no_embeddings_where_they_are_sparse():
     sparse = jax.tree.map(lambda x: x[0], stack(rows, features.shape[1]))
     sizes = client_graphs.NUM_FEATURES, client_graphs.NUM_CLASSES
     sgc = SubgraphTask(*sizes, model="sgc").build()
-    with pytest.raises(InputError, match="are the features themselves; give these"):
+    with pytest.raises(InputError, match="without hidden layers, whose embeddings are"):
         sgc.embed(sgc.init(KEY), own._replace(features=sparse), graphs)
     assert sgc.embed(sgc.init(KEY), own, graphs).embeddings.shape == features.shape[1:]
