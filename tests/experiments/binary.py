@@ -239,3 +239,20 @@ def assert_refused(answer, words):
     assert line.startswith("error: "), line
     assert len(line) < 700
     assert all(word in line for word in words), line
+
+
+def assert_unread_is_said(arguments, stderr):
+    """Runs Python with an output that nobody reads, to which errors may go as well."""
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.run(
+        [sys.executable, *arguments],
+        stdout=write,
+        stderr=stderr,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    line = "error: nobody reads the output any more\n"
+    said = line if stderr == subprocess.PIPE else None
+    assert (process.returncode, process.stderr) == (141, said)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from experiments import cli
-from tests.experiments import forks
+from tests.experiments import binary, forks
 
 MAIN = """
 import jax.numpy as jnp
@@ -112,19 +112,9 @@ def test_a_signal_waits_for_no_thread(sign, status):
 @pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT])
 def test_output_that_nobody_reads_ends_in_one_line(flush, stderr):
     """Whether it is written at once or when the process ends; errors may go there."""
-    read, write = os.pipe()
-    os.close(read)
-    process = subprocess.run(
-        [sys.executable, "-c", MAIN.format(body=f"print('x', flush={flush})")],
-        stdout=write,
-        stderr=stderr,
-        text=True,
-        check=False,
+    binary.assert_unread_is_said(
+        ["-c", MAIN.format(body=f"print('x', flush={flush})")], stderr
     )
-    os.close(write)
-    line = "error: nobody reads the output any more\n"
-    said = line if stderr == subprocess.PIPE else None
-    assert (process.returncode, process.stderr) == (141, said)
 
 
 def test_ctrl_c_while_a_binary_is_imported_is_one_line():

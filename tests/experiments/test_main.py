@@ -1,13 +1,13 @@
 """The binaries under one name."""
 
 import importlib
-import os
 import subprocess
 import sys
 
 import pytest
 
 from experiments import __main__ as binaries
+from tests.experiments import binary
 
 
 def run(monkeypatch, *arguments):
@@ -64,16 +64,4 @@ def test_ctrl_c_while_a_binary_is_imported_is_one_line():
 
 @pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT])
 def test_help_that_nobody_reads_ends_in_one_line(stderr):
-    read, write = os.pipe()
-    os.close(read)
-    process = subprocess.run(
-        [sys.executable, "-m", "experiments", "--help"],
-        stdout=write,
-        stderr=stderr,
-        text=True,
-        check=False,
-    )
-    os.close(write)
-    line = "error: nobody reads the output any more\n"
-    said = line if stderr == subprocess.PIPE else None
-    assert (process.returncode, process.stderr) == (141, said)
+    binary.assert_unread_is_said(["-m", "experiments", "--help"], stderr)
