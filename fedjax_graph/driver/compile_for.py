@@ -30,14 +30,14 @@ GIB = 2**30
 class Chip:
     """Rates of one chip as its maker gives them, dense, without sparsity.
 
-    Products of float32 operands count on a GPU as TF32, whatever was asked for, on a
-    TPU in as many passes of bfloat16 as the program asks for: one by default, three at
-    high precision (`tf32`), six at the highest.
+    Products of float32 operands count as the program asks for: on a GPU as TF32 by
+    default and at high precision (`tf32`), off the tensor cores at the highest; on a
+    TPU in one, three and six passes of bfloat16.
     """
 
     platform: str  # tpu or cuda
     bfloat16_flops: float  # FLOP/s
-    float32_flops: float  # FLOP/s of products of float32 operands
+    float32_flops: Mapping[str, float]  # FLOP/s by precision: default, high, highest
     bytes: float  # of memory, in a second
     link_bytes: float  # to other chips, in a second and one direction
     memory_gib: float
@@ -46,27 +46,24 @@ class Chip:
     def rates(self) -> hlo_costs.Rates:
         """What `hlo_costs.analyse` takes."""
         names = ("bf16", "f16", "s8", "u8")
-        short: dict[str, float] = dict.fromkeys(names, self.bfloat16_flops)
-        if self.platform == "tpu":
-            short |= {
-                "f32_default": self.bfloat16_flops,
-                "f32_highest": self.bfloat16_flops / 6,
-            }
+        known = dict.fromkeys(names, self.bfloat16_flops)
+        known |= {f"f32_{name}": rate for name, rate in self.float32_flops.items()}
+        others = self.float32_flops["highest"]
         return hlo_costs.Rates(
-            lambda dtype: short.get(dtype, self.float32_flops),
-            self.bytes,
-            self.link_bytes,
+            lambda dtype: known.get(dtype, others), self.bytes, self.link_bytes
         )
 
 
 def _tpu(flops: float, bandwidth: float, link: float, gib: float, page: str) -> Chip:
     source = f"Google Cloud's page on TPU {page}"
-    return Chip("tpu", flops, flops / 3, bandwidth, link, gib, source)
+    of_float32 = {"default": flops, "high": flops / 3, "highest": flops / 6}
+    return Chip("tpu", flops, of_float32, bandwidth, link, gib, source)
 
 
 def _gpu(flops: float, bandwidth: float, link: float, gib: float, page: str) -> Chip:
     source = f"NVIDIA's data sheet of the {page}"
-    return Chip("cuda", flops, flops / 2, bandwidth, link, gib, source)
+    of_float32 = {"default": flops / 2, "high": flops / 2, "highest": 67e12}
+    return Chip("cuda", flops, of_float32, bandwidth, link, gib, source)
 
 
 CHIPS = {

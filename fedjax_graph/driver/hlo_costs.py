@@ -42,6 +42,8 @@ _PREFETCHES = {"slice-start", "copy-start"}  # a TPU's, to and from its chip
 _TO_HOST = {"infeed", "outfeed", "send", "recv"}
 _HOST_CALL = re.compile(r"is_host_transfer=true|xla_(ffi_)?python|MoveToHost")
 _FREE_CALL = re.compile(r"AllocateBuffer|Sharding|AssumeGather|annotate")
+# as an attribute, or in what XLA tells cuBLAS
+_PRECISION = re.compile(r'operand_precision(?:=\{|":\[")(\w+)')
 _PRODUCT_CALL = re.compile(r"gemm|matmul|cublas", re.IGNORECASE)
 
 
@@ -88,7 +90,7 @@ class Rates:
     """What a chip does in a second; products by the type of their operands."""
 
     # (an operand's type, such as bf16) -> FLOP/s; of float32 by the precision that is
-    # asked for: f32_default, f32 (high) or f32_highest
+    # asked for: f32_default, f32_high or f32_highest
     flops: Callable[[str], float]
     bytes: float  # of memory
     link_bytes: float  # to the other chips
@@ -266,7 +268,7 @@ class _Program:
             contracted = math.prod(_dims(left)[i] for i in places)
             first = _ARRAY.search(line.shape)
             size = _size(first[2]) if first else 0
-            yield 2.0 * size * contracted, _dtype(left)
+            yield 2.0 * size * contracted, _with_precision(left, line.rest)
         for own in inside.values():
             if own.kind in ("dot", "convolution"):
                 yield _product(own, inside)
@@ -342,16 +344,16 @@ def _product(line: Instruction, lines) -> tuple[float, str]:
         flops = 2.0 * size * math.prod(_dims(left)[i] for i in places)
     else:
         flops = _convolution(left, right, line.shape, line.rest)
-    return flops, _with_precision(_dtype(left), line.rest)
+    return flops, _with_precision(left, line.rest)
 
 
-def _with_precision(dtype: str, rest: str) -> str:
-    """The type of operands, of float32 with the precision of a product."""
+def _with_precision(operand: str, rest: str) -> str:
+    """The type of an operand, of float32 with the precision of the product."""
+    dtype = _dtype(operand)
     if dtype != "f32":
         return dtype
-    found = re.search(r"operand_precision=\{(\w+)", rest)
-    asked = found[1] if found else "default"
-    return dtype if asked == "high" else f"{dtype}_{asked}"
+    found = _PRECISION.search(rest)
+    return f"{dtype}_{found[1].lower() if found else 'default'}"
 
 
 def _cudnn(line: Instruction, lines) -> tuple[float, str]:
@@ -367,7 +369,7 @@ def _cudnn(line: Instruction, lines) -> tuple[float, str]:
         shapes = result, second, first
     elif "BackwardFilter" in line.rest:  # of inputs and gradient
         shapes = first, result, second
-    return _convolution(*shapes, line.rest), _dtype(first)
+    return _convolution(*shapes, line.rest), _with_precision(first, line.rest)
 
 
 def _convolution(inputs: str, kernel: str, outputs: str, rest: str) -> float:

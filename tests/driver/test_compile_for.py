@@ -92,7 +92,9 @@ def test_rates_have_a_source_and_an_order():
     for name, chip in compile_for.CHIPS.items():
         assert name in chip.source.lower().replace("tpu ", "")
         rates = chip.rates()
-        assert rates.flops("bf16") > rates.flops("f32") > rates.bytes > rates.link_bytes
+        types = ("bf16", "f32_default", "f32_high", "f32_highest")
+        falling = [*map(rates.flops, types), rates.bytes, rates.link_bytes]
+        assert falling == sorted(falling, reverse=True)
 
 
 @pytest.mark.usefixtures("rolled_scans", "few_convolutions")

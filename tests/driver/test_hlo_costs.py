@@ -21,13 +21,13 @@ def analyse(fn, *shapes):
     return hlo_costs.analyse(jax.jit(fn).lower(*args).compile().as_text(), RATES)
 
 
-def analyse_lines(operands, *lines, before=()):
-    """Of an accelerator's program, as its compiler writes it: on `%a`, `%b`, ..."""
+def program(operands, *lines, before=()):
+    """An accelerator's program, as its compiler writes it: on `%a`, `%b`, ..."""
     named = dict(zip("abc", operands, strict=False))
     arguments = ", ".join(f"{name}: {shape}" for name, shape in named.items())
     *others, root = lines
     result = root.split(" = ")[1].split(" ")[0]
-    text = "\n".join(
+    return "\n".join(
         [
             "HloModule m",
             "",
@@ -42,7 +42,10 @@ def analyse_lines(operands, *lines, before=()):
             "}",
         ]
     )
-    return hlo_costs.analyse(text, RATES)
+
+
+def analyse_lines(operands, *lines, before=()):
+    return hlo_costs.analyse(program(operands, *lines, before=before), RATES)
 
 
 def test_products_in_loops_count_as_often_as_they_run():
@@ -251,24 +254,40 @@ def test_what_moves_to_and_from_a_tpus_chip_counts_once(line, expected):
     assert analyse_lines(PAIR, line).bytes == expected
 
 
-def test_products_of_float32_cost_what_their_precision_asks_for():
-    seen = []
-    rates = hlo_costs.Rates(lambda x: seen.append(x) or 1.0, bytes=1.0, link_bytes=1.0)
+PRECISIONS = ("default", "high", "highest")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_products_of_float32_cost_what_their_precision_asks_for(precision):
+    """In a program of this machine, and as a GPU's compiler writes library calls."""
     shape = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32)
-    for precision, name in (
-        ("default", "f32_default"),
-        ("high", "f32"),
-        ("highest", "f32_highest"),
+    product = functools.partial(jnp.matmul, precision=precision)
+    attribute = f"operand_precision={{{precision},{precision}}}"
+    asked = f'["{precision.upper()}","{precision.upper()}"]'
+    calls = (
+        '"__cublas$lt$matmul", backend_config={"gemm_backend_config":'
+        '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]},'
+        f'"precision_config":{{"operand_precision":{asked},"algorithm":"ALG_UNSET"}}}}}}',
+        f'"__cudnn$convForward", dim_labels=bf_io->bf, {attribute}',
+    )
+    for text in (
+        jax.jit(product).lower(shape, shape).compile().as_text(),
+        *(
+            program(PAIR, f"%p = f32[8,16]{{1,0}} custom-call(%a, %b), target={call}")
+            for call in calls
+        ),
     ):
-        product = functools.partial(jnp.matmul, precision=precision)
-        program = jax.jit(product).lower(shape, shape).compile()
-        seen.clear()
-        hlo_costs.analyse(program.as_text(), rates)
-        assert seen == [name]
-    passes = [
-        compile_for.CHIPS["v5e"].rates().flops(x)
-        for x in ("bf16", "f32_default", "f32", "f32_highest")
-    ]
-    assert [round(passes[0] / x) for x in passes] == [1, 1, 3, 6]
-    gpu = compile_for.CHIPS["h200"].rates().flops
-    assert gpu("f32_default") == gpu("f32") == gpu("f32_highest") == gpu("bf16") / 2
+        seen = []
+        rates = hlo_costs.Rates(lambda x: seen.append(x) or 1.0, 1.0, 1.0)  # noqa: B023
+        hlo_costs.analyse(text, rates)
+        assert seen == [f"f32_{precision}"]
+
+
+@pytest.mark.parametrize(
+    ("chip", "times"),
+    [("v5e", [1, 1, 3, 6]), ("h200", [1, 2, 2, 989 / 67])],  # by their data sheets
+)
+def test_rates_of_float32_are_those_of_a_chips_precisions(chip, times):
+    rate = compile_for.CHIPS[chip].rates().flops
+    found = [rate("bf16") / rate(f"f32_{precision}") for precision in PRECISIONS]
+    assert [1, *found] == pytest.approx(times)
