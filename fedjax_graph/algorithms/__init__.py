@@ -114,7 +114,7 @@ def _checked(factory: Factory, config_type: type, title: str) -> Factory:
         if promised is not None and algorithm.privacy is None:
             raise InputError(f"method {title!r}: privacy is promised and not kept")
         chunked = functools.partial(
-            clients.scored_in_chunks,
+            clients.with_eval_chunk,
             clients_per_chunk=getattr(config, "clients_per_chunk", None),
         )
         phases = (x._replace(round=chunked(x.round)) for x in algorithm.phases)

@@ -111,7 +111,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
             return adaptive.mixed(found, known, homophily)
 
         client_data = beside(state.server.models).client_data(data)
-        mapped = clients.map_clients(one, clients.chunk_scored())
+        mapped = clients.map_clients(one, clients.eval_clients_per_chunk())
         own = mapped(state.models["params"], client_data, state.homophily)
         is_trained = data.client_weights[:, None, None] > 0
         return jnp.where(is_trained, own, common_logits(state.server.models, data))

@@ -129,7 +129,7 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
             meta_update,
             aggregation.weighted_mean,
             is_gradient=True,
-            counted=with_query(data),
+            reweigh=with_query(data),
         )
         gradient, loss = meta_round(  # Eqs. 6 and 13
             state.models, data, key, state.num_rounds

@@ -31,8 +31,8 @@ class FederatedAlgorithm(NamedTuple):
     """A federated method, built by a factory that closes over a frozen config.
 
     All four functions are pure and jittable. The fields after them describe the method.
-    Of the best state a run keeps no part whose name ends with `opt_state`: what an
-    optimizer gathers there `evaluate` and `predict` find to be None.
+    A run drops the fields whose names end with `opt_state` from the best state that it
+    keeps: `evaluate` and `predict` see None there, and must not read them.
     """
 
     init: Callable[[jax.Array, Data], State]  # (key, training data)
@@ -47,15 +47,17 @@ class FederatedAlgorithm(NamedTuple):
     """The metric of `evaluate`, one number, whose lowest value on the validation split
     makes the best round; `error` where it is a share of wrong answers."""
     privacy: Privacy | None = None
-    """What hides what a client sends, if anything: a run then states what it costs."""
+    """Settings of differential privacy; with them a run reports the epsilon spent."""
     reads_all_clients: bool = False
     """Whether a round reads what clients outside of its cohort keep, so that the rows
     of the cohort are not enough."""
     phases: tuple[Phase, ...] = ()
-    """What rounds do where they differ, in order, of which `by_phase` makes `round`.
-    The last phase trains what is scored: the best round is one of its rounds."""
+    """The phases, in order, of a method whose later rounds do something else; `round`
+    is then made by `by_phase`. The last phase trains what is scored: the best round is
+    one of its rounds."""
     client_data: Callable[[Data], Any] | None = None
-    """Data -> what each client trains on, [K, ...], as of the task; None: not said."""
+    """Split -> what each client trains on, [K, ...], as `Task.client_data`; None: not
+    known."""
 
     @property
     def scored_from(self) -> int:
@@ -64,17 +66,17 @@ class FederatedAlgorithm(NamedTuple):
 
 
 def by_phase(
-    phases: Sequence[Phase], num_rounds: Callable[[State], jax.Array]
+    phases: Sequence[Phase], rounds_so_far: Callable[[State], jax.Array]
 ) -> Callable[[State, Data, jax.Array], tuple[State, Metrics]]:
     """Makes a `round` that computes the one phase which it belongs to.
 
     Args:
       phases: in order, the first one from round 1 on.
-      num_rounds: state -> rounds so far.
+      rounds_so_far: state -> their number.
     """
 
     def round_(state, data, key):
-        number = num_rounds(state) + 1
+        number = rounds_so_far(state) + 1
         index = sum(number >= phase.first_round for phase in phases[1:])
 
         def watched(place, phase):

@@ -19,8 +19,8 @@ from fedjax_graph.core import arrays, communication, mesh, sharding
 from fedjax_graph.core.errors import InputError
 
 _Result = TypeVar("_Result")
-_scored_side_by_side: contextvars.ContextVar[int | None] = contextvars.ContextVar(
-    "_scored_side_by_side", default=None
+_eval_clients_per_chunk: contextvars.ContextVar[int | None] = contextvars.ContextVar(
+    "_eval_clients_per_chunk", default=None
 )
 
 
@@ -28,7 +28,7 @@ class Cohort(NamedTuple):
     """Holds the clients of a round."""
 
     indices: jax.Array  # [C] int32, ascending indices among the K clients
-    weights: jax.Array  # [C] float32; 0 for indices that padding left over
+    weights: jax.Array  # [C] float32, examples; 0: padding, dropped out or left out
 
 
 def map_axis(
@@ -165,10 +165,13 @@ def auto_clients_per_chunk(backend: str | None = None) -> int | None:
     return 1 if (backend or mesh.backend()) == "cpu" else None
 
 
-def scored_in_chunks(
+def with_eval_chunk(
     fn: Callable[..., _Result], clients_per_chunk: int | None
 ) -> Callable[..., _Result]:
-    """Makes `chunk_scored` that number inside a function, which may score clients.
+    """Wraps `fn` so that `eval_clients_per_chunk` returns a number while it runs.
+
+    `algorithms.build` wraps each method's functions so; a factory that is called
+    directly evaluates as the backend has it.
 
     Args:
       fn: traced or called as before.
@@ -179,18 +182,18 @@ def scored_in_chunks(
 
     @functools.wraps(fn)
     def run(*args, **named):
-        token = _scored_side_by_side.set(clients_per_chunk)
+        token = _eval_clients_per_chunk.set(clients_per_chunk)
         try:
             return fn(*args, **named)
         finally:
-            _scored_side_by_side.reset(token)
+            _eval_clients_per_chunk.reset(token)
 
     return run
 
 
-def chunk_scored() -> int | None:
+def eval_clients_per_chunk() -> int | None:
     """Returns how many clients are evaluated side by side on a device."""
-    return _scored_side_by_side.get() or auto_clients_per_chunk()
+    return _eval_clients_per_chunk.get() or auto_clients_per_chunk()
 
 
 def parse_clients_per_chunk(text: str, backend: str | None = None) -> int | None:

@@ -66,12 +66,13 @@ class Exchange(NamedTuple):
         return Bytes(total.up // num_rounds, total.down // num_rounds)
 
 
-def up(tree: Any, real: Fraction = Fraction(1), bits: int = 32) -> Any:
+def up(tree: Any, copies: Fraction | int = 1, bits: int = 32) -> Any:
     """Marks arrays that the clients send to the server; returns what arrives.
 
     Args:
       tree: pytree of arrays.
-      real: the part of them that is not padding.
+      copies: how many times their bytes count: below 1 where a part is padding, K where
+        one array goes to each of K clients.
       bits: other than 32 for rows of floats only, see `pack`.
 
     Returns:
@@ -80,12 +81,12 @@ def up(tree: Any, real: Fraction = Fraction(1), bits: int = 32) -> Any:
     Raises:
       ValueError: for other bits.
     """
-    return _cross(tree, f"{_UP}:{real}", bits)
+    return _cross(tree, f"{_UP}:{copies}", bits)
 
 
-def down(tree: Any, real: Fraction = Fraction(1), bits: int = 32) -> Any:
+def down(tree: Any, copies: Fraction | int = 1, bits: int = 32) -> Any:
     """Marks arrays that the server sends to the clients; see `up`."""
-    return _cross(tree, f"{_DOWN}:{real}", bits)
+    return _cross(tree, f"{_DOWN}:{copies}", bits)
 
 
 def book(up: int = 0, down: int = 0) -> None:
@@ -207,11 +208,11 @@ def _count(jaxpr: jex_core.Jaxpr, names: tuple[str, str]) -> Bytes:
 
 def _count_equation(equation: jex_core.JaxprEqn, names: tuple[str, str]) -> Bytes:
     kind, params = equation.primitive.name, equation.params
-    name, _, real = params["name"].partition(":") if kind == "name" else ("", "", "")
+    name, _, copies = params["name"].partition(":") if kind == "name" else ("", "", "")
     if name and name in names:
         (value,) = equation.outvars
         bits = jax.dtypes.itemsize_bits(value.aval.dtype)
-        size = Fraction(value.aval.size * bits, 8) * Fraction(real)
+        size = Fraction(value.aval.size * bits, 8) * Fraction(copies)
         return Bytes(up=size) if name == names[0] else Bytes(down=size)
     inner = [_count(jaxpr, names) for jaxpr in _inner_jaxprs(params)]
     if kind == "cond":  # what the round exchanges at most

@@ -44,8 +44,8 @@ def cohort_update(
     is_personal: IsPersonal = nothing,
     participation: float = 1.0,
     clients_per_chunk: int | None = None,
-    conduct: Misbehaviour = HONEST,
-    counted: Callable[[Cohort], Cohort] = lambda cohort: cohort,
+    misbehaviour_config: Misbehaviour = HONEST,
+    reweigh: Callable[[Cohort], Cohort] = lambda cohort: cohort,
 ) -> Callable[..., tuple[Any, jax.Array, Cohort]]:
     """Factory of the clients' half of a round.
 
@@ -54,8 +54,8 @@ def cohort_update(
       is_personal: which leaves of a model never leave their client.
       participation: share of the clients that take part.
       clients_per_chunk: see `clients.map_clients`.
-      conduct: who drops out, and who does a part of its local steps.
-      counted: the cohort -> with the weights that the mean loss has.
+      misbehaviour_config: who drops out, and who does a part of its local steps.
+      reweigh: cohort -> the cohort with the weights of the mean loss.
 
     Returns:
       (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
@@ -76,13 +76,12 @@ def cohort_update(
         )
         own = jax.tree.map(lambda x: x if len(x) == num_clients else None, models)
         common = jax.tree.map(lambda x: None if len(x) == num_clients else x[0], models)
-        if (
-            len(cohort.indices) < num_clients
-        ):  # else no copy of what may fill the memory
+        # of all clients no copy is made, which may fill the memory
+        if len(cohort.indices) < num_clients:
             own, client_data = trees.take((own, client_data), cohort.indices)
 
         keys = clients.client_keys(update_key, client_ids[cohort.indices])
-        cohort, work = misbehaviour.attendance(conduct, cohort, keys)
+        cohort, work = misbehaviour.attendance(misbehaviour_config, cohort, keys)
 
         def update_one(own, client_data, key, work, common, *shared):
             model = trees.combine(own, common)
@@ -94,7 +93,7 @@ def cohort_update(
         )
         cohort = faults.finite_cohort(cohort, client_ids, updated, losses)
         updated, losses = trees.kept_rows((updated, losses), cohort.weights > 0)
-        judged = counted(cohort).weights
+        judged = reweigh(cohort).weights
         loss, total = jnp.sum(judged * losses), jnp.sum(judged)
         loss = jnp.where(total > 0, loss / jnp.where(total > 0, total, 1), NO_LOSS)
         return _cross(communication.up, updated, is_personal), loss, cohort
@@ -120,8 +119,8 @@ def _send_down(num_clients: int, cohort_size: int) -> Callable[[Any], Any]:
     """Marks leaves [K, ...], of which the cohort's rows cross, or [1, ...] for all."""
 
     def send(x):
-        real = Fraction(cohort_size, num_clients if len(x) == num_clients else 1)
-        return communication.down(x, real)
+        copies = Fraction(cohort_size, num_clients if len(x) == num_clients else 1)
+        return communication.down(x, copies)
 
     return lambda models: jax.tree.map(send, models)
 
@@ -163,11 +162,11 @@ def federated_round(
     has_aux: bool = False,
     is_gradient: bool = False,
     is_personal: IsPersonal = nothing,
-    counted: Callable[[Cohort], Cohort] = lambda cohort: cohort,
-    started: Callable[..., Any] = lambda models, *args: models,
+    reweigh: Callable[[Cohort], Cohort] = lambda cohort: cohort,
+    client_start: Callable[..., Any] = lambda models, *args: models,
     participation: float = 1.0,
     clients_per_chunk: int | None = None,
-    config: ChannelConfig = DIRECT,
+    channel_config: ChannelConfig = DIRECT,
 ) -> Callable[..., tuple[Any, ...]]:
     """Factory of one round of local updates on a cohort, and their aggregation.
 
@@ -177,12 +176,12 @@ def federated_round(
       has_aux: whether `aggregate` returns (models, what the server learnt besides).
       is_gradient: whether `update` returns a gradient as the model's "params"; that of
         a round in which nobody takes part is 0, where models stay as they are.
-      counted: the cohort -> with the weights that `aggregate` and the loss see.
-      started: (models, *shared) -> the models that clients start from, [1 or K, ...];
-        what an attacker or noise changes is the way from there.
+      reweigh: cohort -> the cohort with the weights of `aggregate` and the mean loss.
+      client_start: (models, *shared) -> the models that clients start from, leaves
+        [1 or K, ...]; what an attacker or noise changes is the way from there.
       is_personal: which leaves stay with their client; all if `aggregate` is
         `aggregation.none`.
-      config: what lies between clients and aggregator.
+      channel_config: what lies between clients and aggregator.
 
     Returns:
       (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
@@ -199,8 +198,8 @@ def federated_round(
         is_personal=is_personal,
         participation=participation,
         clients_per_chunk=clients_per_chunk,
-        conduct=config.misbehaviour,
-        counted=counted,
+        misbehaviour_config=channel_config.misbehaviour,
+        reweigh=reweigh,
     )
 
     def with_rows(models, num_clients):
@@ -219,13 +218,13 @@ def federated_round(
         if is_gradient:
             models = without_params(models)
         shared, personal = trees.partition(updated, is_personal)
-        start = trees.partition(started(models, *args), is_personal)[0]
+        start = trees.partition(client_start(models, *args), is_personal)[0]
         start = rows_of(start, cohort, client_ids)
         key = jax.random.fold_in(key, is_gradient)
         sent = channel.Sent(start, client_ids, weights, key)
-        merge = channel.through(config, aggregate, sent)
+        merge = channel.through(channel_config, aggregate, sent)
         if has_aux or jax.tree.leaves(shared):
-            merged = merge(shared, counted(cohort))
+            merged = merge(shared, reweigh(cohort))
         else:
             merged = shared  # nothing is sent
         merged, *aux = merged if has_aux else (merged,)
@@ -258,10 +257,12 @@ def without_params(models: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class FederatedConfig(ChannelConfig):
-    """Configures what every method of a task has: who trains what, and in chunks."""
+    """Base of the configs of all methods of a task."""
 
     task: TaskConfig
+    # share of the clients that take part in a round
     participation: float = limited(1.0, above=0, upper=1)
+    # that run side by side on a device; None: all
     clients_per_chunk: int | None = limited(None, lower=1)
 
 
@@ -302,7 +303,7 @@ def task_round(
         aggregate,
         participation=config.participation,
         clients_per_chunk=config.clients_per_chunk,
-        config=config,
+        channel_config=config,
         **settings,
     )
 
@@ -345,7 +346,7 @@ def federated(
     *,
     update: Callable[..., tuple[Any, jax.Array]] = plain_update,
     shared: Callable[[FederatedState, Data], tuple] = lambda state, data: (),
-    started: Callable[..., Any] = lambda models, *shared: models,
+    client_start: Callable[..., Any] = lambda models, *shared: models,
     is_personal: Callable[[Task], IsPersonal] = lambda task: nothing,
     server_optimizer: OptimizerConfig | None = None,
     first_state: Callable[[FederatedState, Data], Any] | None = None,
@@ -358,13 +359,13 @@ def federated(
       update: (task, model, client data, key, data, num_rounds, *shared) ->
         (model, loss), of ONE client.
       shared: (state, data) -> what `update` gets besides, the same for all clients.
-      started: (models, *shared) -> the models that clients start from.
+      client_start: (models, *shared) -> the models that clients start from.
       is_personal: task -> which leaves of a model stay with their client.
       server_optimizer: takes the server's step to what the aggregator returns, see
         `server_optimizer.server_step`; by default the server takes that over as it is.
-      first_state: (models and counts, data) -> the method's own state before the first
-        round, a NamedTuple that has `models`, `num_rounds` and what else the server
-        keeps; if given, the aggregator returns (models, {field: what becomes of it}).
+      first_state: (FederatedState, data) -> first state of a method that keeps more,
+        a NamedTuple with `models`, `num_rounds` and fields of its own; the aggregator
+        then returns (models, {own field: new value}).
     """
     task = client_state.build_task(config.task)
     personal = client_state.or_in_opt_state(is_personal(task))
@@ -393,7 +394,9 @@ def federated(
             aggregator(state, data, aggregate_key),
             has_aux=first_state is not None,
             is_personal=personal,
-            started=lambda models, data, num_rounds, *rest: started(models, *rest),
+            client_start=lambda models, data, num_rounds, *rest: client_start(
+                models, *rest
+            ),
         )
         models, loss, *learnt = run(
             state.models, data, train_key, state.num_rounds, *shared(state, data)

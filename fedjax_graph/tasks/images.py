@@ -243,7 +243,7 @@ def map_logits(
         return reduce(logits, data.labels[indices], mask)
 
     def run(models: Model, data: ImageData):
-        chunk = clients.chunk_scored()
+        chunk = clients.eval_clients_per_chunk()
         mapped = clients.map_rows(one_client, chunk)
         return mapped(models, data.indices, data.mask, shared=(data,))
 

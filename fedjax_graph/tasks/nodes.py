@@ -314,7 +314,7 @@ def map_logits(
         num_tasks = data.query.labels.shape[0]
         ids = data.client_ids[:num_tasks]
         keys = clients.client_keys(jax.random.key(0), ids)  # of the dropout
-        chunk = clients.chunk_scored()
+        chunk = clients.eval_clients_per_chunk()
         mapped = clients.map_rows(one, chunk)
         return mapped(models, data.support, data.query, keys, shared=(data.features,))
 

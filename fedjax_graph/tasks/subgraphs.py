@@ -416,7 +416,7 @@ def map_outputs(
 
     def run(models: Model, data: SubgraphData):
         rows = data.by_client()
-        return clients.map_rows(one, clients.chunk_scored())(models, rows)
+        return clients.map_rows(one, clients.eval_clients_per_chunk())(models, rows)
 
     return run
 

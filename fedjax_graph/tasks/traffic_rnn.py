@@ -158,7 +158,7 @@ def predict_batch(model: TrafficModel) -> forecasting.PredictBatch:
             forecast,
             models["params"],
             inputs,
-            clients_per_chunk=clients.chunk_scored(),
+            clients_per_chunk=clients.eval_clients_per_chunk(),
         )
         return jnp.swapaxes(outputs[..., 0], 1, 2) * data.std + data.mean
 

@@ -85,9 +85,13 @@ def test_auto_chooses_by_backend():
 
 
 def test_what_is_scored_is_in_chunks_of_its_own():
-    scored = clients.scored_in_chunks(lambda x: (x, clients.chunk_scored()), 3)
+    scored = clients.with_eval_chunk(lambda x: (x, clients.eval_clients_per_chunk()), 3)
     auto = clients.auto_clients_per_chunk()
-    assert (clients.chunk_scored(), scored(5), clients.chunk_scored()) == (
+    assert (
+        clients.eval_clients_per_chunk(),
+        scored(5),
+        clients.eval_clients_per_chunk(),
+    ) == (
         auto,
         (5, 3),
         auto,
@@ -97,7 +101,7 @@ def test_what_is_scored_is_in_chunks_of_its_own():
 def test_clients_scored_inside_a_round_are_in_chunks_too():
     def fake(config):
         def function(*args):
-            return clients.chunk_scored()
+            return clients.eval_clients_per_chunk()
 
         phases = Phase(1, function), Phase(3, function)
         return FederatedAlgorithm(*[function] * 4, phases=phases)

@@ -39,7 +39,7 @@ def move(model, reading, key):
 
 def run_round(aggregate=aggregation.weighted_mean, key=KEY, **conduct):
     config = ChannelConfig(misbehaviour=Misbehaviour(**conduct))
-    round_ = federated_round(move, aggregate, config=config)
+    round_ = federated_round(move, aggregate, channel_config=config)
     models, loss = round_({"w": START[None]}, READINGS, IDS, WEIGHTS, key)
     return np.asarray(models["w"]), float(loss)
 

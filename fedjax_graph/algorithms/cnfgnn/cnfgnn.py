@@ -258,7 +258,7 @@ def client_phase(
             aggregate,
             participation=config.participation,
             clients_per_chunk=config.clients_per_chunk,
-            config=config,
+            channel_config=config,
         )(
             client_params,
             ClientData(data.speed, embeddings),
@@ -288,15 +288,16 @@ def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
     def gradients(server_params, data, batch):
         """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
         share, starts = real_share(data, config.server_batch_size), batch.starts
-        h_c = batch.own.of_clients(len(data.client_ids))
+        client_params = batch.common
+        hidden = batch.own.of_clients(len(data.client_ids))
         h_g, pull_back = jax.vjp(
-            lambda params: models.embed(params, data, h_c.at_server()),
+            lambda params: models.embed(params, data, hidden.at_server()),
             server_params,
         )  # line 21
 
         def loss(h_g):  # lines 24-26, ClientBackward
             outputs, targets = models.decode(
-                batch.common, data, starts, h_c.at_clients, h_g, batch.feed_truth
+                client_params, data, starts, hidden.at_clients, h_g, batch.feed_truth
             )
             return jnp.sum(batch.weights * (outputs - targets) ** 2)
 
@@ -348,44 +349,48 @@ def cnfgnn(
             noise_key=exchange.noise_key(key),
         )
 
-    def encoded(client_params, data, starts, noise_key) -> Hidden:  # step (2)
+    def encode_batch(client_params, data, starts, noise_key) -> Hidden:
         h_c = models.encode(client_params, data, starts)
         return Hidden.of(h_c, bits, exchange.hidden(h_c, data, starts, noise_key))
 
     def embeddings(state: CNFGNNState, data: TrafficData) -> jax.Array:
         """Step (4) of the round before; zeros before the first round."""
 
-        def embed(starts, data, client_params, server_params, noise_key):
-            hidden = encoded(client_params, data, starts, noise_key)
+        def embed_batch(starts, data, client_params, server_params, noise_key):
+            hidden = encode_batch(client_params, data, starts, noise_key)
             h_g = models.embed(server_params, data, hidden.at_server())
             h_g = communication.down(h_g, real_windows(data, batch_size), bits)
             factor = folding.factor(config.hidden_size, len(starts))
             return folding.fold(sharding.to_clients(h_g), factor)
 
-        def embed_all(_):
+        def embed_windows(_):
             params = (state.client_params, state.server_params, state.noise_key)
-            h_g = for_all_windows(embed, batch_size, data, *params, axis=2, out_axis=0)
+            h_g = for_all_windows(
+                embed_batch, batch_size, data, *params, axis=2, out_axis=0
+            )
             return h_g.reshape(len(h_g), -1, h_g.shape[-1])
 
         def zeros(_):
-            return mesh.cut_clients(jnp.zeros(jax.eval_shape(embed_all, None).shape))
+            shape = jax.eval_shape(embed_windows, None).shape
+            return mesh.cut_clients(jnp.zeros(shape))
 
-        return jax.lax.cond(state.round > 0, embed_all, zeros, None)
+        return jax.lax.cond(state.round > 0, embed_windows, zeros, None)
 
-    def encode(starts, data, client_params, noise_key) -> Hidden:
-        return encoded(client_params, data, starts, noise_key).as_rows()
+    def encode_rows(starts, data, client_params, noise_key) -> Hidden:
+        return encode_batch(client_params, data, starts, noise_key).as_rows()
 
     def round_(state: CNFGNNState, data: TrafficData, key: jax.Array):
         client_key, server_key = jax.random.split(key)
-        noise_key, h_g = exchange.noise_key(key), embeddings(state, data)
-        client_params, client_loss, client_steps = train_clients(
+        noise_key = exchange.noise_key(key)
+        h_g = embeddings(state, data)  # (4) of the round before
+        client_params, client_loss, client_steps = train_clients(  # (1)
             state.client_params, h_g, data, client_key, state.num_steps
         )
-        hidden = for_all_windows(
-            encode, batch_size, data, client_params, noise_key, axis=0, out_axis=0
+        hidden = for_all_windows(  # (2)
+            encode_rows, batch_size, data, client_params, noise_key, axis=0, out_axis=0
         ).sent(real_windows(data, batch_size))
         exchange.release()
-        server_params, opt_state, server_loss, server_steps = train_server(
+        server_params, opt_state, server_loss, server_steps = train_server(  # (3)
             state.server_params,
             state.server_opt_state,
             client_params,
@@ -394,9 +399,14 @@ def cnfgnn(
             server_key,
             state.num_steps + client_steps,
         )
-        num_steps = state.num_steps + client_steps + server_steps
-        args = client_params, server_params, opt_state
-        state = CNFGNNState(*args, state.round + 1, num_steps, noise_key)
+        state = CNFGNNState(
+            client_params,
+            server_params,
+            opt_state,
+            round=state.round + 1,
+            num_steps=state.num_steps + client_steps + server_steps,
+            noise_key=noise_key,
+        )
         return state, {"train_loss": client_loss, "server_loss": server_loss}
 
     return scored(config, init, round_)._replace(privacy=config.privacy)

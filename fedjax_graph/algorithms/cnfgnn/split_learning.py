@@ -90,7 +90,7 @@ def average(client_params: Any, data: TrafficData) -> Any:
     mean = aggregation.weighted_mean(communication.up(client_params), everybody)
     is_any = jnp.any(data.client_weights > 0)
     mean = jax.tree.map(lambda x, m: jnp.where(is_any, m, x[:1]), client_params, mean)
-    return communication.down(mean, Fraction(num_clients))
+    return communication.down(mean, num_clients)
 
 
 def joint_gradients(

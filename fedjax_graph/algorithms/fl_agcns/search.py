@@ -386,7 +386,7 @@ def searched(
             outputs, _ = apply(model, graph, code, mask)
             return reduce(outputs, client_data)
 
-        mapped = clients.map_clients(one, clients.chunk_scored())
+        mapped = clients.map_clients(one, clients.eval_clients_per_chunk())
         return mapped(data, shared=(state.weights.model, state.code))
 
     def evaluate(state, data):

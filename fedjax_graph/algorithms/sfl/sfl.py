@@ -149,7 +149,7 @@ def _sfl(
         aggregator,
         update=pulled_update(config, personal),
         shared=read_out(config, personal),
-        started=functools.partial(started, config),
+        client_start=functools.partial(started, config),
         is_personal=stays,
         **settings,
     )
