@@ -198,10 +198,12 @@ class MachineOptions(Options):
             `num_cpu_devices` is not given, the CPU stays one device.
 
         Raises:
-          InputError: if more CPU devices are asked for than a process has that has
-            used JAX before, `edge_parts` does not divide the devices, or a folder is
-            a file.
+          InputError: if JAX is to compute in double precision, more CPU devices are
+            asked for than a process has that has used JAX before, `edge_parts` does not
+            divide the devices, or a folder is a file.
         """
+        if jax.config.jax_enable_x64:  # which some methods' loops do not bear
+            raise InputError("JAX_ENABLE_X64 is set, expected single precision")
         for name in ("compilation_cache", "profile"):
             folder = getattr(self, name)
             if folder and pathlib.Path(folder).is_file():

@@ -15,7 +15,7 @@ from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import aggregation, client_state
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.federated import FederatedState, scored, task_round
+from fedjax_graph.core.federated import FederatedState, task_algorithm, task_round
 from fedjax_graph.core.proximal import pull
 
 
@@ -57,4 +57,4 @@ def ditto(config: DittoConfig) -> FederatedAlgorithm:
         models, loss = train(state.models, data, train_key, num_rounds, w)
         return DittoState(server, models), {"train_loss": loss}
 
-    return scored(task, init, round_, config)
+    return task_algorithm(task, init, round_, config)

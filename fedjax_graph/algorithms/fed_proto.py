@@ -32,7 +32,7 @@ from fedjax_graph.core import aggregation, channel
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import embedding_task
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.federated import FederatedConfig, scored, task_round
+from fedjax_graph.core.federated import FederatedConfig, task_algorithm, task_round
 from fedjax_graph.core.task import Embedded
 
 
@@ -150,4 +150,4 @@ def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
         after = FedProtoState(own["model"], state.num_rounds + 1, own["prototypes"])
         return after, {"train_loss": loss}
 
-    return scored(task, init, round_, config)
+    return task_algorithm(task, init, round_, config)

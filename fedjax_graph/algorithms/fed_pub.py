@@ -38,7 +38,7 @@ from fedjax_graph.core.federated import (
     FederatedConfig,
     cohort_update,
     plain_update,
-    scored,
+    task_algorithm,
     write_back,
 )
 from fedjax_graph.core.task import TaskConfig
@@ -121,4 +121,4 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
         state = FedPubState(models, state.num_rounds + 1, state.proxy)
         return state, {"train_loss": loss}
 
-    return scored(task, init, round_)
+    return task_algorithm(task, init, round_, config)

@@ -19,7 +19,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import (
     FederatedConfig,
     FederatedState,
-    scored,
+    task_algorithm,
     task_round,
 )
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -95,4 +95,4 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
         state = FederatedState(models, state.num_rounds + 1, opt_state)
         return state, {"train_loss": loss} | dict(*cost)
 
-    return scored(task, init, round_, config)
+    return task_algorithm(task, init, round_, config)

@@ -34,7 +34,7 @@ from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.federated import (
     FederatedConfig,
     cohort_update,
-    scored,
+    task_algorithm,
     write_back,
 )
 from fedjax_graph.core.proximal import squared_norm
@@ -125,7 +125,7 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         state = GCFLPlusState(models, state.num_rounds + 1, together, norms, num_norms)
         return state, {"train_loss": loss}
 
-    return scored(task, init, round_)
+    return task_algorithm(task, init, round_, config)
 
 
 def split(

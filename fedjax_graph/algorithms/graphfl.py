@@ -35,7 +35,7 @@ from fedjax_graph.core.federated import (
     FederatedConfig,
     FederatedState,
     plain_update,
-    scored,
+    task_algorithm,
     task_round,
 )
 from fedjax_graph.core.meta_learning import meta_gradient
@@ -142,4 +142,4 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
             models, _ = fine_tuning_round(models, data, key, state.num_rounds)
         return FederatedState(models, state.num_rounds + 1), {"train_loss": loss}
 
-    return scored(task, init, round_, config)
+    return task_algorithm(task, init, round_, config)

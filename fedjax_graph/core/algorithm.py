@@ -51,6 +51,8 @@ class FederatedAlgorithm(NamedTuple):
     reads_all_clients: bool = False
     """Whether a round reads what clients outside of its cohort keep, so that the rows
     of the cohort are not enough."""
+    participation: float = 1.0
+    """The share of the clients that a round samples."""
     phases: tuple[Phase, ...] = ()
     """The phases, in order, of a method whose later rounds do something else; `round`
     is then made by `by_phase`. The last phase trains what is scored: the best round is

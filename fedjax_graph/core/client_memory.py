@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_graph.core import client_state, trees
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
-from fedjax_graph.core.federated import FederatedConfig, scored, task_round
+from fedjax_graph.core.federated import FederatedConfig, task_algorithm, task_round
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.server_optimizer import server_step
@@ -81,4 +81,4 @@ def with_client_memory(
         after = state._replace(num_rounds=state.num_rounds + 1, memories=own["memory"])
         return server.step(after, own["model"], loss), {"train_loss": loss}
 
-    return scored(task, init, round_, config)
+    return task_algorithm(task, init, round_, config)

@@ -317,25 +317,28 @@ def task_round(
     return round_
 
 
-def scored(
-    task: Task, init, round_, config: ChannelConfig = DIRECT
+def task_algorithm(
+    task: Task, init, round_, config: FederatedConfig | None = None
 ) -> FederatedAlgorithm:
     """A method whose states have the `models` that the task scores.
 
     Args:
       task: evaluates and predicts.
       init, round_: as in `FederatedAlgorithm`.
-      config: of the channel, if models go through one.
+      config: of the method; None where all clients take part and no channel lies
+        between them and the server.
     """
+    between: ChannelConfig = config or DIRECT
     return FederatedAlgorithm(
         init=init,
         round=round_,
         evaluate=lambda state, data: task.evaluate(state.models, data),
         predict=lambda state, data: task.predict(state.models, data),
         monitor=task.monitor,
-        privacy=config.privacy,
+        privacy=between.privacy,
+        participation=config.participation if config else 1.0,
         # attackers are drawn among all of them
-        reads_all_clients=config.misbehaviour.byzantine_fraction > 0,
+        reads_all_clients=between.misbehaviour.byzantine_fraction > 0,
         client_data=task.client_data,
     )
 
@@ -404,4 +407,4 @@ def federated(
         after = state._replace(num_rounds=state.num_rounds + 1, **dict(*learnt))
         return server.step(after, models, loss), {"train_loss": loss}
 
-    return scored(task, init, round_, config)
+    return task_algorithm(task, init, round_, config)

@@ -52,11 +52,11 @@ class ClientStore:
         """Makes everybody's first state, or takes up those in a folder.
 
         Args:
-          algorithm: with `participation` 1, as all of the cohort that `round` is given
-            take part.
+          algorithm: one of `participation` 1, as all of the cohort that `round` is
+            given take part.
           data: to train on, with `client_ids` [K]. Arrays with K rows belong to the
-            clients, and stay where they are, which may be a `np.memmap`; a graph is
-            shared by all.
+            clients, and stay where they are, which may be a `np.memmap`; the others
+            and a graph are shared by all, and put on the device once.
           key: of the first state.
           folder: for the states, the clients' in a `.npy` file with a field for each
             array; they are those after the last round, whenever the process is killed.
@@ -64,20 +64,30 @@ class ClientStore:
           resume: whether to go on from what is in the folder, if there is anything.
 
         Raises:
-          InputError: if a round of the method needs more than the cohort's rows, two
-            clients have one id, an array with K rows may be shared by all, as the task
-            does not read it for the clients, or the folder holds a store of states with
-            other arrays (a method with the same ones cannot be told from this one), of
-            other clients, or one that is not to be resumed.
+          InputError: if a round of the method samples by itself or needs more than the
+            cohort's rows, two clients have one id, an array with K rows may be shared
+            by all, as the task does not read it for the clients, or the folder holds a
+            store of states with other arrays (a method with the same ones cannot be
+            told from this one), of other clients, or one that is not to be resumed.
         """
         clients.check_clients(data, "data")
+        if algorithm.participation != 1:
+            raise InputError(
+                f"algorithm: participation={algorithm.participation}: expected 1, as a "
+                "round is given its cohort"
+            )
         if algorithm.reads_all_clients:
             raise InputError(
                 "algorithm: its rounds read what clients outside of the cohort keep; "
                 "run it with all clients' states on the device"
             )
-        self._data = jax.tree.map(np.asarray, data)
-        self._is_own = _own_rows(self._data, algorithm.client_data)
+        data = jax.tree.map(np.asarray, data)
+        self._is_own = _own_rows(data, algorithm.client_data)
+        self._data = jax.tree.map(
+            lambda x, is_own: x if is_own else mesh.put_replicated(x),
+            data,
+            self._is_own,
+        )
         self._folder = None if folder is None else pathlib.Path(folder)
         self._program = jax.jit(algorithm.round)
         self._state, self._is_row = _layout(algorithm.init, self._rows)
@@ -225,9 +235,10 @@ class ClientStore:
 
     def _resume(self, folder: pathlib.Path) -> None:
         def open_table(record):
+            shape = (self.num_clients,)
             whole = np.load(folder / TABLE, mmap_mode="r")  # r+ would fill up with 0
-            _fitting(whole, (self.num_clients,), record)
-            return np.load(folder / TABLE, mmap_mode="r+")
+            _fitting(whole, shape, record)
+            return _fitting(np.load(folder / TABLE, mmap_mode="r+"), shape, record)
 
         try:
             log = dict(np.load(io.BytesIO((folder / LAST_ROUND).read_bytes())))
@@ -328,7 +339,11 @@ def _name(path: tuple[Any, ...], what: str = "state") -> str:
 
 
 def _fitting(x: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The array; a `ValueError` if it has another shape or type."""
-    if x.shape != shape or x.dtype != dtype:
+    """An array that was read; a `ValueError` if it has another shape or type.
+
+    NumPy's files keep of types that are not its own, such as bfloat16, the bytes alone.
+    """
+    stored = np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype))
+    if x.shape != shape or x.dtype != stored:
         raise ValueError(f"{x.dtype} {x.shape}, expected {dtype} {shape}")
-    return x
+    return x.view(dtype)

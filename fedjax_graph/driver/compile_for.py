@@ -157,10 +157,10 @@ def parse(text: str) -> Target:
     Raises:
       InputError: if it is none.
     """
-    gpus = re.fullmatch(r"([a-z]+\d+)x(\d+)", text)
-    tpus = re.fullmatch(r"(v\d+[a-z]*):(\d+(?:x\d+)+)", text)
+    gpus = re.fullmatch(r"([a-z]+\d+)x([1-9]\d*)", text)
+    tpus = re.fullmatch(r"(v\d+[a-z]*):([1-9]\d*(?:x[1-9]\d*)+)", text)
     found = gpus or tpus
-    chip = CHIPS.get(found[1]) if found and "0" not in found[2].split("x") else None
+    chip = CHIPS.get(found[1]) if found else None
     if not found or not chip or (chip.platform == "tpu") != bool(tpus):
         raise InputError(
             f"compile_for={text}: expected a chip and how many, such as h200x8 or "

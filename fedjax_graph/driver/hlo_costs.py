@@ -242,7 +242,8 @@ class _Program:
             size = sum(num_bytes(shape, everywhere=True) for shape in sent)
             if kind == "all-gather":  # a device takes in what the others have
                 whole = num_bytes(line.shape, everywhere=True)
-                size = whole - size * (2 if line.shape.startswith("(") else 1)
+                # an asynchronous one returns its operands as well
+                size = whole - size * (2 if line.kind.endswith("-start") else 1)
             costs.collectives[kind] = {"count": 1, "bytes": size}
             costs.seconds = size / self._rates.link_bytes
             return costs

@@ -337,6 +337,8 @@ class Loop:
                     figures[f"validation_{key}"] = values
         record = {"method": self._name, "round": round_}
         for key, values in figures.items():
+            if stopped.any():
+                values = np.where(stopped, np.nan, values)
             known = values[~stopped]
             if key == "train_loss":
                 known = known[known != NO_LOSS]

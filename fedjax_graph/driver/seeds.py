@@ -114,10 +114,12 @@ def advance(
 
     Returns:
       The next state and metrics: those of the rounds with a leading axis of rounds,
-      those of the evaluation under `validation`. All NaN where the seed has stopped.
+      those of the evaluation under `validation`. Where the seed has stopped they are
+      NaN, and 0 those that are no floats.
 
     Raises:
-      InputError: if the evaluation has no metric that the algorithm's `monitor` names.
+      InputError: if the evaluation has no metric that the algorithm's `monitor` names,
+        or those of a round are not single numbers, `train_loss` among them.
     """
 
     @functools.partial(jax.jit, inline=True)  # is traced once, for both branches
@@ -131,10 +133,11 @@ def advance(
             with faults.watching(watch, reported):
                 return algorithm.round(state, train, jax.random.fold_in(key, round_))
 
-        rounds = seed_state.round + 1 + jnp.arange(num_rounds)
+        rounds = seed_state.round + 1 + jnp.arange(num_rounds, dtype=jnp.int32)
         state, metrics = jax.lax.scan(body, seed_state.state, rounds)
+        _check_metrics(metrics)
         scores = algorithm.evaluate(state, validation)
-        monitored = _monitored(algorithm, scores)
+        monitored = _monitored(algorithm, scores).astype(seed_state.best_loss.dtype)
         first = algorithm.scored_from
         is_outdated = (seed_state.best_round < first) & (rounds[-1] >= first)
         to_beat = jnp.where(is_outdated, jnp.inf, seed_state.best_loss)
@@ -151,8 +154,7 @@ def advance(
 
     def skip(seed_state):
         _, metrics = jax.eval_shape(run, seed_state)
-        nothing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), metrics)
-        return seed_state, nothing
+        return seed_state, jax.tree.map(_no_figure, metrics)
 
     waited = rounds_waited(algorithm, seed_state)
     return jax.lax.cond(waited < patience, run, skip, seed_state)
@@ -162,6 +164,21 @@ def rounds_waited(algorithm: FederatedAlgorithm, seed_state: SeedState) -> jax.A
     """Rounds of the last phase since the best one; below 1 before there are any."""
     before = algorithm.scored_from - 1
     return seed_state.round - jnp.maximum(seed_state.best_round, before)
+
+
+def _no_figure(like: jax.ShapeDtypeStruct) -> jax.Array:
+    is_float = jnp.issubdtype(like.dtype, jnp.floating)
+    return jnp.full(like.shape, jnp.nan if is_float else 0, like.dtype)
+
+
+def _check_metrics(metrics: Metrics) -> None:
+    """Checks what rounds report, each with an axis of rounds."""
+    for name in ("train_loss", *metrics):
+        if name == "validation" or np.ndim(metrics.get(name)) != 1:
+            raise InputError(
+                f"round: its metric {name!r} is not one number of a name of its own; "
+                "expected `train_loss` and others, but none called `validation`"
+            )
 
 
 def _monitored(algorithm: FederatedAlgorithm, scores: Metrics) -> jax.Array:

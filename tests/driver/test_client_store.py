@@ -155,6 +155,27 @@ def test_a_folder_may_hold_nothing_of_a_single_client(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [client_store.LAST_ROUND]
 
 
+def test_types_that_numpys_files_do_not_know_are_read_again(tmp_path):
+    """Bfloat16, of what a client has and of what all share."""
+
+    def init(key, data):
+        rows = jnp.zeros((len(data.client_ids), 2), jnp.bfloat16)
+        return {"rows": rows, "shared": jnp.zeros(3, jnp.bfloat16)}
+
+    def round_(state, data, key):
+        del data, key
+        return jax.tree.map(lambda x: x + 1, state), {"train_loss": 0.0}
+
+    counting = make("fed_avg")._replace(init=init, round=round_)
+    ClientStore(counting, DATA, KEY, tmp_path).round(np.array([1, 3]), KEY)
+    store = ClientStore(counting, DATA, KEY, tmp_path, resume=True)
+    store.round(np.array([3, 4]), KEY)
+    state, _ = store.gather(EVERYBODY)
+    assert all(x.dtype == jnp.bfloat16 for x in state.values())
+    npt.assert_array_equal(state["rows"][:, 0], np.array([0, 1, 0, 2, 1], np.float32))
+    npt.assert_array_equal(state["shared"], np.full(3, 2, np.float32))
+
+
 def test_first_states_are_made_for_some_clients_at_a_time(monkeypatch):
     whole = ClientStore(make("ditto"), DATA, KEY).gather(EVERYBODY)[0]
     monkeypatch.setattr(client_store, "CLIENTS_AT_ONCE", 2)
@@ -173,6 +194,12 @@ def test_first_states_are_made_for_some_clients_at_a_time(monkeypatch):
 def test_what_a_cohort_does_not_suffice_for_is_refused(method, data, words):
     with pytest.raises(InputError, match=words):
         ClientStore(make(method), data, KEY)
+
+
+@pytest.mark.parametrize("method", ["fed_avg", "gcfl_plus", "scaffold"])
+def test_a_method_that_samples_by_itself_is_refused(method):
+    with pytest.raises(InputError, match="participation=0.6: expected 1"):
+        ClientStore(make(method, PARTICIPATION), DATA, KEY)
 
 
 @pytest.mark.parametrize("method", ["fed_avg", "ditto"])
@@ -200,6 +227,7 @@ def test_what_all_clients_share_stays_whole(size):
     _, cohort = store.gather(np.array([1, 4]))
     npt.assert_array_equal(cohort.means, more.means)
     npt.assert_array_equal(cohort.targets, DATA.targets[np.array([1, 4])])
+    assert store.gather(np.array([0]))[1].means is cohort.means  # crosses once
 
 
 def test_what_may_be_shared_is_refused_where_it_has_a_row_for_each_client():

@@ -81,7 +81,19 @@ def test_products_that_triton_cannot_do_are_left_to_cublas():
 
 
 @pytest.mark.parametrize(
-    "text", ["h200", "x8", "h200:2x2", "v5ex4", "v5e", "v9e:2x2", "h200x", "h200x0", ""]
+    "text",
+    [
+        "h200",
+        "x8",
+        "h200:2x2",
+        "v5ex4",
+        "v5e",
+        "v9e:2x2",
+        "h200x",
+        "h200x00",
+        "v5e:02x2",
+        "",
+    ],
 )
 def test_what_is_no_target_is_refused(text):
     with pytest.raises(InputError, match=f"compile_for={text}: expected a chip .*v5e"):
@@ -102,9 +114,10 @@ def test_rates_have_a_source_and_an_order():
 def test_what_is_compiled_is_the_program_of_a_run(train, monkeypatch, seeds):
     """Of four devices that are here, whose program of a run is the reference."""
     devices, programs = jax.devices()[:4], []
+    rates = dict.fromkeys(("default", "high", "highest"), 1e12)
     monkeypatch.setattr(compile_for.Target, "devices", lambda target: devices)
     monkeypatch.setattr(memory, "check_program", lambda _, x: programs.append(x))
-    chip = compile_for.Chip("cpu", 2e12, 1e12, 1e11, 1e10, 16, "nobody's")
+    chip = compile_for.Chip("cpu", 2e12, rates, 1e11, 1e10, 16, "nobody's")
     values = TINY[Traffic]["sfl_star"]
     algorithm = get_method("sfl_star").factory(make_config("sfl_star", values))
     data = Traffic(train).train

@@ -137,6 +137,20 @@ def test_a_tpus_kernel_that_sums_and_scatters_is_a_collective():
     assert found == {"reduce-scatter": {"count": 1, "bytes": 4 * 4 * 12 * 8}}
 
 
+@pytest.mark.parametrize("num_devices", [2, 4])
+@pytest.mark.parametrize("kind", ["all-gather", "all-gather-start"])
+def test_of_an_all_gather_counts_what_a_device_takes_in(num_devices, kind):
+    """Two arrays at once; an asynchronous one returns its operands as well."""
+    operands = "f32[8,4]{1,0}", "f32[16]{0}"
+    results = f"f32[{8 * num_devices},4]{{1,0}}, f32[{16 * num_devices}]{{0}}"
+    shape = f"({results})"
+    if kind.endswith("-start"):
+        shape = f"(({', '.join(operands)}), ({results}))"
+    line = f"%g = {shape} {kind}(%a, %b), dimensions={{0}}"
+    found = analyse_lines(operands, line).collectives["all-gather"]
+    assert found == {"count": 1, "bytes": (num_devices - 1) * 4 * (8 * 4 + 16)}
+
+
 def met_by_hand(size, stride, padding, window=3):
     """Pairs of an output and an entry under its window, along one dimension."""
     outputs = (size + 2 * padding - window) // stride + 1

@@ -92,6 +92,41 @@ def test_seeds_stop_independently(tmp_path, seeds_per_chunk):
     assert lines[7]["validation_loss"] == 2.0
 
 
+def test_a_stopped_seed_has_no_figures_of_whole_numbers(tmp_path):
+    def round_(state, data, key):
+        state, metrics = ALGORITHM.round(state, data, key)
+        return state, metrics | {"count": state.round, "is_odd": state.round % 2 == 1}
+
+    counting = ALGORITHM._replace(round=round_)
+    script = make_script([FALLING, FALLS_TWICE], (3, 7))
+    run(script, tmp_path, algorithm=counting, seeds=(3, 7))
+    last = read_records(tmp_path / "metrics.jsonl")[-1]
+    assert last["count_by_seed"] == [8, None]
+    assert last["is_odd_by_seed"] == [0, None]
+    assert (last["count"], last["is_odd"]) == (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "name"),
+    [
+        ({}, "train_loss"),
+        ({"train_loss": jnp.zeros(2)}, "train_loss"),
+        ({"train_loss": 0.0, "by_layer": {"first": 0.0}}, "by_layer"),
+        ({"train_loss": 0.0, "validation": 0.0}, "validation"),
+    ],
+)
+def test_a_round_reports_single_numbers(metrics, name):
+    odd = ALGORITHM._replace(round=lambda state, data, key: (state, metrics))
+    with pytest.raises(InputError, match=f"round: its metric '{name}' is not one"):
+        run(make_script(FALLING), algorithm=odd)
+
+
+def test_the_driver_runs_in_double_precision():
+    with jax.enable_x64(True):
+        result = run(make_script([3, 2, 1, 2, 2, 2, 2, 2]))
+    assert list(result.best_round) == [3]
+
+
 def test_a_training_loss_that_is_not_finite_ends_in_one_line(tmp_path):
     script = make_script(FALLING, train_losses=[1, 1, 1, 1, NAN, 1, 1, 1])
     with pytest.raises(InputError, match="round 5 is not finite") as caught:

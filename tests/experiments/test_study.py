@@ -300,6 +300,11 @@ def test_a_file_is_no_folder(tmp_path, name):
         SFLStudy(**{name: str(path)}).set_up_jax()
 
 
+def test_double_precision_is_refused():
+    with jax.enable_x64(True), pytest.raises(InputError, match="JAX_ENABLE_X64 is set"):
+        SFLStudy().set_up_jax()
+
+
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [("auto", "float32"), ("tf32", "tensorfloat32"), ("bfloat16", "bfloat16")],

@@ -371,8 +371,8 @@ def cnfgnn(
             return h_g.reshape(len(h_g), -1, h_g.shape[-1])
 
         def zeros(_):
-            shape = jax.eval_shape(embed_windows, None).shape
-            return mesh.cut_clients(jnp.zeros(shape))
+            like = jax.eval_shape(embed_windows, None)
+            return mesh.cut_clients(jnp.zeros(like.shape, like.dtype))
 
         return jax.lax.cond(state.round > 0, embed_windows, zeros, None)
 
@@ -409,10 +409,10 @@ def cnfgnn(
         )
         return state, {"train_loss": client_loss, "server_loss": server_loss}
 
-    return scored(config, init, round_)._replace(privacy=config.privacy)
+    return split_algorithm(config, init, round_)._replace(privacy=config.privacy)
 
 
-def scored(config: HalvesConfig, init, round_) -> FederatedAlgorithm:
+def split_algorithm(config: HalvesConfig, init, round_) -> FederatedAlgorithm:
     """A method whose states have `client_params` and `server_params`.
 
     The loss of its evaluation leaves out what the training loss does.

@@ -18,7 +18,7 @@ from fedjax_graph.algorithms.cnfgnn.joint_training import joint_training
 from fedjax_graph.core import client_state
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import Checked
-from fedjax_graph.core.federated import scored
+from fedjax_graph.core.federated import task_algorithm
 from fedjax_graph.data.traffic.windows import TrafficData
 from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask, apply_all
 
@@ -75,4 +75,4 @@ def gru_centralized(config: GRUCentralizedConfig) -> FederatedAlgorithm:
         state = GRUCentralizedState(models, opt_state, state.num_steps + steps)
         return state, {"train_loss": loss}
 
-    return scored(task, init, round_)
+    return task_algorithm(task, init, round_)

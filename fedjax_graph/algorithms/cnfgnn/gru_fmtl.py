@@ -30,7 +30,7 @@ import optax
 from fedjax_graph.core import aggregation, client_state, communication, graphs, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import Checked, limited
-from fedjax_graph.core.federated import FederatedState, federated_round, scored
+from fedjax_graph.core.federated import FederatedState, federated_round, task_algorithm
 from fedjax_graph.core.proximal import ROUNDING, pull, squared_norm
 from fedjax_graph.core.task import TaskConfig
 from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
@@ -99,7 +99,7 @@ def gru_fmtl(config: GRUFMTLConfig) -> FederatedAlgorithm:
         )
         return FederatedState(models, state.num_rounds + 1), {"train_loss": loss}
 
-    return scored(task, init, round_)
+    return task_algorithm(task, init, round_)
 
 
 def exchange(models: Any, graph: graphs.Graph) -> Any:

@@ -31,7 +31,7 @@ from fedjax_graph.algorithms.cnfgnn.cnfgnn import (
     HalvesConfig,
     SplitConfig,
     make_models,
-    scored,
+    split_algorithm,
 )
 from fedjax_graph.algorithms.cnfgnn.exchange import real_share
 from fedjax_graph.algorithms.cnfgnn.joint_training import (
@@ -211,4 +211,4 @@ def _joint_training(
         )
         return state, {"train_loss": loss}
 
-    return scored(config, init, round_)
+    return split_algorithm(config, init, round_)
