@@ -159,7 +159,7 @@ def _run_problem(
     size = f"{len(dataset.labels)} nodes, {len(dataset.edges)} edges"
     text = f"{dataset.name}: {size}, {study.num_clients} clients, {study.model_name}"
     settings = {
-        "setting": study.setting(),
+        "setting": study.described(),
         "notes": notes,
         "scored": "best round by the test part" if study.is_code else "last round",
         "num_nodes": len(dataset.labels),

@@ -251,7 +251,7 @@ class GraphFLSettings(TrustStudy):
             )
         return chosen._replace(**{k: v for k, v in given.items() if v is not None})
 
-    def setting(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """What a single run is of, as `results.json` has it."""
         counts = self.label_counts()
         return {

@@ -27,7 +27,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedState, task_round
 from fedjax_graph.core.local import optimizer_step
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.task import with_beside
+from fedjax_graph.core.task import with_extra_data
 from fedjax_graph.models import adaptive_propagation as adaptive
 from fedjax_graph.tasks import subgraphs
 
@@ -71,7 +71,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
     optimizer = config.personal_optimizer.build()
 
     def beside(models):  # P of the global model beside the data of each client
-        return with_beside(task, lambda data: task.predict(models, data))
+        return with_extra_data(task, lambda data: task.predict(models, data))
 
     def init(key, data):
         params_key, halves_key = jax.random.split(jax.random.fold_in(key, 1))

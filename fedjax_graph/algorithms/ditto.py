@@ -35,7 +35,8 @@ class DittoState(NamedTuple):
 
 def ditto(config: DittoConfig) -> FederatedAlgorithm:
     """Factory of Ditto on any task; the personal models are what is scored."""
-    task, averaging = client_state.build_anew(config.task, "ditto"), fed_avg(config)
+    task = client_state.build_stateless(config.task, "ditto")
+    averaging = fed_avg(config)
 
     def update(v, client_data, key, data, num_rounds, w):
         adjust = pull(config.personal_weight, centre=w)

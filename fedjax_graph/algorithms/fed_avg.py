@@ -36,8 +36,10 @@ class FedAvgConfig(NamedAggregator, FederatedConfig):
             reason = "beside aggregation_noise, noise would be on each model"
             channel.refuse(self, reason, "privacy", instead="leave one of them out")
 
-    def average(self, state: Any, data: Data, key: jax.Array) -> aggregation.Aggregator:
-        """The named aggregator; by default the mean by number of examples."""
+    def make_aggregator(
+        self, state: Any, data: Data, key: jax.Array
+    ) -> aggregation.Aggregator:
+        """The aggregator of a round: the named one, with `aggregation_noise` added."""
         del state, data
         aggregate = self.named_aggregator()
         return aggregation.with_noise(aggregate, key, self.aggregation_noise)
@@ -51,5 +53,8 @@ def fed_avg(config: FedAvgConfig, **settings: Any) -> FederatedAlgorithm:
       settings: of `federated`: what a method that averages does besides.
     """
     return federated(
-        config, config.average, server_optimizer=config.server_optimizer, **settings
+        config,
+        config.make_aggregator,
+        server_optimizer=config.server_optimizer,
+        **settings,
     )

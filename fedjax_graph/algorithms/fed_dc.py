@@ -70,7 +70,7 @@ def fed_dc(config: FedDCConfig) -> FederatedAlgorithm:
 
     algorithm = with_client_memory(
         config,
-        config.average,
+        config.make_aggregator,
         first_memory=first_memory,
         update=update,
         shared=lambda state, data: control_mean(

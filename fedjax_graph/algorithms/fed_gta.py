@@ -37,7 +37,7 @@ from fedjax_graph.core import (
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.client_state import KeepsLocal, Score, aggregated, is_local
+from fedjax_graph.core.client_state import LocalModelTask, Score, aggregated, is_local
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.models import normalization
 from fedjax_graph.tasks.subgraphs import structure_of
@@ -67,7 +67,7 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
     channel.refuse(config, besides, "privacy", "secure_aggregation")
     task, logits = logits_task(config.task, "fed_gta")
     if config.score == "local":
-        keeping = KeepsLocal(config.task, config.score)
+        keeping = LocalModelTask(config.task, config.score)
         config = dataclasses.replace(config, task=keeping)
 
     def aggregator(state, data, key):

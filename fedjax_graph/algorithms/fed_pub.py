@@ -33,7 +33,7 @@ from fedjax_graph.core import aggregation, channel, client_state, communication,
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.client_state import KeepsLocal, Score, aggregated, is_local
+from fedjax_graph.core.client_state import LocalModelTask, Score, aggregated, is_local
 from fedjax_graph.core.federated import (
     FederatedConfig,
     cohort_update,
@@ -84,10 +84,11 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
     own: TaskConfig = MaskedWeights(
         config.task, config.mask_weight, config.pull_weight
     )  # Eq. 1
-    client_state.build_anew(config.task, "fed_pub")
+    client_state.build_stateless(config.task, "fed_pub")
     logits_task(config.task, "fed_pub")  # raises where there are none
     _, logits = logits_task(own, "fed_pub")
-    task = (KeepsLocal(own, config.score) if config.score == "local" else own).build()
+    keeping = LocalModelTask(own, config.score) if config.score == "local" else own
+    task = keeping.build()
     train = cohort_update(
         partial(plain_update, task),
         is_personal=stays,
@@ -96,7 +97,7 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
     )
 
     def init(key, data):
-        one = jax.tree.map(lambda x: x[None], task.init(key))
+        one = trees.one_row(task.init(key))
         models = aggregation.broadcast(one, len(data.client_ids))
         sizes = (config.num_blocks, config.block_size, config.edge_share)
         proxy = random_blocks(

@@ -40,13 +40,14 @@ from fedjax_graph.core import (
     communication,
     federated,
     mesh,
+    trees,
 )
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.client_memory import ClientMemoryState
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.server_optimizer import server_step
-from fedjax_graph.core.task import Task, with_beside
+from fedjax_graph.core.task import Task, with_extra_data
 from fedjax_graph.data.graphs import mending
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.data.graphs.mending import Neighbours
@@ -68,7 +69,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
     """Factory of FedSage+ on the task `subgraphs`; `InputError` for another."""
     sent = "fed_sage_plus's clients send generators and encodings besides"
     channel.refuse(config, sent, "privacy", "secure_aggregation")
-    task = client_state.build_anew(config.task, "fed_sage_plus")
+    task = client_state.build_stateless(config.task, "fed_sage_plus")
     server = server_step(config.server_optimizer)
     train_loss, update_by = task.train_loss, task.update_by
     if not isinstance(config.task, SubgraphTask) or not (train_loss and update_by):
@@ -92,7 +93,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         keys, ids = jax.random.split(key, 3), data.client_ids
         model, draws = task.init(keys[0]), clients.client_keys(keys[2], ids)
         first = {"generator": nets.init(net, keys[1]), "classifier": model["params"]}
-        models, first = jax.tree.map(lambda x: x[None], (model, first))
+        models, first = trees.one_row((model, first))
         draw = jax.vmap(mending.draw_hidden, (0, 0, None))
         memories = {
             "weights": aggregation.broadcast(first, len(ids)),
@@ -102,7 +103,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         return ClientMemoryState(models, jnp.int32(0), server.init(models), memories)
 
     def train(update, aggregate, start, beside, state, data, key):
-        view = with_beside(task, lambda data: beside)
+        view = with_extra_data(task, lambda data: beside)
         run = federated.task_round(config, view, update, aggregate)
         return run(start, data, key, state.num_rounds)
 
@@ -125,7 +126,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
 
     def classify(state, data, key):
         train_key, other_key = task.round_keys(key)
-        average = config.average(state, data, other_key)
+        average = config.make_aggregator(state, data, other_key)
         args = train_classifier, average, state.models, state.memories["found"]
         models, loss = train(*args, state, data, train_key)
         state = server.step(state, models, loss)

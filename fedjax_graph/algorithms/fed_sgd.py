@@ -13,7 +13,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, channel, client_state, encryption
+from fedjax_graph.core import aggregation, channel, client_state, encryption, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import (
@@ -51,7 +51,7 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
         channel.refuse(config, reason, "privacy", **one)
         reason = "encryption='ckks' hides the gradients already"
         channel.refuse(config, reason, "secure_aggregation", **one)
-    task = client_state.build_anew(config.task, "fed_sgd")
+    task = client_state.build_stateless(config.task, "fed_sgd")
     optimizer = config.server_optimizer.build()
     if task.train_loss is None:
         raise InputError(
@@ -79,7 +79,7 @@ def fed_sgd(config: FedSGDConfig) -> FederatedAlgorithm:
     def init(key, data):
         del data
         model = task.init(key)
-        models = jax.tree.map(lambda x: x[None], model)
+        models = trees.one_row(model)
         return FederatedState(models, jnp.int32(0), optimizer.init(models["params"]))
 
     def round_(state, data, key):

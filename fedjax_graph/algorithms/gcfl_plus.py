@@ -92,7 +92,7 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
     )
 
     def init(key, data):
-        one = jax.tree.map(lambda x: x[None], task.init(key))
+        one = trees.one_row(task.init(key))
         size = len(data.client_ids)
         models = aggregation.broadcast(one, size)
         norms = jnp.zeros((size, config.num_norms))

@@ -28,7 +28,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, client_state
+from fedjax_graph.core import aggregation, client_state, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import (
@@ -76,7 +76,7 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
       InputError: if the task has none, or an optimizer that has no gradient through it
         is differentiated.
     """
-    task = client_state.build_anew(config.task, "graphfl")
+    task = client_state.build_stateless(config.task, "graphfl")
     check_optimizer(config)
     client_query_loss = task.query_loss
     if client_query_loss is None:
@@ -118,7 +118,7 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
 
     def init(key, data):
         del data
-        models = jax.tree.map(lambda x: x[None], task.init(key))
+        models = trees.one_row(task.init(key))
         return FederatedState(models, jnp.int32(0))
 
     def round_(state, data, key):

@@ -83,7 +83,7 @@ def moon(config: MoonConfig) -> FederatedAlgorithm:
 
     return with_client_memory(
         config,
-        config.average,
+        config.make_aggregator,
         first_memory=client_state.plain,
         update=update,
         server_optimizer=config.server_optimizer,

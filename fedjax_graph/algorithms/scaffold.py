@@ -75,7 +75,7 @@ def scaffold(config: FedAvgConfig) -> FederatedAlgorithm:
 
     algorithm = with_client_memory(
         config,
-        config.average,
+        config.make_aggregator,
         first_memory=lambda model: jax.tree.map(jnp.zeros_like, model["params"]),
         update=update,
         shared=lambda state, data: control_mean(config, state.memories, data),

@@ -20,7 +20,7 @@ from fedjax_graph.core import arrays, graphs, sharding
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.registry import Lazy, Registry, imported
-from fedjax_graph.core.trees import IsPersonal, beside, combine, partition
+from fedjax_graph.core.trees import IsPersonal, combine, expand_like, partition
 
 Stacked = Any  # pytree of [C, ...]
 Aggregator = Callable[[Stacked, Cohort], Stacked]
@@ -95,7 +95,7 @@ def median(stacked: Stacked, cohort: Cohort) -> Stacked:
     middle = jnp.array([(num_real - 1) // 2, num_real // 2])
 
     def of_leaf(x: jax.Array) -> jax.Array:
-        rows = jnp.where(beside(is_real, x), x, jnp.inf)
+        rows = jnp.where(expand_like(is_real, x), x, jnp.inf)
         mean = jnp.mean(jnp.sort(rows, axis=0)[middle], axis=0, keepdims=True)
         return jnp.where(num_real > 0, mean, 0)
 

@@ -83,7 +83,7 @@ def by_phase(
 
         def watched(place, phase):
             def branch(*args):
-                with faults.counted_if(index == place):
+                with faults.watched_if(index == place):
                     return phase.round(*args)
 
             return branch

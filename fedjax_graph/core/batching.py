@@ -46,34 +46,34 @@ def checked_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
     return train, validation, test
 
 
-def batches(starts: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
-    """Cuts window starts into equal batches; the last one is padded and masked.
+def batches(examples: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
+    """Cuts examples into equal batches; the last one is padded and masked.
 
     Args:
-      starts: [S] starts, in the order wanted.
+      examples: [S], such as starts of windows, in the order wanted.
       batch_size: B.
 
     Returns:
-      Starts [ceil(S / B), B] (padding repeats the first) and mask, float32, same
+      Examples [ceil(S / B), B] (padding repeats the first) and mask, float32, same
       shape.
 
     Raises:
-      InputError: if there are no starts, or the size is no count.
+      InputError: if there are no examples, or the size is no count.
     """
-    size = starts.shape[0]
+    size = examples.shape[0]
     arrays.check_count("number of examples", size)
     arrays.check_count("batch_size", batch_size)
     num_batches = -(-size // batch_size)
     padded = jnp.arange(num_batches * batch_size)
     mask = (padded < size).astype(jnp.float32)
-    starts = starts[jnp.where(padded < size, padded, 0)]
+    examples = examples[jnp.where(padded < size, padded, 0)]
     shape = (num_batches, batch_size)
-    return starts.reshape(shape), mask.reshape(shape)
+    return examples.reshape(shape), mask.reshape(shape)
 
 
 def shuffled_batches(
     key: jax.Array,
-    num_windows: int,
+    num_examples: int,
     batch_size: int,
     num_epochs: int,
     drop_last: bool = False,
@@ -82,7 +82,7 @@ def shuffled_batches(
 
     Args:
       key: of all passes.
-      num_windows: examples.
+      num_examples: S.
       batch_size: B.
       num_epochs: passes.
       drop_last: whether a pass leaves out the examples of its last batch where that is
@@ -93,21 +93,21 @@ def shuffled_batches(
     """
     arrays.check_count("num_epochs", num_epochs)
     arrays.check_count("batch_size", batch_size)
-    kept = num_windows - num_windows % batch_size if drop_last else num_windows
+    kept = num_examples - num_examples % batch_size if drop_last else num_examples
     if drop_last and not kept:
         raise InputError(
-            f"drop_last: {num_windows} examples are fewer than batch_size={batch_size},"
-            " so that none would be trained on"
+            f"drop_last: {num_examples} examples are fewer than batch_size="
+            f"{batch_size}, so that none would be trained on"
         )
 
     def one_pass(key):
-        order = jax.random.permutation(key, num_windows)[:kept]
+        order = jax.random.permutation(key, num_examples)[:kept]
         return batches(order.astype(jnp.int32), batch_size)
 
     indices, mask = jax.vmap(one_pass)(jax.random.split(key, num_epochs))
     return indices.reshape(-1, batch_size), mask.reshape(-1, batch_size)
 
 
-def steps_per_epoch(num_windows: int, batch_size: int) -> int:
+def steps_per_epoch(num_examples: int, batch_size: int) -> int:
     """Counts the optimisation steps of one pass."""
-    return -(-num_windows // batch_size)
+    return -(-num_examples // batch_size)

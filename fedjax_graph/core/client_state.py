@@ -1,8 +1,7 @@
-"""Clients that keep something beside the model that the server made for them.
+"""Wrappers of tasks whose models carry a part more that never leaves its client.
 
-Their task's models have a part more, which never leaves its client: under `LOCAL` the
-model that the client trained last, or under `OPT_STATE` what its optimizer has
-gathered.
+Under `LOCAL` it is the model that the client trained last, under `OPT_STATE` what its
+optimizer has gathered.
 """
 
 import dataclasses
@@ -16,7 +15,7 @@ import optax
 from fedjax_graph.core import aggregation, trees
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import LocalResult, Model
-from fedjax_graph.core.optimizers import KEEPS, OptimizerConfig
+from fedjax_graph.core.optimizers import STATEFUL_ADVICE, OptimizerConfig
 from fedjax_graph.core.task import Task, TaskConfig
 from fedjax_graph.core.trees import IsPersonal
 
@@ -30,10 +29,10 @@ IDENTITY = OptimizerConfig("sgd", learning_rate=1.0)  # subtracts what it is giv
 
 
 @dataclasses.dataclass(frozen=True)
-class KeepsLocal:
-    """A task whose clients keep, beside the u_i that the server mixed, v_i.
+class LocalModelTask:
+    """Wraps a task so that a client also keeps v_i.
 
-    That is what their last local steps made of u_i.
+    That is what its last local steps made of u_i, the model that the server mixed.
     """
 
     task: TaskConfig
@@ -87,7 +86,7 @@ def is_local(path: tuple[Any, ...]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class KeepsOptimizer:
+class StatefulOptimizerTask:
     """A task whose clients' optimizers go on where their last round ended.
 
     In local steps the task's own optimizer becomes the identity, and the one that is
@@ -175,10 +174,10 @@ def or_in_opt_state(rule: IsPersonal) -> IsPersonal:
 
 def build_task(config: TaskConfig) -> Task:
     """Builds a task, whose clients keep their optimizers' states if it says so."""
-    return (KeepsOptimizer(config) if is_stateful(config) else config).build()
+    return (StatefulOptimizerTask(config) if is_stateful(config) else config).build()
 
 
-def build_anew(config: TaskConfig, method: str) -> Task:
+def build_stateless(config: TaskConfig, method: str) -> Task:
     """Builds a task for a method whose clients' optimizers begin anew each round.
 
     Args:
@@ -189,7 +188,7 @@ def build_anew(config: TaskConfig, method: str) -> Task:
       InputError: if the task says that they go on.
     """
     if is_stateful(config):
-        raise InputError(f"{method}: optimizer stateful=True: {KEEPS}")
+        raise InputError(f"{method}: optimizer stateful=True: {STATEFUL_ADVICE}")
     return config.build()
 
 
@@ -201,6 +200,6 @@ def is_stateful(config: TaskConfig) -> bool:
 
 def broadcast_own(model: Model, num_clients: int) -> Model:
     """A first model with leaves [1, ...], of clients' optimizers [K, ...]."""
-    one = jax.tree.map(lambda x: x[None], model)
+    one = trees.one_row(model)
     shared, own = trees.partition(one, trees.is_of_optimizer)
     return trees.combine(shared, aggregation.broadcast(own, num_clients))

@@ -16,7 +16,7 @@ Kinds = Mapping[Any, Mapping[str, type]]
 def known_fields(config_type: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Selects those of `values` that are fields of a config type.
 
-    For who has the values of several config types side by side, as a binary has.
+    For callers that hold values of several config types in one dict, as binaries do.
     """
     return {key: values[key] for key in values if key in _names(config_type)}
 

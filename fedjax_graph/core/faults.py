@@ -62,8 +62,8 @@ def trial() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def counted_if(is_so: jax.Array) -> Iterator[None]:
-    """Has what is traced inside watched only where that holds, [] bool.
+def watched_if(is_so: jax.Array) -> Iterator[None]:
+    """Watches cohorts traced in the block only where a flag [] holds.
 
     A branch that is not taken is computed as well under `vmap`.
     """

@@ -35,13 +35,13 @@ from fedjax_graph.core.misbehaviour import HONEST, Misbehaviour
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.server_optimizer import server_step
 from fedjax_graph.core.task import Task, TaskConfig
-from fedjax_graph.core.trees import IsPersonal, everything, nothing
+from fedjax_graph.core.trees import IsPersonal, every_leaf, no_leaf
 
 
 def cohort_update(
     update: Callable[..., tuple[Any, jax.Array]],
     *,
-    is_personal: IsPersonal = nothing,
+    is_personal: IsPersonal = no_leaf,
     participation: float = 1.0,
     clients_per_chunk: int | None = None,
     misbehaviour_config: Misbehaviour = HONEST,
@@ -147,7 +147,7 @@ def write_back(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> An
         if x.shape[0] != num_clients or new.shape[0] != len(cohort.indices):
             is_any = jnp.any(cohort.weights > 0)
             return jnp.where(is_any, new, x) if x.shape == new.shape else new
-        is_new = trees.beside(cohort.weights > 0, x)
+        is_new = trees.expand_like(cohort.weights > 0, x)
         if len(cohort.indices) == num_clients:
             return jnp.where(is_new, new, x)
         return x.at[cohort.indices].set(jnp.where(is_new, new, x[cohort.indices]))
@@ -161,7 +161,7 @@ def federated_round(
     *,
     has_aux: bool = False,
     is_gradient: bool = False,
-    is_personal: IsPersonal = nothing,
+    is_personal: IsPersonal = no_leaf,
     reweigh: Callable[[Cohort], Cohort] = lambda cohort: cohort,
     client_start: Callable[..., Any] = lambda models, *args: models,
     participation: float = 1.0,
@@ -192,7 +192,7 @@ def federated_round(
       InputError: by the round, if `aggregate` returns another structure or shape.
     """
     if aggregate is aggregation.none:
-        is_personal = everything
+        is_personal = every_leaf
     train = cohort_update(
         update,
         is_personal=is_personal,
@@ -350,7 +350,7 @@ def federated(
     update: Callable[..., tuple[Any, jax.Array]] = plain_update,
     shared: Callable[[FederatedState, Data], tuple] = lambda state, data: (),
     client_start: Callable[..., Any] = lambda models, *shared: models,
-    is_personal: Callable[[Task], IsPersonal] = lambda task: nothing,
+    is_personal: Callable[[Task], IsPersonal] = lambda task: no_leaf,
     server_optimizer: OptimizerConfig | None = None,
     first_state: Callable[[FederatedState, Data], Any] | None = None,
 ) -> FederatedAlgorithm:
@@ -375,7 +375,7 @@ def federated(
     server = server_step(server_optimizer, personal)
 
     def init(key, data):
-        one = jax.tree.map(lambda x: x[None], task.init(key))
+        one = trees.one_row(task.init(key))
         start = FederatedState(one, jnp.int32(0), server.init(one))
         start = first_state(start, data) if first_state else start
 

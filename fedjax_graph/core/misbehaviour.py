@@ -136,7 +136,7 @@ def attacked(
         else:
             sign = -1 if config.attack == "sign_flip" else 1
             sent = w + sign * scale * (theta - w)
-        lies = trees.beside(is_attacker, theta)
+        lies = trees.expand_like(is_attacker, theta)
         return jnp.where(lies, sent, theta)
 
     parts = zip(leaves, jax.tree.leaves(start), strict=True)

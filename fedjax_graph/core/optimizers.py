@@ -5,19 +5,19 @@ an `OptimizerConfig`; neither names an optimizer in its code.
 """
 
 import dataclasses
-import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import optax
 
+from fedjax_graph.core import arrays
 from fedjax_graph.core.checks import check, limited
 from fedjax_graph.core.errors import InputError, meant
 
 RISE = 0.25  # share of the steps in which `triangular` reaches its highest rate
-KEEPS = (  # a state from round to round
-    "only clients of methods as fed_avg, scaffold and local keep a state "
+STATEFUL_ADVICE = (
+    "only clients of methods such as fed_avg, scaffold and local keep a state "
     "(docs/optimizers.md has a list)"
 )
 OWN_FIELDS = ("momentum", "second_momentum", "epsilon")  # that not every optimizer has
@@ -95,24 +95,17 @@ class OptimizerConfig:
         """
         if self.stateful:
             raise InputError(
-                f"optimizer stateful=True: {KEEPS}; not those of this method, nor a "
-                "server, whose optimizer lasts in any case"
+                f"optimizer stateful=True: {STATEFUL_ADVICE}; not those of this "
+                "method, nor a server, whose optimizer lasts in any case"
             )
-        for name, value, least in (
-            ("num_steps", 0 if num_steps is None else num_steps, 0),
-            ("num_epochs", num_epochs, 1),
-        ):
-            is_whole = isinstance(value, numbers.Integral)
-            if isinstance(value, bool) or not is_whole or value < least:
-                raise InputError(
-                    f"optimizer {name}={value!r}: expected a whole number, {least} or "
-                    "more"
-                )
+        if num_steps is not None:
+            arrays.check_count("optimizer num_steps", num_steps, 0)
+        arrays.check_count("optimizer num_epochs", num_epochs)
         rate = self._rate(num_steps, num_epochs)
         parts = []
         if self.clip_norm is not None:
             parts.append(optax.clip_by_global_norm(self.clip_norm))
-        if self.weight_decay and self.name not in DECOUPLED:
+        if self.weight_decay and not self._rule.decays_weights:
             parts.append(optax.add_decayed_weights(self.weight_decay))
         parts.append(self._rule.build(self, rate))
         return parts[0] if len(parts) == 1 else optax.chain(*parts)
@@ -160,37 +153,7 @@ class Rule(NamedTuple):
         [OptimizerConfig, float | optax.Schedule], optax.GradientTransformation
     ]  # (config, learning rate or schedule) -> transformation
     fields: tuple[str, ...] = ()  # those of OWN_FIELDS that it has
-
-
-def _sgd(
-    config: OptimizerConfig, rate: float | optax.Schedule
-) -> optax.GradientTransformation:
-    is_nesterov = config.name == "nesterov"
-    return optax.sgd(rate, config.momentum or None, nesterov=is_nesterov)
-
-
-def _adam(
-    config: OptimizerConfig, rate: float | optax.Schedule
-) -> optax.GradientTransformation:
-    return optax.adam(rate, **_betas(config))
-
-
-def _adamw(
-    config: OptimizerConfig, rate: float | optax.Schedule
-) -> optax.GradientTransformation:
-    return optax.adamw(rate, weight_decay=config.weight_decay, **_betas(config))
-
-
-def _yogi(
-    config: OptimizerConfig, rate: float | optax.Schedule
-) -> optax.GradientTransformation:
-    return optax.yogi(rate, **_betas(config))
-
-
-def _adagrad(
-    config: OptimizerConfig, rate: float | optax.Schedule
-) -> optax.GradientTransformation:
-    return optax.adagrad(rate, **config.given(eps="epsilon"))
+    decays_weights: bool = False  # itself; else the decay is added to its gradients
 
 
 def _betas(config: OptimizerConfig) -> dict[str, Any]:
@@ -198,15 +161,28 @@ def _betas(config: OptimizerConfig) -> dict[str, Any]:
 
 
 OPTIMIZERS: dict[str, Rule] = {
-    "sgd": Rule(_sgd, ("momentum",)),
-    "nesterov": Rule(_sgd, ("momentum",)),
-    "adam": Rule(_adam, OWN_FIELDS),
-    "adamw": Rule(_adamw, OWN_FIELDS),
-    "yogi": Rule(_yogi, OWN_FIELDS),
-    "adagrad": Rule(_adagrad, ("epsilon",)),
+    "sgd": Rule(
+        lambda config, rate: optax.sgd(rate, config.momentum or None), ("momentum",)
+    ),
+    "nesterov": Rule(
+        lambda config, rate: optax.sgd(rate, config.momentum, nesterov=True),
+        ("momentum",),
+    ),
+    "adam": Rule(lambda config, rate: optax.adam(rate, **_betas(config)), OWN_FIELDS),
+    "adamw": Rule(
+        lambda config, rate: optax.adamw(
+            rate, weight_decay=config.weight_decay, **_betas(config)
+        ),
+        OWN_FIELDS,
+        decays_weights=True,
+    ),
+    "yogi": Rule(lambda config, rate: optax.yogi(rate, **_betas(config)), OWN_FIELDS),
+    "adagrad": Rule(
+        lambda config, rate: optax.adagrad(rate, **config.given(eps="epsilon")),
+        ("epsilon",),
+    ),
 }
 """The optimizers by name. Add your own."""
-DECOUPLED = ("adamw",)  # apply weight decay themselves
 
 
 # --- Schedules -----------------------------------------------------------------------
@@ -250,7 +226,7 @@ SCHEDULES: dict[str, Callable[[OptimizerConfig, int, int], optax.Schedule] | Non
 
 # --- Text ----------------------------------------------------------------------------
 
-READ: dict[str, Callable[[str], Any]] = {  # fields that are no numbers
+PARSERS: dict[str, Callable[[str], Any]] = {  # fields that are no numbers
     "schedule": str,
     "stateful": {"true": True, "false": False}.__getitem__,
 }
@@ -302,7 +278,7 @@ def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
             given[key] = None
             continue
         try:
-            given[key] = READ.get(key, float)(value)
+            given[key] = PARSERS.get(key, float)(value)
         except (KeyError, ValueError) as error:
             expected = "true or false" if key == "stateful" else "a number"
             raise InputError(

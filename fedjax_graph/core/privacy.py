@@ -89,7 +89,7 @@ def private_mean(
         merged = mean(clipped_updates(config.clip_norm, stacked, start), alike)
         std = config.noise_multiplier * config.clip_norm
         release()
-        return with_noise(merged, std / jnp.maximum(jnp.sum(is_real), 1), key)
+        return add_noise(merged, std / jnp.maximum(jnp.sum(is_real), 1), key)
 
     return aggregate
 
@@ -117,7 +117,7 @@ def private_rows(
         release()
         std = jnp.float32(config.noise_multiplier * config.clip_norm)
         keys = client_keys(key, client_ids[cohort.indices])
-        noisy = jax.vmap(lambda model, own: with_noise(model, std, own))(models, keys)
+        noisy = jax.vmap(lambda model, own: add_noise(model, std, own))(models, keys)
         return aggregate(noisy, cohort)
 
     return aggregate_noisy
@@ -146,7 +146,7 @@ def _clip(tree: Any, clip_norm: float) -> Any:
         return _jax_privacy().clipping.clip_pytree(tree, clip_norm)[0]
 
 
-def with_noise(tree: Any, std: jax.Array, key: jax.Array) -> Any:
+def add_noise(tree: Any, std: jax.Array, key: jax.Array) -> Any:
     """Adds independent normal noise of a standard deviation [] to all numbers."""
     privatizer = _jax_privacy().noise_addition.gaussian_privatizer(
         stddev=std, prng_key=key

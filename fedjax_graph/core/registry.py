@@ -110,7 +110,7 @@ class Registry(Mapping[str, T]):
         return value
 
     def registering(self) -> Callable[..., Any]:
-        """Makes `register` a function of its own, which a module offers.
+        """Returns `register` as a plain function that a module can export.
 
         Sphinx writes signatures into functions, of which bound methods share one.
         """

@@ -55,8 +55,8 @@ def trimmed_mean(
     is_kept = (rank >= num_trimmed) & (rank < num_real - num_trimmed)
 
     def of_leaf(x: jax.Array) -> jax.Array:
-        ordered = jnp.sort(jnp.where(trees.beside(is_real, x), x, jnp.inf), axis=0)
-        kept = jnp.where(trees.beside(is_kept, x), ordered, 0)
+        ordered = jnp.sort(jnp.where(trees.expand_like(is_real, x), x, jnp.inf), axis=0)
+        kept = jnp.where(trees.expand_like(is_kept, x), ordered, 0)
         total = jnp.sum(kept, axis=0, keepdims=True)
         return total / jnp.maximum(jnp.sum(is_kept), 1)
 
@@ -102,7 +102,7 @@ def multi_krum(
     num_kept = jnp.sum(is_real) - _num_tolerated(jnp.sum(is_real), tolerance)
     is_kept = lowest(scores, is_real, num_kept)
     mean = client_mean(trees.kept_rows(stacked, is_kept), is_kept)
-    return jax.tree.map(lambda x: x[None], mean)
+    return trees.one_row(mean)
 
 
 def krum_scores(

@@ -16,7 +16,7 @@ import optax
 from fedjax_graph.core import trees
 from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.trees import IsPersonal, nothing
+from fedjax_graph.core.trees import IsPersonal, no_leaf
 
 
 class ServerStep(NamedTuple):
@@ -30,7 +30,7 @@ class ServerStep(NamedTuple):
 
 
 def server_step(
-    config: OptimizerConfig | None, is_personal: IsPersonal = nothing
+    config: OptimizerConfig | None, is_personal: IsPersonal = no_leaf
 ) -> ServerStep:
     """Factory of the server's step.
 

@@ -89,7 +89,7 @@ class Task(NamedTuple):
     `FederatedAlgorithm.monitor`."""
 
 
-def with_beside(task: Task, beside: Callable[[Data], Any]) -> Task:
+def with_extra_data(task: Task, beside: Callable[[Data], Any]) -> Task:
     """A task whose clients have something beside their data: (own data, beside).
 
     Args:

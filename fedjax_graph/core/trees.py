@@ -11,12 +11,15 @@ from fedjax_graph.core import arrays
 IsPersonal = Callable[[tuple[Any, ...]], bool]  # path of a leaf -> stays on the client
 
 
-def partition(tree: Any, is_personal: IsPersonal) -> tuple[Any, Any]:
-    """Splits a tree into shared and personal leaves, None where the others stood."""
+def partition(tree: Any, is_chosen: IsPersonal) -> tuple[Any, Any]:
+    """Splits a tree into the other and the chosen leaves, such as shared and personal.
+
+    None stands where those of the other half stood.
+    """
 
     def keep(wanted):
         return jax.tree_util.tree_map_with_path(
-            lambda path, x: x if is_personal(path) == wanted else None, tree
+            lambda path, x: x if is_chosen(path) == wanted else None, tree
         )
 
     return keep(False), keep(True)
@@ -43,19 +46,29 @@ def take(tree: Any, indices: jax.Array) -> Any:
     return jax.tree.map(lambda x: x[indices], tree)
 
 
+def select(is_new: jax.Array, new: Any, old: Any) -> Any:
+    """Takes one tree or the other, by a flag []."""
+    return jax.tree.map(lambda x, y: jnp.where(is_new, x, y), new, old)
+
+
+def one_row(tree: Any) -> Any:
+    """Gives each leaf a leading axis [1, ...]: one model, for all clients."""
+    return jax.tree.map(lambda x: x[None], tree)
+
+
 def zeros(like: Any) -> Any:
     """Makes zeros of the shapes and types of a tree of arrays, or of abstract ones."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
 
-def nothing(path: tuple[Any, ...]) -> bool:
-    """Declares that no leaf is personal."""
+def no_leaf(path: tuple[Any, ...]) -> bool:
+    """Chooses no leaf by its path: all are shared."""
     del path
     return False
 
 
-def everything(path: tuple[Any, ...]) -> bool:
-    """Declares that every leaf is personal: no federation."""
+def every_leaf(path: tuple[Any, ...]) -> bool:
+    """Chooses every leaf by its path: of personal ones, no federation."""
     del path
     return True
 
@@ -69,7 +82,7 @@ def is_of_optimizer(path: tuple[Any, ...]) -> bool:
     return any(name.endswith("opt_state") for name in names)
 
 
-def beside(rows: jax.Array, x: jax.Array) -> jax.Array:
+def expand_like(rows: jax.Array, x: jax.Array) -> jax.Array:
     """Numbers of rows [C] as [C, 1, ...], to broadcast against x [C, ...]."""
     return rows.reshape(-1, *[1] * (x.ndim - 1))
 
@@ -79,7 +92,7 @@ def kept_rows(tree: Any, is_kept: jax.Array) -> Any:
 
     What came out of padding may not be finite, so a product with 0 would not do.
     """
-    return jax.tree.map(lambda x: jnp.where(beside(is_kept, x), x, 0), tree)
+    return jax.tree.map(lambda x: jnp.where(expand_like(is_kept, x), x, 0), tree)
 
 
 def leaves_read(fn: Callable[[Any], Any], tree: Any) -> list[bool]:

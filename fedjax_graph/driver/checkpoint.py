@@ -23,7 +23,7 @@ from fedjax_graph.data import limits
 from fedjax_graph.driver.digests import digest
 from fedjax_graph.driver.writers import to_jsonable
 
-DIGESTS = "sha256"  # the item; those of older versions had other names
+DIGESTS = "sha256"  # name of the item in a checkpoint
 # Errors of reads that say nothing of what is there to read.
 PASSING = (
     *(errno.EACCES, errno.EAGAIN, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE),

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.trees import nothing
+from fedjax_graph.core.trees import no_leaf
 from fedjax_graph.driver.divergence import OnNaN
 
 
@@ -24,7 +24,7 @@ class RunConfig(Checked):
     seeds_per_chunk: int | None = limited(None, lower=1)
     examples_per_round: int = limited(0, lower=0)  # for the rate shown, of one seed
     rate_name: str = "windows_per_s"
-    is_drawn: Callable[[tuple[Any, ...]], bool] = nothing
+    is_drawn: Callable[[tuple[Any, ...]], bool] = no_leaf
     """Path of a leaf in a split -> whether it has a leading axis of seeds, as where
     each seed draws other examples. The other leaves are the same for all seeds."""
     profile: str | None = None

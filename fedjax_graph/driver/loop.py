@@ -28,7 +28,7 @@ from fedjax_graph.core.algorithm import (
     Metrics,
     Phase,
 )
-from fedjax_graph.core.trees import everything
+from fedjax_graph.core.trees import every_leaf
 from fedjax_graph.driver import memory, programs
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.config import RunConfig
@@ -114,7 +114,7 @@ class Loop:
             return
 
         def of_first(states, data):
-            state = of_seed(states, 0, everything)
+            state = of_seed(states, 0, every_leaf)
             return state, of_seed(data, 0, config.is_drawn), jax.random.key(0)
 
         algorithm = programs.traced_once(self._algorithm)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_graph.core import clients, faults, mesh
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
-from fedjax_graph.core.trees import nothing
+from fedjax_graph.core.trees import no_leaf
 from fedjax_graph.driver.config import RunConfig
 from fedjax_graph.driver.seeds import (
     SeedState,
@@ -122,7 +122,7 @@ def trace(
 
 
 def evaluate_seeds(
-    algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=nothing
+    algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=no_leaf
 ) -> Metrics:
     """Scores each seed's state on a split; NumPy, with a leading axis of seeds."""
     scores = _evaluate_seeds(traced_once(algorithm), is_drawn, states, data)
@@ -130,7 +130,7 @@ def evaluate_seeds(
 
 
 def predict_seeds(
-    algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=nothing
+    algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=no_leaf
 ) -> np.ndarray:
     """Predicts a split by each seed's state, [seeds, ...]."""
     data = mesh.put_replicated(data)

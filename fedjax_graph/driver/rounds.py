@@ -65,12 +65,13 @@ def run(
       defaults: of settings that a checkpoint may be too old to have.
 
     Raises:
-      InputError: if a split is missing; or the loss is no longer finite, or the
-        checkpoint does not fit, is missing, or is there and not asked for, or its lines
-        of `metrics.jsonl` lack what the best round is chosen by, or seeds that stopped
-        early would go on from other rounds than the rest; or no client has anything to
-        train on, or two have the same id; or no round that counts has a figure to be
-        chosen by; or see `check_num_rounds`.
+      InputError: in one line, if
+        - a split is missing, no client has anything to train on, or two have one id;
+        - there are too few rounds, see `check_num_rounds`;
+        - the loss is no longer finite, or no round has a figure to be chosen by;
+        - the checkpoint does not fit, is missing, or is there without `resume`;
+        - `metrics.jsonl` lacks what the best round is chosen by;
+        - seeds that stopped early would go on from other rounds than the rest.
     """
     missing = [key for key in ("train", "validation", "test") if key not in splits]
     if missing:

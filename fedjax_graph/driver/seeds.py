@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_graph.core import clients, faults, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.trees import nothing
+from fedjax_graph.core.trees import no_leaf
 
 
 class SeedState(NamedTuple):
@@ -29,7 +29,7 @@ def map_seeds(
     fn: Callable[..., Any],
     own: Any,
     splits: tuple[Data, ...],
-    is_drawn: Callable[[tuple[Any, ...]], bool] = nothing,
+    is_drawn: Callable[[tuple[Any, ...]], bool] = no_leaf,
     seeds_per_chunk: int | None = 1,
 ) -> Any:
     """Calls `fn(own, *splits)` for each seed, with what it has of its own.
@@ -49,14 +49,14 @@ def map_seeds(
     return clients.map_axis(one, seeds_per_chunk)(own, drawn)
 
 
-def of_seed(data: Data, index: int, is_drawn=nothing) -> Data:
+def of_seed(data: Data, index: int, is_drawn=no_leaf) -> Data:
     """Takes a split as one seed sees it; see `RunConfig.is_drawn`."""
     common, drawn = trees.partition(data, is_drawn)
     return trees.combine(common, jax.tree.map(lambda x: x[index], drawn))
 
 
 def init_seeds(
-    algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=nothing
+    algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=no_leaf
 ) -> SeedState:
     """Makes the state before the first round, with a leading axis of seeds."""
 
@@ -81,7 +81,7 @@ def scored_part(state: State) -> State:
 
 
 def abstract_seeds(
-    algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=nothing
+    algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=no_leaf
 ) -> SeedState:
     """Finds shapes and types of `init_seeds`; nothing is computed."""
     init = functools.partial(init_seeds, algorithm, seeds, is_drawn=is_drawn)
@@ -142,8 +142,8 @@ def advance(
         is_outdated = (seed_state.best_round < first) & (rounds[-1] >= first)
         to_beat = jnp.where(is_outdated, jnp.inf, seed_state.best_loss)
         better = (monitored < to_beat) | keep_last
-        best_state, best_loss, best_round = jax.tree.map(
-            lambda new, old: jnp.where(better, new, old),
+        best_state, best_loss, best_round = trees.select(
+            better,
             (scored_part(state), monitored, rounds[-1]),
             (seed_state.best_state, seed_state.best_loss, seed_state.best_round),
         )

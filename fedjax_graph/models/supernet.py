@@ -27,7 +27,7 @@ from fedjax_graph.core import arrays, mesh, sparse_rows
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import Model, Params
-from fedjax_graph.core.trees import beside, take
+from fedjax_graph.core.trees import expand_like, take
 from fedjax_graph.models.architecture import (
     ACTIVATIONS,
     NUM_LAYERS,
@@ -323,7 +323,7 @@ class SuperNet(Checked):
 
         def spread(marks, weights):
             marks = jnp.any(marks, axis=0)
-            return jax.tree.map(lambda x: beside(marks, x), weights)
+            return jax.tree.map(lambda x: expand_like(marks, x), weights)
 
         return jax.tree.map(spread, jax.vmap(mark)(codes), model)
 

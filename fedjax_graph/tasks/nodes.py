@@ -25,7 +25,7 @@ from fedjax_graph.core.meta_learning import inner_update
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Embedded, Task, Term, flipped, in_head
-from fedjax_graph.data.graphs.receptive_fields import Field, NodeData
+from fedjax_graph.data.graphs.receptive_fields import NodeData, ReceptiveField
 from fedjax_graph.models.embeddings import apply_with_embeddings
 from fedjax_graph.models.gcn import GCN, SGC
 from fedjax_graph.models.protocols import NodeModel, built
@@ -110,12 +110,14 @@ def init(model: NodeModel, num_features: int, key: jax.Array) -> Model:
     none = jnp.zeros(0, jnp.int32)
     graph = as_graph(
         jnp.zeros((1, num_features)),
-        Field(jnp.zeros(1, jnp.int32), none, none, jnp.zeros(0), none, jnp.zeros(0)),
+        ReceptiveField(
+            jnp.zeros(1, jnp.int32), none, none, jnp.zeros(0), none, jnp.zeros(0)
+        ),
     )
     return {"params": model.init(key, graph)["params"], "batch_stats": {}}
 
 
-def as_graph(features: jax.Array, field: Field) -> jraph.GraphsTuple:
+def as_graph(features: jax.Array, field: ReceptiveField) -> jraph.GraphsTuple:
     """A field with its nodes' features [H, F], of one task."""
     return jraph.GraphsTuple(
         nodes=features[field.rows],
@@ -128,7 +130,7 @@ def as_graph(features: jax.Array, field: Field) -> jraph.GraphsTuple:
     )
 
 
-def cross_entropy(logits: jax.Array, field: Field) -> jax.Array:
+def cross_entropy(logits: jax.Array, field: ReceptiveField) -> jax.Array:
     """Mean over the labelled nodes (Eqs. 2 and 3) of logits [H, classes]; 0 of none."""
     losses = optax.softmax_cross_entropy_with_integer_labels(
         logits[: len(field.labels)], field.labels
@@ -144,7 +146,7 @@ def in_training(key: jax.Array) -> dict[str, Any]:
 def field_loss(
     model: NodeModel,
     graph: jraph.GraphsTuple,
-    field: Field,
+    field: ReceptiveField,
     term: Term | None = None,
 ) -> Callable[..., jax.Array]:
     """Factory of (params, key of the dropout) -> mean loss on a field, and the term."""
@@ -167,7 +169,7 @@ def embedded(
     model: NodeModel,
     variables: Model,
     graph: jraph.GraphsTuple,
-    field: Field,
+    field: ReceptiveField,
     **settings: Any,
 ) -> tuple[jax.Array, Embedded]:
     """The logits of a field's nodes, and the embeddings of the labelled ones."""
@@ -221,7 +223,10 @@ def gradient_steps(
 
 
 def support_steps(
-    model: NodeModel, config: NodeTask, graph: jraph.GraphsTuple, support: Field
+    model: NodeModel,
+    config: NodeTask,
+    graph: jraph.GraphsTuple,
+    support: ReceptiveField,
 ) -> Callable[[Model, jax.Array], LocalResult]:
     """Factory of (model, key) -> LocalResult: gradient steps on a support set.
 

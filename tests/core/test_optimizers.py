@@ -298,10 +298,10 @@ def test_scalars_of_other_libraries_become_numbers(rate):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"num_steps": -1}, "num_steps=-1: expected a whole number, 0 or more"),
-        ({"num_steps": "a"}, "num_steps='a': expected a whole number"),
-        ({"num_steps": True}, "num_steps=True: expected a whole number"),
-        ({"num_epochs": 0}, "num_epochs=0: expected a whole number, 1 or more"),
+        ({"num_steps": -1}, "num_steps = -1: expected a whole number, at least 0"),
+        ({"num_steps": "a"}, "num_steps = 'a': expected a whole number"),
+        ({"num_steps": True}, "num_steps = True: expected a whole number"),
+        ({"num_epochs": 0}, "num_epochs = 0: expected a whole number, at least 1"),
     ],
 )
 def test_what_counts_no_steps_is_refused(arguments, words):

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_graph.core import communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
-from fedjax_graph.core.trees import nothing
+from fedjax_graph.core.trees import no_leaf
 from fedjax_graph.driver import rounds
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.config import RunConfig
@@ -121,7 +121,7 @@ def run(script, workdir=None, *, algorithm=ALGORITHM, resume=False, **config):
     )
 
 
-def final_state(workdir, script, seeds=(0,), is_drawn=nothing):
+def final_state(workdir, script, seeds=(0,), is_drawn=no_leaf):
     like = abstract_seeds(ALGORITHM, seeds, script["train"], is_drawn)
     checkpoints = Checkpoints(workdir / "fake" / "checkpoints")
     state, _ = checkpoints.restore((like, np.float64(0)))

@@ -44,6 +44,7 @@ from fedjax_graph.core import (
     folding,
     mesh,
     sharding,
+    trees,
 )
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.channel import ChannelConfig
@@ -138,7 +139,7 @@ class Models(NamedTuple):
         """First parameters: of the client, [1, ...], and of the server."""
         client_key, server_key = jax.random.split(key)
         client_params = seq2seq.init_params(self.client, client_key)
-        client_params = jax.tree.map(lambda x: x[None], client_params)
+        client_params = trees.one_row(client_params)
         return client_params, graph_network.init_params(self.server, server_key)
 
     def _apply(self, fn, client_params, *args) -> jax.Array:

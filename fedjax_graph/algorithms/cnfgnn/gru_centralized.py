@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_graph.algorithms.cnfgnn.joint_training import joint_training
-from fedjax_graph.core import client_state
+from fedjax_graph.core import client_state, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import Checked
 from fedjax_graph.core.federated import task_algorithm
@@ -40,13 +40,13 @@ class GRUCentralizedState(NamedTuple):
 
 def gru_centralized(config: GRUCentralizedConfig) -> FederatedAlgorithm:
     """One GRU for all sensors, trained on their windows together."""
-    task = client_state.build_anew(config.task, "gru_centralized")
+    task = client_state.build_stateless(config.task, "gru_centralized")
     settings = config.task
     optimizer = settings.optimizer.build()
 
     def init(key: jax.Array, data: TrafficData) -> GRUCentralizedState:
         del data
-        models = jax.tree.map(lambda x: x[None], task.init(key))
+        models = trees.one_row(task.init(key))
         opt_state = optimizer.init(models["params"])
         return GRUCentralizedState(models, opt_state, jnp.int32(0))
 

@@ -66,7 +66,7 @@ class Centred(NamedTuple):
 def gru_fmtl(config: GRUFMTLConfig) -> FederatedAlgorithm:
     """GRU + FMTL on traffic; any task with a graph of its clients will do."""
     communicate, pull_of = REGULARISERS[config.regulariser]
-    task = client_state.build_anew(config.task, "gru_fmtl")
+    task = client_state.build_stateless(config.task, "gru_fmtl")
 
     def update(model, client, key, data, num_rounds, shared):
         own, neighbours = client
@@ -79,7 +79,7 @@ def gru_fmtl(config: GRUFMTLConfig) -> FederatedAlgorithm:
     )
 
     def init(key: jax.Array, data: Data) -> FederatedState:
-        models = jax.tree.map(lambda x: x[None], task.init(key))
+        models = trees.one_row(task.init(key))
         models = aggregation.broadcast(models, len(data.client_ids))
         return FederatedState(models, jnp.int32(0))
 
@@ -121,7 +121,7 @@ def neighbours_mean(models: Any, data: Data) -> tuple[Neighbours, None]:
 
     def mean(x):
         sums = graphs.neighbour_sum(data.graph, x)
-        return trees.beside(share, x) * sums
+        return trees.expand_like(share, x) * sums
 
     return Neighbours(total, jax.tree.map(mean, models)), None
 

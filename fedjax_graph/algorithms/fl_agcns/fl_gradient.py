@@ -164,15 +164,15 @@ def weights_step(
     def step(weights: Weights, data, key, alphas):
         model = weights.model
         merged, value, metrics = run(model, data, key, alphas)
-        everything = jax.tree.map(
-            lambda x: trees.beside(jnp.ones(len(x), bool), x), model["params"]
+        every_leaf = jax.tree.map(
+            lambda x: trees.expand_like(jnp.ones(len(x), bool), x), model["params"]
         )
         params, opt_state = touched_step(
             optimizer,
             model["params"],
             weights.opt_state,
             merged["params"],
-            everything,
+            every_leaf,
         )
         return Weights(merged | {"params": params}, opt_state), value, metrics
 

@@ -27,7 +27,7 @@ from fedjax_graph.core import clients, communication, encryption, mesh, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.clients import Cohort
-from fedjax_graph.core.federated import cohort_update, without_params, write_back
+from fedjax_graph.core.federated import federated_round
 from fedjax_graph.core.local import Model, Params
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
@@ -148,7 +148,7 @@ def touched_step(
 
     def step_sets(x, state, grad, is_touched):
         def keep(new, old):
-            return jnp.where(trees.beside(is_touched, new), new, old)
+            return jnp.where(trees.expand_like(is_touched, new), new, old)
 
         return jax.tree.map(keep, jax.vmap(step)(x, grad, state), (x, state))
 
@@ -216,15 +216,18 @@ def gradient_round(
         )
         return {"params": grads, "batch_stats": stats}, value
 
-    run = cohort_update(client_gradient, clients_per_chunk=config.clients_per_chunk)
     mean = encryption.mean(config.encryption)
 
     def round_(model, data: SubgraphData, key, *shared, sent=None):
-        rows = jax.tree.map(lambda x: x[None], model)
-        ids, weights = data.client_ids, data.client_weights
-        updated, value, cohort = run(rows, data, ids, weights, key, *shared)
-        merged, metrics = mean(updated, cohort, sent)
-        merged = write_back(without_params(rows), merged, cohort, len(ids))
+        run = federated_round(
+            client_gradient,
+            lambda stacked, cohort: mean(stacked, cohort, sent),
+            has_aux=True,
+            is_gradient=True,
+            clients_per_chunk=config.clients_per_chunk,
+        )
+        rows, ids, weights = trees.one_row(model), data.client_ids, data.client_weights
+        merged, value, metrics = run(rows, data, ids, weights, key, *shared)
         return jax.tree.map(lambda x: x[0], merged), value, metrics
 
     return round_

@@ -249,9 +249,9 @@ def make_training(
 
             return jax.lax.cond(is_needed, work, skip, carry)
 
-        nothing = trees.zeros(jax.eval_shape(begin, data, jobs.codes[0], keys[0]))
+        no_leaf = trees.zeros(jax.eval_shape(begin, data, jobs.codes[0], keys[0]))
         (state, _), (losses, costs) = jax.lax.scan(
-            step, (state, nothing), jnp.arange(plan.num_steps)
+            step, (state, no_leaf), jnp.arange(plan.num_steps)
         )
         figures = measured(plan, state, jobs, data)
         loss = mean_where(losses, jnp.isfinite(losses))  # divergence ends no search

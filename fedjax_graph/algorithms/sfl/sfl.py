@@ -46,7 +46,7 @@ from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.client_state import (
     LOCAL,
-    KeepsLocal,
+    LocalModelTask,
     Score,
     aggregated,
     is_local,
@@ -62,7 +62,7 @@ from fedjax_graph.core.federated import (
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.proximal import Distance, pull
 from fedjax_graph.core.task import Task
-from fedjax_graph.core.trees import IsPersonal, nothing
+from fedjax_graph.core.trees import IsPersonal, no_leaf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ def convolution(config: SFLConfig) -> Callable[..., aggregation.Aggregator]:
 def _sfl(
     config: SFLConfig,
     aggregator: Callable[..., aggregation.Aggregator],
-    is_personal: Callable[[Task], IsPersonal] = lambda task: nothing,
+    is_personal: Callable[[Task], IsPersonal] = lambda task: no_leaf,
     **settings: Any,
 ) -> FederatedAlgorithm:
     """What SFL and its kin share: the clients' half, and which models they keep."""
@@ -136,7 +136,7 @@ def _sfl(
         instead = "use start='global' or 'personal'"
         channel.refuse(config, reason, "privacy", instead=instead)
     if config.start == "own" or config.score == "local":
-        keeping = KeepsLocal(config.task, config.score)
+        keeping = LocalModelTask(config.task, config.score)
         config = dataclasses.replace(config, task=keeping)
 
     def stays(task: Task) -> IsPersonal:
@@ -218,7 +218,7 @@ def started(config: SFLConfig, models: Any, w: Any, weight: jax.Array) -> Any:
     """The models from which clients start (line 5), but for what is personal."""
     del weight
     if config.start == "global":
-        return models | jax.tree.map(lambda x: x[None], w)
+        return models | trees.one_row(w)
     return models | models[LOCAL] if config.start == "own" else models
 
 

@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_graph.core import graphs, mesh, sharding
 from fedjax_graph.core.checks import Checked, limited
+from fedjax_graph.core.local import local_update
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.linear import fan_in_uniform
 from fedjax_graph.models.normalization import unit_rows
@@ -213,23 +213,16 @@ def learn(
     pairs = is_real[:, None] & is_real[None] & ~jnp.eye(len(squares), dtype=bool)
     target = similarities(squares, pairs) if is_mutual else jnp.sqrt(squares) * pairs
     training, num_epochs = TRAINING[config.target]
-    optimizer = training.build(num_epochs)
 
     def adjacency(constructor):
         return construct(constructor, config.saturation, is_mutual) * pairs
 
-    def loss(constructor):
+    def loss(constructor, _):
         return structure_loss(adjacency(constructor), target, jnp.sum(is_real) ** 2)
 
-    def step(carry, _):
-        constructor, opt_state = carry
-        grads = jax.grad(loss)(constructor)
-        updates, opt_state = optimizer.update(grads, opt_state, constructor)
-        return (optax.apply_updates(constructor, updates), opt_state), None
-
+    train = local_update(loss, training.build(num_epochs))
     constructor = init_constructor(key, client_ids, config.embedding_size)
-    carry = (constructor, optimizer.init(constructor))
-    (constructor, _), _ = jax.lax.scan(step, carry, length=num_epochs)
+    constructor, _ = train(constructor, jnp.arange(num_epochs))
     scores = edge_scores(constructor, config.saturation, is_mutual)
     scores = jnp.where(pairs, scores, -jnp.inf)
     learnt = adjacency(constructor)

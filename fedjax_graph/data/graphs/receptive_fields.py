@@ -1,8 +1,8 @@
 """Node classification on the device: each task's receptive field, and no more.
 
 A two-layer GCN classifies a node from the propagated features of its neighbours. So a
-task's few labelled nodes need the features of few nodes, and these `Field`s are what
-clients compute on: exactly what the whole graph would give, at a fraction of the work.
+task's few labelled nodes need the features of few nodes, and clients compute on these
+`ReceptiveField`s: exactly what the whole graph would give, at a fraction of the work.
 """
 
 import math
@@ -20,7 +20,7 @@ from fedjax_graph.data.graphs.label_splits import Draw, Halves, NodeSets
 from fedjax_graph.data.graphs.node_dataset import check_finite
 
 
-class Field(NamedTuple):
+class ReceptiveField(NamedTuple):
     """Holds some labelled nodes and all nodes that a model reads to classify them.
 
     H nodes, of which the first L are the labelled ones. T tasks stand along leading
@@ -43,8 +43,8 @@ class NodeData(NamedTuple):
     """
 
     features: jax.Array  # [M, F] float32, propagated, of the nodes that are read
-    support: Field  # [T, ...], what a task learns from
-    query: Field  # [T, ...], what it is judged by
+    support: ReceptiveField  # [T, ...], what a task learns from
+    query: ReceptiveField  # [T, ...], what it is judged by
     client_ids: jax.Array  # [K] int32
     client_weights: jax.Array  # [..., K] float32, 0 = padding, or nothing to train on
 
@@ -106,7 +106,7 @@ def make_splits(
     rows = rows.toarray() if scipy.sparse.issparse(rows) else rows
     rows = jnp.asarray(rows, jnp.float32)
 
-    def renumber(field: Field) -> Field:
+    def renumber(field: ReceptiveField) -> ReceptiveField:
         indices = np.searchsorted(used, field.rows).astype(np.int32)
         return jax.tree.map(jnp.asarray, field._replace(rows=indices))
 
@@ -123,7 +123,7 @@ def make_splits(
     }
 
 
-def with_gram(field: Field, features: jax.Array) -> Field:
+def with_gram(field: ReceptiveField, features: jax.Array) -> ReceptiveField:
     """Adds inner products to a field, unless they are many or longer than features."""
     size = field.rows.shape[-1]
     if size > features.shape[1] or 4 * field.rows.size * size > MOST_GRAM_BYTES:
@@ -146,7 +146,7 @@ def _gram(rows: jax.Array, features: jax.Array) -> jax.Array:
 
 def _fields(
     propagation: scipy.sparse.csr_array, sets: NodeSets, num_hops: int
-) -> Field:
+) -> ReceptiveField:
     """Makes the fields of label sets [..., L], padded to common sizes."""
     *lead, size = sets.nodes.shape
     flat = (math.prod(lead), size)
@@ -169,7 +169,7 @@ def _fields(
             zip(*single, strict=True), sizes, fills, strict=True
         )
     ]
-    return Field(
+    return ReceptiveField(
         *(part.reshape(*lead, *part.shape[1:]) for part in (*parts, labels, mask))
     )
 

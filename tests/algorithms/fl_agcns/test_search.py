@@ -377,12 +377,12 @@ def test_a_clients_own_scores_are_its_share_of_the_federated(
     model, train, scorer, quick_jit
 ):
     """Of codes that differ from client to client."""
-    everything = np.concatenate([CODES, OTHERS])
+    every_leaf = np.concatenate([CODES, OTHERS])
     indices = np.array([[0, 1], [5, 2], [3, 3], [4, 0], [2, 5]])
     own = quick_jit(lambda codes: make_scorer(CONFIG, model, train).own(codes))(
-        everything[indices]
+        every_leaf[indices]
     )
-    _, by_client, _ = scorer(fitness="loss")(model, train, everything)
+    _, by_client, _ = scorer(fitness="loss")(model, train, every_leaf)
     for client, chosen in enumerate(indices):
         npt.assert_allclose(own[client], by_client[client, chosen], rtol=1e-5)
 
