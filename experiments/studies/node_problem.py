@@ -107,10 +107,10 @@ def make_world(study: GraphFLSettings, dataset: NodeDataset) -> World:
     """Gives everybody the whole graph, or puts the clients' subgraphs side by side."""
     adjacency = node_graphs.adjacency(dataset)
     if study.overlap is None:
-        every_leaf = np.ones((1, len(dataset.labels)), bool)
+        everything = np.ones((1, len(dataset.labels)), bool)
         labels = dataset.labels
         numbers = np.arange(len(labels))
-        return World(adjacency, dataset.features, numbers, labels, None, every_leaf, {})
+        return World(adjacency, dataset.features, numbers, labels, None, everything, {})
     num_clients = study.num_clients
     parts = subgraphs.parts(
         adjacency, num_clients, study.overlap, study.partition, study.seed

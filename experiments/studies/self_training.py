@@ -77,12 +77,12 @@ def teaching(draw: Draw, world: World) -> Draw:
         *(np.concatenate(parts, axis=1) for parts in zip(support, query, strict=True))
     )
     numbers = np.arange(len(world.labels), dtype=np.int32)[None]
-    every_leaf = NodeSets(
+    everything = NodeSets(
         numbers, np.zeros_like(numbers), np.ones(numbers.shape, np.float32)
     )
     return draw | {
         "train": Halves(labelled, query),
-        "everything": Halves(draw["test"].support, every_leaf),
+        "everything": Halves(draw["test"].support, everything),
     }
 
 

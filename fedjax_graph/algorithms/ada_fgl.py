@@ -134,6 +134,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         predict=lambda state, data: jax.nn.softmax(logits(state, data)),
         monitor=task.monitor,
         reads_all_clients=averaging.reads_all_clients,
+        participation=config.participation,
         phases=phases,
     )
 

@@ -101,6 +101,7 @@ def fed_gcn(config: FedGCNConfig) -> FederatedAlgorithm:
         predict=lambda state, data: averaging.predict(state.server, on(data, state)),
         monitor=averaging.monitor,
         reads_all_clients=True,
+        participation=config.participation,
     )
 
 

@@ -146,6 +146,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         predict=lambda s, d: task.predict(*mended(s, d))[:, : d.labels.shape[1]],
         monitor=task.monitor,
         reads_all_clients=True,
+        participation=config.participation,
         phases=phases,
     )
 

@@ -38,7 +38,8 @@ class FederatedAlgorithm(NamedTuple):
     init: Callable[[jax.Array, Data], State]  # (key, training data)
     round: Callable[[State, Data, jax.Array], tuple[State, Metrics]]
     """One communication round: (state, training data, key of the round). Its metrics
-    have `train_loss`, `NO_LOSS` where nobody took part, which a run leaves out."""
+    are single numbers, none called `validation`; `train_loss` is one of them, `NO_LOSS`
+    where nobody took part, which a run leaves out."""
     evaluate: Callable[[State, Data], Metrics]
     """Scores a state on a split; `monitor` names what the best round is chosen by."""
     predict: Callable[[State, Data], jax.Array]

@@ -170,8 +170,8 @@ def with_eval_chunk(
 ) -> Callable[..., _Result]:
     """Wraps `fn` so that `eval_clients_per_chunk` returns a number while it runs.
 
-    `algorithms.build` wraps each method's functions so; a factory that is called
-    directly evaluates as the backend has it.
+    Methods by name, from the table of `algorithms`, have their functions wrapped so; a
+    factory that is imported and called evaluates as the backend has it.
 
     Args:
       fn: traced or called as before.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_graph.core import mesh
+from fedjax_graph.core import mesh, trees
 
 Params = Any
 Batch = Any
@@ -150,7 +150,7 @@ def _scan_share(step, start, batches, share):
         index, batch = numbered
         new, value = step(carry, batch)
         is_done = index < num_done
-        carry = jax.tree.map(lambda x, old: jnp.where(is_done, x, old), new, carry)
+        carry = trees.select(is_done, new, carry)
         return carry, jnp.where(is_done, value, 0)
 
     carry, losses = jax.lax.scan(guarded, start, (jnp.arange(num_steps), batches))

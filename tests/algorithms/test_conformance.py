@@ -200,6 +200,15 @@ def test_which_methods_read_what_clients_outside_of_the_cohort_keep():
     assert found == {"fed_dc", "fed_gcn", "fed_sage_plus", "scaffold"}
 
 
+def test_methods_say_which_share_of_the_clients_they_sample():
+    for name, problem in CASES.values():
+        fields = {x.name for x in dataclasses.fields(REGISTRY[name].config_type)}
+        share = {"participation": 0.5} if "participation" in fields else {}
+        method = get_method(name)
+        built = method.factory(make_config(name, TINY[problem][name] | share))
+        assert built.participation == share.get("participation", 1), name
+
+
 def test_unknown_methods_are_refused():
     with pytest.raises(InputError, match="gru_fmtl"):
         get_method("no_such_method")

@@ -213,9 +213,9 @@ def test_only_what_is_marked_is_sent(sums, quick_jit, has_client_axis):
 
 
 def test_nothing_to_send_costs_nothing(ckks):
-    no_leaf = jax.tree.map(np.zeros_like, marks())
+    nothing = jax.tree.map(np.zeros_like, marks())
     stacked = stacked_params()
-    merged, metrics = encryption.mean("ckks")(stacked, cohort_of(), no_leaf)
+    merged, metrics = encryption.mean("ckks")(stacked, cohort_of(), nothing)
     assert not any(x.any() for x in jax.tree.leaves(merged))
     assert metrics["encryption_bytes"] == metrics["encryption_error"] == 0
 

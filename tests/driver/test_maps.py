@@ -70,8 +70,8 @@ def test_heat_maps_leave_out_what_is_no_number():
     assert axes.images[0].get_clim() == (1, 3)
     assert [text.get_text() for text in axes.texts] == ["1", "nan", "2", "3"]
     assert axes.texts[1].get_color() == plots.TRUTH_COLOUR
-    no_leaf = np.full((2, 2), None)
-    axes = maps.heat_maps_figure({"a": no_leaf}, "x", "y", ticks).axes[0]
+    nothing = np.full((2, 2), None)
+    axes = maps.heat_maps_figure({"a": nothing}, "x", "y", ticks).axes[0]
     assert {text.get_text() for text in axes.texts} == {"nan"}
 
 

@@ -157,9 +157,9 @@ def test_the_ledger_counts_what_comes_before_the_rounds_and_each_of_them():
     def found(algorithm):
         return run(make_script(FALLING), algorithm=algorithm).communication
 
-    sent, no_leaf = Bytes(up=5 * 4), Bytes()
-    assert found(ALGORITHM) == Exchange(no_leaf, ((1, sent),))
-    assert found(WITH_PHASES) == Exchange(no_leaf, ((1, sent), (4, no_leaf)))
+    sent, nothing = Bytes(up=5 * 4), Bytes()
+    assert found(ALGORITHM) == Exchange(nothing, ((1, sent),))
+    assert found(WITH_PHASES) == Exchange(nothing, ((1, sent), (4, nothing)))
     sending = ALGORITHM._replace(init=lambda *args: up(ALGORITHM.init(*args)))
     state = Bytes(up=4 + 4 + 5 * 4 + 5 * 2)  # two numbers, weights and momentum
     assert found(sending) == Exchange(state, ((1, sent),))
@@ -436,10 +436,10 @@ def test_nothing_is_compiled_twice(tmp_path, caplog):
 
     programs, num_traced = compiled(workdir=tmp_path / "a", num_rounds=1)
     assert (len(programs), num_traced > 0) == (3, True)  # init, advance, evaluate
-    no_leaf = ([], 0)
-    assert compiled(workdir=tmp_path / "b", num_rounds=5) == no_leaf
-    assert compiled(workdir=tmp_path / "a", num_rounds=5, resume=True) == no_leaf
-    assert compiled(workdir=tmp_path / "c", seeds=(1,)) == no_leaf
+    nothing = ([], 0)
+    assert compiled(workdir=tmp_path / "b", num_rounds=5) == nothing
+    assert compiled(workdir=tmp_path / "a", num_rounds=5, resume=True) == nothing
+    assert compiled(workdir=tmp_path / "c", seeds=(1,)) == nothing
 
 
 @pytest.mark.parametrize("num_devices", [0, 1, 2], ids=["no mesh", "one", "two"])

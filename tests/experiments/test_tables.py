@@ -162,8 +162,8 @@ def test_a_run_by_the_defaults_counts_before_a_newer_one():
     assert taken("cnfgnn", table, row, plain, short).run is plain
     alone = taken("cnfgnn", table, row, short)
     assert alone.deviations == ("num_rounds=3",)
-    no_leaf = taken("cnfgnn", table, row, short, defaults={"num_rounds": 3})
-    assert no_leaf.deviations == ()
+    nothing = taken("cnfgnn", table, row, short, defaults={"num_rounds": 3})
+    assert nothing.deviations == ()
 
 
 def test_of_cut_runs_the_one_with_the_fewest_other_flags_counts():

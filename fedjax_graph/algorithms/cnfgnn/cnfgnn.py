@@ -410,7 +410,9 @@ def cnfgnn(
         )
         return state, {"train_loss": client_loss, "server_loss": server_loss}
 
-    return split_algorithm(config, init, round_)._replace(privacy=config.privacy)
+    return split_algorithm(config, init, round_)._replace(
+        privacy=config.privacy, participation=config.participation
+    )
 
 
 def split_algorithm(config: HalvesConfig, init, round_) -> FederatedAlgorithm:

@@ -17,7 +17,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     gradient_round,
     score_outputs,
 )
-from fedjax_graph.core import clients, encryption, faults
+from fedjax_graph.core import clients, encryption, faults, trees
 from fedjax_graph.core.server_optimizer import step_if
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.packed import PackedNet
@@ -74,9 +74,7 @@ def make_epoch(
         own = score_all(data, shared=(model, code))
         (federated,), scoring_cost = federated_scores(config, own[:, None], data)
         is_better = federated > training.score
-        best_model = jax.tree.map(
-            lambda new, old: jnp.where(is_better, new, old), model, training.best_model
-        )
+        best_model = trees.select(is_better, model, training.best_model)
         training = Training(
             model,
             opt_state,

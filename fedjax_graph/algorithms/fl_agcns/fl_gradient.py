@@ -164,7 +164,7 @@ def weights_step(
     def step(weights: Weights, data, key, alphas):
         model = weights.model
         merged, value, metrics = run(model, data, key, alphas)
-        every_leaf = jax.tree.map(
+        everything = jax.tree.map(
             lambda x: trees.expand_like(jnp.ones(len(x), bool), x), model["params"]
         )
         params, opt_state = touched_step(
@@ -172,7 +172,7 @@ def weights_step(
             model["params"],
             weights.opt_state,
             merged["params"],
-            every_leaf,
+            everything,
         )
         return Weights(merged | {"params": params}, opt_state), value, metrics
 

@@ -20,7 +20,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     Weights,
     searched,
 )
-from fedjax_graph.core import communication, encryption
+from fedjax_graph.core import communication, encryption, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
@@ -118,8 +118,8 @@ def try_codes(
         weights, code, score = best
         trial = run(data, *step)
         is_better = trial.score > score
-        best = jax.tree.map(
-            lambda new, old: jnp.where(is_better, new, old),
+        best = trees.select(
+            is_better,
             (trial.weights, trial.code, trial.score),
             best,
         )

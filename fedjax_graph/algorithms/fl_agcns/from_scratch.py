@@ -115,8 +115,8 @@ def new_jobs(
     is_needed = is_wanted & ~is_known(config, state.cache, codes)
     rows = state.num_rounds * len(codes) + jnp.arange(len(codes))
     num_chunks = jnp.int32(config.first_epochs // plan.chunk)
-    no_leaf = jnp.zeros(len(codes), jnp.int32)
-    return Jobs(codes, rows.astype(jnp.int32), no_leaf, is_needed, num_chunks)
+    nothing = jnp.zeros(len(codes), jnp.int32)
+    return Jobs(codes, rows.astype(jnp.int32), nothing, is_needed, num_chunks)
 
 
 def is_known(config: EvolutionConfig, cache: Cache, codes: jax.Array) -> jax.Array:

@@ -238,9 +238,7 @@ def make_training(
                 training, outcome = run_chunk(training, data, code, job_key, turn)
                 ended = record(state, jobs, job, training)
                 is_done = turn == jobs.num_chunks - 1
-                state = jax.tree.map(
-                    lambda new, old: jnp.where(is_done, new, old), ended, state
-                )
+                state = trees.select(is_done, ended, state)
                 return (state, training), outcome
 
             def skip(carry):
@@ -249,9 +247,9 @@ def make_training(
 
             return jax.lax.cond(is_needed, work, skip, carry)
 
-        no_leaf = trees.zeros(jax.eval_shape(begin, data, jobs.codes[0], keys[0]))
+        nothing = trees.zeros(jax.eval_shape(begin, data, jobs.codes[0], keys[0]))
         (state, _), (losses, costs) = jax.lax.scan(
-            step, (state, no_leaf), jnp.arange(plan.num_steps)
+            step, (state, nothing), jnp.arange(plan.num_steps)
         )
         figures = measured(plan, state, jobs, data)
         loss = mean_where(losses, jnp.isfinite(losses))  # divergence ends no search
@@ -282,8 +280,8 @@ def record(
     score = jnp.sum(judged) / jnp.maximum(number, 1)
     is_ahead = (number == state.best.training) & (score > state.best.score)
     is_ahead |= number > state.best.training
-    best, weights, code = jax.tree.map(
-        lambda new, old: jnp.where(is_ahead, new, old),
+    best, weights, code = trees.select(
+        is_ahead,
         (Best(row, number, score), Weights(training.best_model, None), code),
         (state.best, state.weights, state.code),
     )

@@ -324,8 +324,8 @@ def test_codes_are_valid_and_the_best_survive(name, frozen, train, quick_jit):
         return jax.lax.scan(body, state, jax.random.split(key, 15))
 
     _, (populations, codes, best_scores, clients_best) = run(jnp.arange(3))
-    every_leaf = [codes, populations.controller, populations.clients]
-    for code in set().union(*(rows(x.reshape(-1, 5)) for x in every_leaf)):
+    everything = [codes, populations.controller, populations.clients]
+    for code in set().union(*(rows(x.reshape(-1, 5)) for x in everything)):
         check(code, CONFIG.num_layers)
     scorer = whole_scores(CONFIG, jnp.int32(1), train)
     scores, _, _ = scorer.federated(codes.reshape(-1, 5))

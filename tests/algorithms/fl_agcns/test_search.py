@@ -377,12 +377,12 @@ def test_a_clients_own_scores_are_its_share_of_the_federated(
     model, train, scorer, quick_jit
 ):
     """Of codes that differ from client to client."""
-    every_leaf = np.concatenate([CODES, OTHERS])
+    everything = np.concatenate([CODES, OTHERS])
     indices = np.array([[0, 1], [5, 2], [3, 3], [4, 0], [2, 5]])
     own = quick_jit(lambda codes: make_scorer(CONFIG, model, train).own(codes))(
-        every_leaf[indices]
+        everything[indices]
     )
-    _, by_client, _ = scorer(fitness="loss")(model, train, every_leaf)
+    _, by_client, _ = scorer(fitness="loss")(model, train, everything)
     for client, chosen in enumerate(indices):
         npt.assert_allclose(own[client], by_client[client, chosen], rtol=1e-5)
 

@@ -79,10 +79,10 @@ def test_filled_graphs_have_edges_both_ways(train, own):
     assert not jnp.any(filled.is_trained[size:]) and not jnp.any(
         filled.is_scored[size:]
     )
-    no_leaf = mending.fill(
+    nothing = mending.fill(
         own, jax.tree.map(lambda x: 0 * x, Neighbours(counts, features))
     )
-    npt.assert_array_equal(no_leaf.edge_weights[num_edges:], 0)
+    npt.assert_array_equal(nothing.edge_weights[num_edges:], 0)
 
 
 def test_each_generated_neighbour_is_near_one_that_was_lost():

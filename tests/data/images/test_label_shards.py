@@ -152,8 +152,8 @@ def test_each_client_gets_its_shards(dealt):
         assert {*train[client], *validation[client]} == wanted
         tested = {120 + i for s in own for i in by_test_label[4 * s : 4 * s + 4]}
         assert set(test[client]) == tested
-    every_leaf = np.concatenate([train, validation, test], axis=1)
-    assert sorted(every_leaf.ravel()) == list(range(180))
+    everything = np.concatenate([train, validation, test], axis=1)
+    assert sorted(everything.ravel()) == list(range(180))
 
 
 def test_the_places_lead_to_the_images(dealt):
