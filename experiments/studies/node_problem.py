@@ -21,7 +21,7 @@ from fedjax_graph.tasks.nodes import NodeTask
 
 LARGEST_COMPONENT = ("cora", "citeseer")  # is what the paper has of them
 SMALL_CLASS = 200  # nodes; below, a class cannot give 80 to train and as many to score
-LARGE = 15_000  # nodes from which on the paper tests on 10000 of them
+LARGE = 15_000  # nodes; of larger graphs the paper tests on 10000 of them
 NOT_FAIR = (
     "as the released code reports it: the highest test accuracy over the rounds, which "
     "is not a fair estimate"

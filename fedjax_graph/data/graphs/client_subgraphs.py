@@ -170,7 +170,7 @@ def client_split(
     if min(fractions) < 0 or sum(fractions) > 1 + 1e-9:
         raise InputError(f"fractions = {fractions}: expected three shares of 1")
     random = np.random.default_rng(seed)
-    ends = np.cumsum(fractions) + 1e-9  # 0.2 + 0.4 is below 0.6
+    ends = np.cumsum(fractions) + 1e-9  # in floats, 0.7 + 0.1 is below 0.8
     sets: tuple[list[np.ndarray], ...] = ([], [], [])
     for client in np.unique(owners):
         for kind in np.unique(labels[labels >= 0]):
