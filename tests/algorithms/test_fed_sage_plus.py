@@ -1,15 +1,21 @@
 """FedSage+'s phases and ledger; its numbers are in `test_openfgl_departures`."""
 
+import dataclasses
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
 import pytest
 
+from fedjax_graph.algorithms import fed_sage_plus as module
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.algorithms.fed_sage_plus import FedSagePlusConfig, fed_sage_plus
 from fedjax_graph.core.communication import bytes_per_round
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.data.graphs import mending
 from fedjax_graph.models.neighbour_generator import GeneratorConfig
 from fedjax_graph.tasks.nodes import NodeTask
 from fedjax_graph.tasks.subgraphs import SubgraphTask
@@ -32,6 +38,10 @@ GENERATOR = GeneratorConfig(PLACES, 4, LATENT, SIZES)
 @pytest.fixture(scope="module")
 def train():
     return client_graphs.make_splits()["train"]
+
+
+def assert_close(left, right):
+    jax.tree.map(lambda x, y: npt.assert_allclose(x, y, 1e-4, 1e-6), left, right)
 
 
 def sizes_of(tree):
@@ -83,6 +93,98 @@ def test_without_generators_it_is_fed_avg_up_to_rounding(train, quick_jit):
         jax.tree.map(
             lambda x, y: npt.assert_allclose(x, y, atol=1e-6), tree.models, other.models
         )
+
+
+@pytest.fixture(scope="module")
+def found(train):
+    """Up to two neighbours of each node of each client."""
+    rng, nodes = np.random.default_rng(0), train.labels.shape
+    counts = jnp.asarray(rng.integers(0, PLACES + 1, nodes), jnp.float32)
+    features = rng.normal(size=(*nodes, PLACES, NUM_FEATURES)).astype(np.float32)
+    return mending.Neighbours(counts, jnp.asarray(features))
+
+
+def test_classifiers_are_trained_and_scored_on_mended_graphs(train, found, quick_jit):
+    """As FedAvg's on data that have these neighbours."""
+    config = FedSagePlusConfig(TASK, generator=GENERATOR, generator_rounds=1)
+    ours, plain = fed_sage_plus(config), fed_avg(FedAvgConfig(TASK))
+    mended = jax.vmap(mending.fill)(train.by_client(), found)
+    state, rounds = ours.init(KEY, train), {"num_rounds": jnp.int32(1)}
+    start = plain.init(KEY, mended)._replace(models=state.models, **rounds)
+    state = state._replace(memories=state.memories | {"found": found}, **rounds)
+    after = quick_jit(ours.phases[-1].round)(state, train, KEY)[0]
+    expected = quick_jit(plain.round)(start, mended, KEY)[0]
+    assert_close(after.models, expected.models)
+    pairs = (ours, after, train), (plain, expected, mended)
+    assert_close(*(quick_jit(x.evaluate)(*args) for x, *args in pairs))
+    outputs, wanted = (quick_jit(x.predict)(*args) for x, *args in pairs)
+    assert_close(outputs, wanted[:, :MOST_NODES])
+
+
+def test_neighbours_are_found_on_the_graph_that_hides_some(train, quick_jit):
+    """What a client hides has no say in what its other nodes lost."""
+    config = FedSagePlusConfig(TASK, generator=GENERATOR)
+    net = GENERATOR.build(NUM_FEATURES)
+    find = quick_jit(functools.partial(module.find_neighbours, net))
+    weights = fed_sage_plus(config).init(KEY, train).memories["weights"]
+    weights, own = jax.tree.map(lambda x: x[0], (weights, train))
+    sender, receiver = own.senders[0], own.receivers[0]
+    hidden = jnp.zeros(MOST_NODES).at[sender].set(1)
+    one, two = (
+        find(weights, own._replace(features=x), hidden, KEY)
+        for x in (own.features, own.features.at[sender].add(5.0))
+    )
+    npt.assert_array_equal(one.features[receiver], two.features[receiver])
+
+
+def test_the_encoder_of_a_generator_drops_units_in_training(
+    train, quick_jit, monkeypatch
+):
+    """Of Eq. 4 the numbers of neighbours alone, which nothing else drops units of."""
+    monkeypatch.setattr(mending, "distance", lambda *args: 0.0)
+    config = FedSagePlusConfig(
+        dataclasses.replace(TASK, dropout=0.5), generator=GENERATOR
+    )
+    net = GENERATOR.build(NUM_FEATURES, config.task.dropout)
+    memories = fed_sage_plus(config).init(KEY, train).memories
+
+    def no_classifier(*args):
+        return 0.0, None
+
+    loss = quick_jit(
+        module.generator_loss(config, config.task.build(), no_classifier, net)
+    )
+    own, weights, hidden = jax.tree.map(
+        lambda x: x[0], (train, memories["weights"], memories["hidden"])
+    )
+    weights["generator"]["degree"]["bias"] += 3.0  # so that no ReLU hides it
+    losses = [
+        float(loss(weights, {}, (own, hidden), jax.random.key(seed), train)[0])
+        for seed in (0, 0, 1)
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_share_of_nodes_to_hide_is_a_setting(train, share):
+    config = FedSagePlusConfig(TASK, generator=GENERATOR, hidden_share=share)
+    hidden = fed_sage_plus(config).init(KEY, train).memories["hidden"]
+    npt.assert_array_equal(hidden, share * np.asarray(train.is_scored))
+
+
+def test_the_server_steps_as_told(train, quick_jit):
+    """By half of the way to what clients send."""
+    algorithms = [
+        fed_sage_plus(FedSagePlusConfig(TASK, generator_rounds=0, server_optimizer=x))
+        for x in (None, OptimizerConfig("sgd", 0.5))
+    ]
+    starts = [algorithm.init(KEY, train) for algorithm in algorithms]
+    whole, half = (
+        quick_jit(algorithm.round)(start, train, KEY)[0].models["params"]
+        for algorithm, start in zip(algorithms, starts, strict=True)
+    )
+    first = starts[0].models["params"]
+    assert_close(half, jax.tree.map(lambda x, y: (x + y) / 2, first, whole))
 
 
 def test_the_ledger_counts_generators_or_classifiers(train):
