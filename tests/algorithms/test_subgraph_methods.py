@@ -8,7 +8,13 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.algorithms import fed_gta, gcfl_plus, get_method, make_config
+from fedjax_graph.algorithms import (
+    ada_fgl,
+    fed_gta,
+    gcfl_plus,
+    get_method,
+    make_config,
+)
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import Misbehaviour, attackers
@@ -19,7 +25,7 @@ from fedjax_graph.tasks.subgraphs import query_halves, random_blocks
 from tests import client_graphs
 from tests.algorithms import quadratic
 from tests.algorithms.oracle import draw_cohort
-from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES
+from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES, alone
 
 RATE = 0.1
 TASK = {
@@ -81,6 +87,20 @@ def test_fed_pubs_penalties_are_those_of_its_loss(trained):
     assert_close(found, expected)
 
 
+def test_fed_pub_takes_nothing_of_who_trains_on_nothing(data, quick_jit):
+    """The others mix as if the fifth client were not there."""
+    values = {"task": TASK, "block_size": 3, "sharpness": 0.5}
+    method = get_method("fed_pub").factory(make_config("fed_pub", values))
+    step, start = quick_jit(method.round), method.init(jax.random.key(0), data)
+    idle = data._replace(client_weights=data.client_weights.at[4].set(0))
+    four = [jax.tree.map(lambda x: x[:4], tree) for tree in (data, start.models)]
+    found, expected = (
+        step(state, own, jax.random.key(1))[0].models
+        for state, own in ((start, idle), (start._replace(models=four[1]), four[0]))
+    )
+    assert_close(jax.tree.map(lambda x: x[:4], found), expected)
+
+
 def test_methods_that_mix_alike_are_fed_avg(trained, monkeypatch):
     mean = trained("fed_avg")["params"]
     clusters = trained("gcfl_plus")["params"]  # one cluster, by numbers of examples
@@ -96,6 +116,30 @@ def test_methods_that_mix_alike_are_fed_avg(trained, monkeypatch):
     assert_close(alike, of_each)
 
 
+def test_ada_fgls_alpha_is_the_share_of_the_graph(data):
+    """S of alpha A + (1 - alpha) U + I, where U joins nodes of like predictions."""
+    own = jax.tree.map(lambda x: x[0], data)
+    known = jax.random.normal(jax.random.key(0), (8, NUM_CLASSES))
+    known = known.at[3].set(known[5])  # two that are alike
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    found = ada_fgl.networks(
+        types.SimpleNamespace(alpha=0.2),
+        lambda variables, features, spread, is_real: spread(x),
+        {},
+        own,
+        known,
+    )
+    q = np.asarray(jax.nn.softmax(known), float)
+    q /= np.linalg.norm(q, axis=1, keepdims=True)
+    alike, adjacency = (q @ q.T > 0.999) * (1 - np.eye(8)), np.zeros((8, 8))
+    assert alike.sum() >= 2
+    plain = alone(data, 0)
+    adjacency[plain.receivers, plain.senders] = 1
+    matrix = 0.2 * adjacency + 0.8 * alike + np.eye(8)
+    scale = matrix.sum(axis=1) ** -0.5
+    assert_close(found, (scale[:, None] * matrix * scale) @ x)
+
+
 @pytest.mark.parametrize("name", ["ada_fgl", "fed_gcn", "fed_gta", "fed_pub"])
 def test_a_task_without_subgraphs_is_refused(name):
     task = {"kind": "traffic_rnn"}
@@ -103,13 +147,17 @@ def test_a_task_without_subgraphs_is_refused(name):
         get_method(name).factory(make_config(name, {"task": task}))
 
 
-def test_random_blocks_have_edges_inside_alone():
-    graph = random_blocks(jax.random.key(0), 2, 3, 6, 0.2)
-    assert graph.features.shape == (1, 18, 2)
+@pytest.mark.parametrize(
+    ("size", "share", "num_edges"),
+    [(6, 0.2, 3), (3, 0.1, 1)],  # of 15 and of 3 pairs; a part of one counts as one
+)
+def test_random_blocks_have_edges_inside_alone(size, share, num_edges):
+    graph = random_blocks(jax.random.key(0), 2, 3, size, share)
+    assert graph.features.shape == (1, 3 * size, 2)
     senders, receivers = np.asarray(graph.senders[0]), np.asarray(graph.receivers[0])
-    assert (senders // 6 == receivers // 6).all() and (senders != receivers).all()
+    assert (senders // size == receivers // size).all() and (senders != receivers).all()
     pairs = set(zip(senders.tolist(), receivers.tolist(), strict=True))
-    assert len(pairs) == len(senders) == 2 * 3 * 3  # 0.2 of 15 pairs, both ways
+    assert len(pairs) == len(senders) == 2 * 3 * num_edges  # both ways
     assert {(b, a) for a, b in pairs} == pairs
     assert (np.diff(receivers) >= 0).all()
 
@@ -188,6 +236,18 @@ def test_ada_fgl_scores_the_common_model_until_clients_train_alone(
     of_idle = predict(states[1], idle)  # nothing has trained client 1's networks
     npt.assert_allclose(of_idle[1], expected[1], rtol=1e-5)
     npt.assert_array_equal(of_idle[2:], found[1][2:])
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_ada_fgl_drops_units_in_training(adaptive, data, quick_jit, rate):
+    """Of the same state, the loss of another key is another."""
+    _, step, (state, *_) = adaptive
+    if rate:
+        config = make_config("ada_fgl", {"task": TASK} | ADA_FGL | {"dropout": rate})
+        last = get_method("ada_fgl").factory(config).phases[-1]
+        step = quick_jit(last.round)
+    losses = [step(state, data, jax.random.key(s))[1]["train_loss"] for s in (1, 2)]
+    assert (losses[0] == losses[1]) == (rate == 0)
 
 
 def test_fed_pubs_shares_are_numbers_however_sharp_they_are(trained):
@@ -317,6 +377,23 @@ def test_a_cluster_takes_the_mean_of_who_came(quick_jit):
         assert len(trained) == 2
         rows = np.tile(twin.mean(trained), (NUM_CLIENTS, 1))
         quadratic.assert_rows(state.models, rows)
+
+
+def test_who_does_not_come_keeps_its_last_norm(quick_jit):
+    task, data = quadratic.QuadraticTask(), quadratic.make_data()
+    everybody, two = (
+        get_method("gcfl_plus").factory(make_config("gcfl_plus", {"task": task} | more))
+        for more in ({}, {"participation": 0.4})
+    )
+    start, key = everybody.init(jax.random.key(0), data), quadratic.KEYS[0]
+    before = quick_jit(everybody.round)(start, data, jax.random.key(0))[0].norms
+    state = start._replace(norms=before)
+    after = quick_jit(two.round)(state, data, key)[0].norms
+    came = draw_cohort(jax.random.split(key)[0], data.client_ids, 2)
+    kept = after[:, -1] == before[:, -1]
+    assert np.all(before[:, -1] > 0)
+    npt.assert_array_equal(np.flatnonzero(~kept), came)
+    npt.assert_array_equal(after[:, -2], before[:, -1])
 
 
 @pytest.mark.parametrize("num_idle", [0, 1, 2])
