@@ -5,7 +5,7 @@ Learning", PVLDB 17(1), 2023. After its local steps a client i propagates the so
 labels P of its model over its subgraph, and sends with its model theta_i (numbers of
 equations are ours):
 
-    Y <- kappa S Y + (1 - kappa) Y_0, cut off to [0, 1], k times            (1)
+    Y <- kappa S Y + (1 - kappa) Y_0, clipped to [0, 1], k times            (1)
     H_i = sum_v d_v sum_c [1/e + q_vc log q_vc], q = softmax(Y / T)         (2)
     M_i = the raw and the central moments of order 1 to m, over nodes, of
           softmax(Y), class by class                                        (3)

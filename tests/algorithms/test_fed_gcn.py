@@ -1,6 +1,7 @@
 """FedGCN's exchange against dense algebra on the whole graph."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
 import pytest
@@ -77,6 +78,25 @@ def test_clients_train_and_are_scored_on_the_whole_graph(data, draw_params, quic
     npt.assert_allclose(metrics["train_loss"], expected, rtol=1e-5)
     everybody = np.concatenate(scored).mean()
     npt.assert_allclose(scores["cross_entropy"], everybody, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_hops", [1, 2])
+def test_padded_edges_change_nothing(data, num_hops, quick_jit):
+    def extend(x, fill=0):
+        return jnp.pad(x, ((0, 0), (0, 3)), constant_values=fill)
+
+    longer = data._replace(
+        senders=extend(data.senders),
+        receivers=extend(data.receivers, data.labels.shape[1] - 1),
+        edge_weights=extend(data.edge_weights),
+    )
+    method = fed_gcn(FedGCNConfig(TASK, num_hops=num_hops))
+
+    @quick_jit
+    def outputs(data):
+        return method.predict(method.init(jax.random.key(0), data), data)
+
+    npt.assert_allclose(outputs(longer), outputs(data), rtol=1e-4, atol=1e-6)
 
 
 def test_clients_that_do_not_know_of_others_are_refused():

@@ -228,6 +228,10 @@ def test_the_personal_models_of_ditto_are_pulled_to_the_sent_model(
         assert_rows(state.server.models, to_rows(average[t + 1][0].models), 1e-6)
 
 
+def test_ditto_pulls_by_a_tenth_where_nothing_else_is_said():
+    assert DittoConfig(TASK).personal_weight == 0.1
+
+
 def test_ditto_scores_the_personal_models(data, quick_jit):
     algorithm = ditto(DittoConfig(TASK))
     state = run(algorithm, data, quick_jit, KEYS[:1])[-1][0]

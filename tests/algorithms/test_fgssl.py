@@ -171,6 +171,27 @@ def test_a_step_is_one_along_the_papers_loss(
     dense_gcn.assert_gradient(loss, w, gradient)
 
 
+def test_the_two_views_are_drawn_apart(train, quick_jit):
+    """Of one draw and one share both would be the same, with nothing to distil."""
+    sides, kinds = ("client", "server"), ("edges", "features")
+    shares = {f"{side}_{kind}": 0.5 for side in sides for kind in kinds}
+    losses = []
+    for weight in (0.0, 1.0):
+        config = FGSSLConfig(
+            TASK, contrast_weight=0.0, structure_weight=weight, **shares
+        )
+        algorithm = fgssl(config)
+        state = algorithm.init(KEY, train)
+        losses.append(quick_jit(algorithm.round)(state, train, KEY)[1]["train_loss"])
+    assert losses[1] > losses[0] + 1e-3
+
+
+def test_the_default_shares_are_those_written_down():
+    config = FGSSLConfig(TASK)
+    assert (config.client_edges, config.client_features) == (0.8, 0.5)
+    assert (config.server_edges, config.server_features) == (0.3, 0.3)
+
+
 def test_without_its_terms_it_is_fed_avg_bit_for_bit(train, quick_jit):
     task = dataclasses.replace(TASK, dropout=0.5)
     ours = fgssl(FGSSLConfig(task, contrast_weight=0.0, structure_weight=0.0))

@@ -150,6 +150,24 @@ def test_the_weights_step_by_hand(data, problem, train, quick_jit):
         check_leaf(*one)
 
 
+def test_a_weights_step_hands_its_key_to_dropout(data, quick_jit, monkeypatch):
+    """By outputs that are drawn with it: the relaxation takes long to compile."""
+
+    def drawn(net, model, graph, chances, is_real, key=None):
+        del net, graph, chances
+        key = jax.random.key(9) if key is None else key
+        return jax.random.normal(key, (len(is_real), SIZES[1])), model["batch_stats"]
+
+    monkeypatch.setattr(fl_gradient, "relaxed", drawn)
+    config = dataclasses.replace(CONFIG, num_layers=1)
+    weights, alphas = init_weights(config, KEY), fl_gradient.first_alphas(KEY, 1)
+    step = quick_jit(fl_gradient.weights_step(config))
+    losses = [
+        step(weights, data, jax.random.key(seed), alphas)[1] for seed in (0, 0, 1)
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
 @pytest.mark.slow
 def test_the_alphas_step_by_hand(data, problem, learn):
     model, alphas, clients = problem

@@ -204,6 +204,19 @@ def test_a_generation_is_bred_from_the_best(share, hand_made, train, breed):
     assert any(tuple(code) not in known for code in made)
 
 
+def test_children_of_clients_cross_at_a_rate_of_their_own(hand_made, train, quick_jit):
+    """That of the controller's children is zero, and no gene mutates."""
+    rates = {"crossover_rate": 0.0, "client_crossover_rate": 1.0, "mutation_rate": 0.0}
+    config = dataclasses.replace(CONFIG, **rates)
+    breed = quick_jit(functools.partial(from_scratch.breed, config))
+    known = {tuple(code) for code in np.asarray(hand_made.codes)}
+    own, sent = (
+        np.asarray(breed(hand_made, train, jax.random.key(0), x)) for x in (0.0, 1.0)
+    )
+    assert all(tuple(code) in known for code in own)
+    assert any(tuple(code) not in known for code in sent)
+
+
 @pytest.mark.slow
 def test_a_resumed_search_ends_as_if_never_stopped(cut_and_whole, monkeypatch):
     monkeypatch.setattr(trainings, "make_epoch", scores_by_hand)
@@ -304,6 +317,17 @@ def test_epochs_are_federated_steps_of_the_network_alone(fitness, train, quick_j
     jax.tree.map(close, training.model, model)
     close(training.client_scores, np.max(values, axis=0))
     close(training.score, np.max(values @ counts / counts.sum()))
+
+
+def test_an_epoch_drops_units(train, quick_jit):
+    config = dataclasses.replace(CONFIG, num_layers=1, dropout=0.5)
+    code, key = jnp.array([3, 2, 5]), jax.random.key(0)
+    begun = quick_jit(code_training.make_begin(config))(train, code, key)
+    epoch = quick_jit(code_training.make_epoch(config))
+    losses = [
+        epoch(begun, train, code, jax.random.key(seed))[1][0] for seed in (0, 0, 1)
+    ]
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_a_training_keeps_its_best_epoch(train, monkeypatch):

@@ -16,6 +16,7 @@ from fedjax_graph.algorithms.sfl.structure_learning import (
     GraphConstructor,
     StructureConfig,
     construct,
+    init_constructor,
     keep_strongest,
     similarities,
     squared_distances,
@@ -59,6 +60,11 @@ def test_distances_are_those_of_the_reference(golden):
 def test_the_loss_is_that_of_the_reference(golden):
     loss = structure_loss(golden["adjacency"], golden["distances"], 36)
     npt.assert_allclose(loss, golden["loss"], rtol=1e-5)
+
+
+def test_all_parts_of_a_constructor_are_drawn_apart():
+    parts = init_constructor(jax.random.key(0), jnp.arange(4), 4)
+    assert len({np.asarray(x).tobytes() for x in parts}) == len(parts) == 6
 
 
 def test_a_mutual_graph_is_symmetric_and_written_out(constructor):
