@@ -104,10 +104,10 @@ def test_noise_on_a_model_belongs_to_its_client():
     """Whoever else takes part, and wherever its row stands."""
     stacked = models()
 
-    def noise(indices):
-        indices = jnp.array(indices)
+    def noise(indices, order=(0, 1, 2, 3, 4)):
+        indices, ids = jnp.array(indices), jnp.array(order) + 10
         config = ChannelConfig(privacy=Privacy(noise_multiplier=2.0, clip_norm=1e3))
-        sent = channel.Sent(START, jnp.arange(5) + 10, jnp.asarray(WEIGHTS), KEY)
+        sent = channel.Sent(START, ids, jnp.asarray(WEIGHTS), KEY)
         own = jax.tree.map(lambda x: x[indices], stacked)
         cohort = Cohort(indices, jnp.ones(len(indices)))
         noisy = channel.through(config, lambda x, cohort: x, sent)(own, cohort)
@@ -116,6 +116,9 @@ def test_noise_on_a_model_belongs_to_its_client():
     whole = noise([0, 1, 2, 3, 4])
     assert len(np.unique(whole)) == whole.size
     npt.assert_allclose(noise([1, 4]), whole[[1, 4]], rtol=1e-2, atol=1e-2)
+    order = [3, 0, 4, 1, 2]  # of the same clients in the data
+    moved = noise([0, 1, 2, 3, 4], order)
+    npt.assert_allclose(moved, whole[order], rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("rows", [1, 5])

@@ -73,6 +73,8 @@ def test_leaves_are_means_over_seeds_and_deviations_the_same_tree():
     assert entry["test_std"].keys() == entry["test"].keys()
     means = np.mean([1, 2, 3]) * np.arange(12)
     assert entry["rmse_by_horizon"] == pytest.approx(means.tolist())
+    deviations = np.std([1, 2, 3], ddof=1) * np.arange(12)
+    assert entry["rmse_by_horizon_std"] == pytest.approx(deviations.tolist())
     assert isinstance(entry["best_round"], int)
     assert entry["best_round"] == 5
     assert entry["best_round_by_seed"] == [3, 8, 5]

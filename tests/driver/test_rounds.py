@@ -350,6 +350,13 @@ def test_metrics_have_one_line_for_each_round(tmp_path):
         assert line["windows_per_s"] == pytest.approx(10 / line["seconds"])
 
 
+def test_the_seconds_of_all_rounds_are_those_of_the_run(tmp_path):
+    """Also where three rounds are one call."""
+    result = run(make_script(FALLING), tmp_path, eval_every=3)
+    lines = read_records(tmp_path / "metrics.jsonl")
+    assert sum(line["seconds"] for line in lines) == pytest.approx(result.seconds)
+
+
 @pytest.mark.parametrize("on_nan", ["stop", "skip_client", "ignore"])
 def test_a_round_of_nobody_has_no_training_loss(tmp_path, capsys, on_nan):
     """Of two seeds: in round 2 nobody took part in the first, in round 3 in both."""

@@ -168,6 +168,14 @@ def test_query_nodes_are_judged_by_what_the_others_train(model, splits, quick_ji
             npt.assert_allclose(loss, total / count, rtol=1e-5)
 
 
+def test_embeddings_of_query_nodes_are_not_trained_on(model, splits):
+    own, task = row(splits["train"], 0), make_task(query_every=2)
+    seen = task.embed(model, own, splits["train"]).is_trained
+    support, query = tasks.query_halves(own, 2)
+    assert jnp.any(query.is_trained)
+    npt.assert_array_equal(seen, support.is_trained)
+
+
 def test_a_client_without_training_nodes_has_no_loss(model, splits, loss_and_gradient):
     train = splits["train"]
     train = train._replace(is_trained=train.is_trained.at[1].set(0))
@@ -339,6 +347,15 @@ def test_a_code_is_fused_and_drops_units_as_told(network, code_model, splits):
     net = SuperNet(NUM_FEATURES, NUM_CLASSES, 2, WIDTH)
     npt.assert_allclose(outputs, net.network(CODE).apply(code_model, graph), atol=1e-6)
     assert np.abs(outputs - network.apply(code_model, graph)).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"model": "spread_gcn"}, {"model": "decoupled_gin", "structure_size": 2}],
+)
+def test_networks_of_methods_drop_as_many_units_as_told(settings):
+    config = SubgraphTask(NUM_FEATURES, NUM_CLASSES, dropout=0.3, **settings)
+    assert config.module().dropout == 0.3
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_graph.algorithms.fl_agcns import fl_gradient
 from fedjax_graph.algorithms.fl_agcns.fl_gradient import FLGradientConfig, Learnt
-from fedjax_graph.algorithms.fl_agcns.search import init_weights
+from fedjax_graph.algorithms.fl_agcns.search import Weights, init_weights
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.trees import take
 from fedjax_graph.models.architecture import OPS, check
@@ -151,7 +151,7 @@ def test_the_weights_step_by_hand(data, problem, train, quick_jit):
 
 
 def test_a_weights_step_hands_its_key_to_dropout(data, quick_jit, monkeypatch):
-    """By outputs that are drawn with it: the relaxation takes long to compile."""
+    """By outputs that are drawn with it, as the relaxation takes long to compile."""
 
     def drawn(net, model, graph, chances, is_real, key=None):
         del net, graph, chances
@@ -159,9 +159,10 @@ def test_a_weights_step_hands_its_key_to_dropout(data, quick_jit, monkeypatch):
         return jax.random.normal(key, (len(is_real), SIZES[1])), model["batch_stats"]
 
     monkeypatch.setattr(fl_gradient, "relaxed", drawn)
-    config = dataclasses.replace(CONFIG, num_layers=1)
-    weights, alphas = init_weights(config, KEY), fl_gradient.first_alphas(KEY, 1)
-    step = quick_jit(fl_gradient.weights_step(config))
+    params, alphas = {"w": jnp.ones((1, 1))}, fl_gradient.first_alphas(KEY, 2)
+    opt_state = jax.tree.map(jax.vmap(CONFIG.server_optimizer.build().init), params)
+    weights = Weights({"params": params, "batch_stats": {}}, opt_state)
+    step = quick_jit(fl_gradient.weights_step(CONFIG))
     losses = [
         step(weights, data, jax.random.key(seed), alphas)[1] for seed in (0, 0, 1)
     ]

@@ -118,6 +118,19 @@ def test_neighbours_of_others_are_drawn_where_there_are_some(train, own):
         assert any({tuple(x) for x in row} <= options for options in near)
 
 
+def test_neighbours_at_each_other_client_are_drawn_apart(train, own):
+    """By a key of the other client's number, which has no other use."""
+    made = mending.nothing_found(train, PLACES)
+    made = Neighbours(made.counts[0] + 9, made.features[0])
+    pair = jax.tree.map(lambda x: x[jnp.array([2, 0])], train)
+
+    def gap(client_id):
+        data = pair._replace(client_ids=jnp.array([2, client_id]))
+        return mending.distance_to_others(KEY, made, made, own, data)[0]
+
+    assert gap(0) == gap(0) != gap(7)
+
+
 def test_a_client_counts_the_others_of_some_weight(train, own):
     made = mending.nothing_found(train, PLACES)
     made = Neighbours(made.counts[0] + 9, made.features[0])

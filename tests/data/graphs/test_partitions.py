@@ -38,6 +38,15 @@ def test_louvain_cuts_large_communities_and_balances_clients():
         assert np.max(whole) <= 30 - balance + 10
 
 
+def test_louvain_deals_the_largest_community_first():
+    """The two small ones then fill the other client."""
+    separate = networkx.disjoint_union_all(map(networkx.complete_graph, (4, 4, 8)))
+    adjacency = networkx.to_scipy_sparse_array(separate, dtype=np.float32, format="csr")
+    config = PartitionConfig(balance=0)
+    cut = subgraphs.parts(adjacency, 2, partition="louvain", config=config)
+    assert [len(nodes) for nodes in cut.nodes] == [8, 8]
+
+
 def test_a_higher_resolution_gives_smaller_communities():
     """Of two cliques of a ring one, instead of both."""
     adjacency, kept = cliques(60, 3), []
@@ -74,6 +83,12 @@ def test_a_class_of_which_nobody_draws_a_share_goes_to_who_has_few_nodes():
         assert max(sizes) < 60 + 20  # N / K, and a class
 
 
+def test_as_few_nodes_as_asked_for_are_enough():
+    config, labels = PartitionConfig(least_nodes=9), np.zeros(9, np.int64)
+    cut = subgraphs.parts(graph(9)[0], 1, 0, "label_dirichlet", 0, labels, config)
+    assert len(cut.nodes[0]) == 9
+
+
 def test_draws_that_leave_too_few_nodes_are_refused():
     config = PartitionConfig(concentration=0.01, least_nodes=25)
     with pytest.raises(InputError, match="least_nodes = 25"):
@@ -97,6 +112,13 @@ def test_a_split_takes_shares_of_each_class_of_each_client():
     assert (labels[np.concatenate(split)] >= 0).all()
     again = client_subgraphs.client_split(labels, owners, seed=3)
     npt.assert_array_equal(np.concatenate(split), np.concatenate(again))
+
+
+def test_shares_whose_sum_is_rounded_down_leave_no_node_out():
+    """In floats, 0.7 + 0.1 is below 0.8."""
+    zeros = np.zeros(10, int)
+    split = client_subgraphs.client_split(zeros, zeros, (0.7, 0.1, 0.2))
+    assert [len(nodes) for nodes in split] == [7, 1, 2]
 
 
 @pytest.mark.parametrize("fractions", [(0.5, 0.4, 0.2), (-0.1, 0.5, 0.6)])
