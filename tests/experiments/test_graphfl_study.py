@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import numpy.testing as npt
@@ -296,6 +297,17 @@ def test_a_dataset_is_prepared_under_any_of_its_names(monkeypatch, name):
     assert num_clients_of(FLAGCNSStudy(dataset=name), name) == 18
 
 
+@pytest.mark.parametrize(("size", "expected"), [(15_000, 1000), (15_001, 10_000)])
+def test_large_graphs_are_tested_on_more_nodes(size, expected, monkeypatch):
+    def count(labels, *, num_test, **settings):
+        return num_test
+
+    monkeypatch.setattr(node_problem.label_splits, "non_iid", count)
+    world = types.SimpleNamespace(labels=np.zeros(size, int), owners=None)
+    args = GraphFLStudy().resolved(), world, 2, None, 0
+    assert node_problem.make_draw(*args) == expected
+
+
 # --- Who holds, learns and is taught what ---------------------------------------------
 
 
@@ -346,6 +358,14 @@ def test_the_splits_of_a_draw_share_no_node_of_the_graph(overlapping):
                 assert split != "train" or all(owners[n] == k for _, n in own)
                 found += [n for _, n in own]
         assert len(set(found)) == len(found) == 3 * 6 + 20 + 500
+
+
+def test_teachers_learn_from_both_halves(overlapping):
+    problem, *_ = overlapping
+    for draw in problem.draws:
+        taught = self_training.teaching(draw, problem.world)["train"]
+        halves = zip(*map(rows_of, draw["train"]), strict=True)
+        assert rows_of(taught.support) == [one | other for one, other in halves]
 
 
 def test_pseudo_labels_are_of_own_nodes_that_nobody_is_scored_on(graph, overlapping):

@@ -5,6 +5,7 @@ import json
 import pathlib
 
 import numpy as np
+import numpy.testing as npt
 import pytest
 
 from experiments.studies import running
@@ -14,6 +15,7 @@ from experiments.studies.subgraphs import (
     RESTARTS,
     SubgraphStudy,
     registered_name,
+    seconds_per_round,
 )
 from experiments.studies.subgraphs_problem import make_problem
 from fedjax_graph.core.errors import InputError
@@ -192,6 +194,32 @@ def test_phases_share_the_rounds(num_rounds, federated, generators, default_prob
         config, algorithm = running.build(method, values)
         assert getattr(config, field) == expected
         assert algorithm.scored_from == expected + 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_hidden_units_alone_are_dropped(method, default_problem):
+    task = SubgraphStudy().method_values(method, default_problem)["task"]
+    assert not task.drops_features
+
+
+def test_the_training_split_is_scored_on_training_nodes(
+    default_problem, tmp_path, monkeypatch
+):
+    """In a run they are validation nodes, which choose the round."""
+    seen = {}
+
+    def keep(study, method, values, splits, workdir, **settings):
+        seen.update(splits)
+
+    monkeypatch.setattr(running, "run_method", keep)
+    study = SubgraphStudy(eval_only=True, split="train", workdir=str(tmp_path))
+    study._run_method("fed_avg", default_problem, tmp_path)
+    npt.assert_array_equal(seen["train"].is_scored, seen["train"].is_trained)
+
+
+def test_seconds_are_of_a_round_of_one_seed():
+    entry = {"best_round_by_seed": [1, 2], "num_rounds": 5, "seconds": 20.0}
+    assert seconds_per_round(entry) == "2.0000"
 
 
 @pytest.mark.slow
