@@ -1,4 +1,4 @@
-"""FedSage+'s phases and ledger; its numbers are in `test_openfgl_departures`."""
+"""FedSage+'s phases, mended graphs and ledger; numbers: `test_openfgl_departures`."""
 
 import dataclasses
 import functools
