@@ -151,14 +151,15 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         """The server's optimizer: the default, with what `server_optimizer` changes.
 
         Raises:
-          InputError: if it cannot be read, or has a schedule: no method tells its
-            server how many steps it is going to take.
+          InputError: if it cannot be read, or has a schedule without `num_steps`: no
+            method tells its server how many steps it is going to take.
         """
         steps = self._steps("server_optimizer", default)
-        if self.server_optimizer is not None and steps.schedule != "constant":
+        given = self.server_optimizer is not None
+        if given and steps.schedule != "constant" and not steps.num_steps:
             raise InputError(
-                f"--server_optimizer={self.server_optimizer}: the server's schedule is "
-                "constant, as its number of steps is not known beforehand"
+                f"--server_optimizer={self.server_optimizer}: give num_steps, those of "
+                f"the server that schedule={steps.schedule} spans"
             )
         return steps
 

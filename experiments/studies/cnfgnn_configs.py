@@ -175,7 +175,8 @@ def check_optimizers(study: CNFGNNOptions, methods: Sequence[str]) -> None:
     of_clients = ("client_optimizer", "client_learning_rate")
     check_concerns(study, of_clients, methods, trained)
     optimizer(study, "server", TAKES_THE_MEAN)
-    if optimizer(study, "client", TAKES_THE_MEAN).schedule != "constant":
+    steps = optimizer(study, "client", TAKES_THE_MEAN)
+    if steps.schedule != "constant" and not steps.num_steps:
         _check_rounds_apart(study, methods)
 
 
@@ -185,12 +186,13 @@ def _is_trained(method: str) -> bool:
 
 def _check_rounds_apart(study: CNFGNNOptions, methods: Sequence[str]) -> None:
     """Checks that clients start their steps anew each round, as a schedule needs."""
-    starting_anew = having("task", methods, paper.registered)
+    starting_anew = {*having("task", methods, paper.registered), *paper.ALTERNATING}
     for method in filter(_is_trained, methods):
         if method == "gru_centralized" or method not in starting_anew:
             raise InputError(
                 f"--client_optimizer={study.client_optimizer}: {method} steps on from "
-                "round to round, so its schedule is constant"
+                "round to round: give num_steps, those of all rounds that its schedule "
+                "spans"
             )
 
 

@@ -56,11 +56,18 @@ class GraphFLConfig(FederatedConfig):
 
 
 def check_optimizer(config: GraphFLConfig) -> None:
-    """Checks that the inner steps have a derivative, where it is taken.
+    """Checks that the inner steps have a derivative, and the outer one its own rate.
 
     Raises:
-      InputError: if they divide by the root of what may be 0.
+      InputError: if inner steps that are differentiated divide by the root of what may
+        be 0, or the outer step, which begins anew each round, has a schedule.
     """
+    outer = config.server_optimizer
+    if outer.schedule != "constant":
+        raise InputError(
+            f"graphfl: server_optimizer schedule={outer.schedule}: its outer step "
+            "begins anew each round; use constant"
+        )
     name = getattr(getattr(config.task, "optimizer", None), "name", None)
     if name in ROOTED and not config.first_order:
         raise InputError(
@@ -73,8 +80,7 @@ def graphfl(config: GraphFLConfig) -> FederatedAlgorithm:
     """Factory of GraphFL on any task with query sets, as MAML over clients.
 
     Raises:
-      InputError: if the task has none, or an optimizer that has no gradient through it
-        is differentiated.
+      InputError: if the task has none, or see `check_optimizer`.
     """
     task = client_state.build_stateless(config.task, "graphfl")
     check_optimizer(config)

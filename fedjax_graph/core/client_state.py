@@ -103,10 +103,11 @@ class StatefulOptimizerTask:
 
     def build(self) -> Task:
         """The task's functions, of models that hold the state under `OPT_STATE`."""
-        anew = dataclasses.replace(self.task.optimizer, stateful=False)
+        going_on = dataclasses.replace(self.task.optimizer, stateful=False)
+        anew = dataclasses.replace(going_on, num_steps=None)
         task = dataclasses.replace(self.task, optimizer=anew).build()
         stepping = dataclasses.replace(self.task, optimizer=IDENTITY).build()
-        optimizer = anew.build()
+        optimizer = going_on.build()
 
         def init(key):
             model = task.init(key)
@@ -114,8 +115,8 @@ class StatefulOptimizerTask:
 
         def keeping(update):
             def run(start, client_data, key, data, adjust, num_rounds, term=None):
-                going_on = continued(optimizer, start[OPT_STATE])
-                chained = optax.chain(adjust, going_on) if adjust else going_on
+                steps = continued(optimizer, start[OPT_STATE])
+                chained = optax.chain(adjust, steps) if adjust else steps
                 named = {"term": of_plain_models(term)} if term else {}
                 args = client_data, key, data, chained, num_rounds
                 result = update(plain(start), *args, **named)

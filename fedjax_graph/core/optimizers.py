@@ -46,6 +46,8 @@ class OptimizerConfig:
     # added in a denominator; None: optax's
     epsilon: float | None = limited(None, lower=0)
     last_learning_rate: float = limited(0.0, lower=0)  # where a schedule ends
+    # that a schedule spans in all rounds; None: those of a round, which a task knows
+    num_steps: int | None = limited(None, lower=1)
     # of a client: its state goes on from round to round, see `core.client_state`
     stateful: bool = False
 
@@ -68,10 +70,15 @@ class OptimizerConfig:
                 f"optimizer last_learning_rate={self.last_learning_rate}: needs a "
                 "schedule that ends there, such as cosine"
             )
-        if self.stateful and self.schedule != "constant":
+        if self.num_steps and self.schedule == "constant":
+            raise InputError(
+                f"optimizer num_steps={self.num_steps}: needs a schedule that spans "
+                "them, such as cosine"
+            )
+        if self.stateful and self.schedule != "constant" and not self.num_steps:
             raise InputError(
                 f"optimizer stateful=True: schedule={self.schedule} spans the steps of "
-                "one round; use constant"
+                "one round; give num_steps, those of all rounds, or use constant"
             )
 
     @property
@@ -86,12 +93,14 @@ class OptimizerConfig:
         """Builds the transformation of gradients into updates.
 
         Args:
-          num_steps: steps that the schedule spans; only `constant` needs none.
+          num_steps: steps that the schedule spans, of an optimizer that begins anew
+            after them; only `constant` needs none.
           num_epochs: passes over the data that these steps make.
 
         Raises:
-          InputError: if a number is no count, a schedule lacks its number of steps, or
-            the state was to be kept by who asks for an optimizer that begins anew.
+          InputError: if a number is no count, a schedule lacks its number of steps or
+            has another one in its config, or the state was to be kept by who asks for
+            an optimizer that begins anew.
         """
         if self.stateful:
             raise InputError(
@@ -118,10 +127,16 @@ class OptimizerConfig:
         schedule = SCHEDULES[self.schedule]
         if schedule is None:
             return self.learning_rate
+        if self.num_steps and num_steps is not None:
+            raise InputError(
+                f"optimizer num_steps={self.num_steps}: spans the steps of all rounds, "
+                f"but this optimizer begins anew after {num_steps} steps; leave it out"
+            )
+        num_steps = self.num_steps or num_steps
         if not num_steps:
             raise InputError(
                 f"optimizer schedule {self.schedule!r} needs a number of steps, which "
-                "is not known here; use constant"
+                "is not known here; give num_steps, or use constant"
             )
         return schedule(self, num_steps, num_epochs)
 
@@ -228,6 +243,7 @@ SCHEDULES: dict[str, Callable[[OptimizerConfig, int, int], optax.Schedule] | Non
 
 PARSERS: dict[str, Callable[[str], Any]] = {  # fields that are no numbers
     "schedule": str,
+    "num_steps": int,
     "stateful": {"true": True, "false": False}.__getitem__,
 }
 
@@ -243,9 +259,9 @@ def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
     Args:
       text: such as "adam" or "sgd,momentum=0.9,schedule=cosine".
       default: what is not given stays as it is here; only the momenta and the epsilon
-        of another optimizer than the one named do not, nor the last rate of a schedule
-        where "schedule=constant" is given. "none" says that a momentum, the epsilon or
-        the norm of clipping is not given.
+        of another optimizer than the one named do not, nor the last rate and steps of
+        a schedule where "schedule=constant" is given. "none" says that a momentum, the
+        epsilon, the norm of clipping or the number of steps is not given.
 
     Raises:
       InputError: if it cannot be read.
@@ -280,10 +296,11 @@ def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
         try:
             given[key] = PARSERS.get(key, float)(value)
         except (KeyError, ValueError) as error:
-            expected = "true or false" if key == "stateful" else "a number"
+            expected = {"stateful": "true or false", "num_steps": "an integer"}
             raise InputError(
-                f"optimizer {text!r}: {key} is {value!r}, expected {expected}"
+                f"optimizer {text!r}: {key} is {value!r}, expected "
+                f"{expected.get(key, 'a number')}"
             ) from error
     if given.get("schedule") == "constant":
-        given.setdefault("last_learning_rate", 0.0)
+        given = {"last_learning_rate": 0.0, "num_steps": None} | given
     return dataclasses.replace(default, name=name, **given)

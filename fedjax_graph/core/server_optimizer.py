@@ -43,7 +43,8 @@ def server_step(
       is_personal: path of a leaf in a model -> whether it stays with its client.
 
     Raises:
-      InputError: if the optimizer has a schedule, as nobody knows the last round.
+      InputError: if the optimizer has a schedule without `num_steps`, as nobody knows
+        the last round.
     """
     if config is None:
         return ServerStep(

@@ -1,6 +1,7 @@
 """Averaging with an optimizer at the server, against Algorithms 1 and 2 as loops."""
 
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -214,7 +215,24 @@ def test_padded_clients_change_nothing(data, quick_jit):
     )
 
 
-def test_a_schedule_at_the_server_is_refused():
+def test_a_servers_schedule_spans_rounds(data, quick_jit):
+    """Plain SGD of rates 1, 1/2 and 0: the mean, half the way to it, and rest."""
+    server = OptimizerConfig("sgd", 1.0, schedule="linear", num_steps=2)
+    algorithm = fed_avg(FedAvgConfig(TASK, 0.6, server_optimizer=server))
+    plain = fed_avg(FedAvgConfig(TASK, 0.6))
+    states = [state for state, _ in run(algorithm, data, quick_jit)]
+    for rate, key, (before, after) in zip(
+        (1, 0.5, 0), KEYS, itertools.pairwise(states), strict=True
+    ):
+        unstepped = plain.init(KEYS[0], data)._replace(models=before.models)
+        _, (mean, _) = run(plain, data, quick_jit, [key], unstepped)
+        w, mean = to_rows(before.models), to_rows(mean.models)
+        expected = np.where(IS_PARAM, w + rate * (mean - w), mean)
+        assert_rows(after.models, expected)
+        assert np.abs(mean - w).max() > 1e-3
+
+
+def test_a_schedule_of_unknown_length_at_the_server_is_refused():
     config = FedAvgConfig(TASK, server_optimizer=OptimizerConfig(schedule="linear"))
     with pytest.raises(InputError, match="'linear' needs a number of steps"):
         fed_avg(config)

@@ -189,6 +189,13 @@ def test_an_optimizer_without_a_derivative_is_refused_where_it_is_taken():
     graphfl(GraphFLConfig(task, first_order=True))
 
 
+def test_an_outer_step_that_begins_anew_has_no_schedule():
+    outer = OptimizerConfig("sgd", 0.1, schedule="cosine", num_steps=9)
+    config = GraphFLConfig(NodeTask(3, 2), server_optimizer=outer)
+    with pytest.raises(InputError, match="outer step begins anew each round"):
+        graphfl(config)
+
+
 def test_a_task_of_queries_alone_is_refused():
     with pytest.raises(InputError, match="query_every=1 leaves no training node"):
         SubgraphTask(3, 2, query_every=1)

@@ -44,10 +44,11 @@ MU = 0.7
 class AdamTwin(Twin):
     """Clients with L2 decay and Adam, whose moments and counts nobody clears."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, share_of=lambda step: 1.0):
         super().__init__(*args)
         self.m, self.v = np.zeros((2, NUM_CLIENTS, 5))
         self.count = np.zeros(NUM_CLIENTS)
+        self.share_of = share_of  # a step of the client -> share of the highest rate
 
     def steps(self, client, row, key, extra=lambda v: 0.0):
         decay = ADAM.weight_decay
@@ -59,7 +60,8 @@ class AdamTwin(Twin):
         self.v[client] = 0.999 * self.v[client] + 0.001 * gradient**2
         m = self.m[client] / (1 - 0.9 ** self.count[client])
         v = self.v[client] / (1 - 0.999 ** self.count[client])
-        return self.config.learning_rate * m / (np.sqrt(v) + 1e-8)
+        rate = self.config.learning_rate * self.share_of(self.count[client] - 1)
+        return rate * m / (np.sqrt(v) + 1e-8)
 
 
 def averaged(twin, rows, key, mu=0.0, is_kept=False):
@@ -123,6 +125,18 @@ def test_moments_go_on_where_a_client_left_them(quick_jit, name):
     _, moments = state.models[client_state.OPT_STATE]
     npt.assert_array_equal(moments[0].count, twin.count)
     assert len(set(twin.count)) > 1  # some took part more often than others
+
+
+def test_a_schedule_spans_the_steps_that_a_client_took(quick_jit):
+    steps = dataclasses.replace(ADAM, schedule="linear", num_steps=10)
+    task, data = QuadraticTask(optimizer=steps), quadratic.make_data()
+    (state, _), *later = run(fed_avg(FedAvgConfig(task, 0.6)), data, quick_jit)
+    twin = AdamTwin(data, TASK, 0.6, share_of=lambda step: max(1 - step / 10, 0))
+    rows = to_rows(state.models)
+    for key, (state, _) in zip(KEYS, later, strict=True):
+        rows = averaged(twin, rows, key)
+        assert_rows(state.models, rows)
+    assert len(set(twin.count)) > 1
 
 
 def test_control_variates_come_before_the_optimizer(quick_jit):

@@ -251,6 +251,9 @@ def test_text_names_an_optimizer_and_what_differs(text, expected):
         ("sgd,last_learning_rate=0.1", ["last_learning_rate=0.1: needs a schedule"]),
         ("adam,stateful=1", ["stateful is '1'", "expected true or false"]),
         ("adam,stateful=true,schedule=cosine", ["stateful=True: schedule=cosine"]),
+        ("sgd,num_steps=9", ["num_steps=9: needs a schedule"]),
+        ("sgd,schedule=cosine,num_steps=9.5", ["'9.5'", "expected an integer"]),
+        ("sgd,schedule=cosine,num_steps=0", ["num_steps=0", "1 or more"]),
         (None, ["optimizer None: expected text"]),
     ],
 )
@@ -264,8 +267,10 @@ def test_what_cannot_be_read_is_refused_in_one_line(text, words):
 
 
 def test_a_constant_rate_has_no_last_one():
-    default = OptimizerConfig(schedule="cosine", last_learning_rate=0.01)
+    default = OptimizerConfig(schedule="cosine", last_learning_rate=0.01, num_steps=9)
     assert parse("sgd,schedule=constant", default) == OptimizerConfig()
+    of_a_round = dataclasses.replace(default, num_steps=None)
+    assert parse("sgd,num_steps=none", default) == of_a_round
 
 
 @pytest.mark.parametrize("value", ["0.1", None, [0.1], True, np.True_])
@@ -312,6 +317,18 @@ def test_what_counts_no_steps_is_refused(arguments, words):
 def test_a_schedule_without_its_number_of_steps_is_refused():
     with pytest.raises(InputError, match="'cosine' needs a number of steps"):
         OptimizerConfig(schedule="cosine").build()
+
+
+def test_a_schedule_over_all_rounds_is_for_an_optimizer_that_lasts():
+    config = OptimizerConfig("sgd", 1.0, schedule="linear", num_steps=4)
+    optimizer = config.build()
+    state, rates = optimizer.init(jnp.zeros(())), []
+    for _ in range(6):
+        update, state = optimizer.update(jnp.ones(()), state)
+        rates.append(-float(update))
+    npt.assert_allclose(rates, [1, 0.75, 0.5, 0.25, 0, 0])
+    with pytest.raises(InputError, match="num_steps=4: .* begins anew after 2 steps"):
+        config.build(2)
 
 
 def test_a_config_outlives_json():

@@ -122,13 +122,21 @@ SCHEDULED = "adam,schedule=cosine"
             (study_type, {name: value}, f"--{name}={value}: {reason}")
             for study_type in SYSTEMS
             for name, value, reason in (
-                ("server_optimizer", SCHEDULED, "the server's schedule is constant"),
+                (
+                    "server_optimizer",
+                    SCHEDULED,
+                    "give num_steps, those of the",
+                ),
                 ("server_optimizer", "adan", "optimizer name 'adan': unknown"),
                 ("server_optimizer", "", "expected a text that is not empty"),
                 ("profile", "a\udcff", "expected text in UTF-8"),
             )
         ),
-        (CNFGNNStudy, {"client_optimizer": SCHEDULED}, "cnfgnn steps on from round"),
+        (
+            CNFGNNStudy,
+            {"client_optimizer": SCHEDULED, "methods": ("split_learning",)},
+            "split_learning steps on from round to round: give num_steps",
+        ),
         (SFLStudy, {"clients_per_chunk": "few"}, "clients_per_chunk=few: expected"),
         (FLAGCNSStudy, {"clients_per_chunk": "0"}, "clients_per_chunk=0: expected"),
         (SFLStudy, {"given": ("dataset",)}, "expected a frozenset of names of opt"),
@@ -186,7 +194,7 @@ def test_an_optimizer_may_be_given_as_a_config():
     assert study.client_steps(fg.OptimizerConfig("adam", 0.1)) == momentum
     recorded = json.loads(json.dumps(study.record()))["client_optimizer"]
     assert recorded == dataclasses.asdict(momentum)
-    with pytest.raises(InputError, match="the server's schedule is constant"):
+    with pytest.raises(InputError, match="give num_steps, those of the server"):
         SFLStudy(
             server_optimizer=fg.OptimizerConfig("adam", 0.1, schedule="cosine")
         ).server_steps(momentum)
