@@ -130,8 +130,8 @@ def run_methods(
 
     def draw(runs: dict[str, Run], on_record: dict[str, Entry]) -> None:
         entries = {method: on_record[method] for method in runs}
-        exchanges = output.exchanges_of(workdir, entries, std)
-        output.draw(study, workdir, dataset, whole["test"], runs, on_record, exchanges)
+        curves = output.exchange_curves(workdir, entries, std)
+        output.draw(study, workdir, dataset, whole["test"], runs, on_record, curves)
         if is_seen is not None:
             coordinates = (dataset.longitude, dataset.latitude)
             look = plots.Look(title=dataset.name)

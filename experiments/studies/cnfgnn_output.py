@@ -73,13 +73,13 @@ def costs(
 ) -> dict[str, Any]:
     """What a method of a finished run costs on a device and, to a target, in bytes."""
     found = device_cost(method, config)
-    exchange = exchanges_of(workdir, {method: entry}, std).get(method)
-    if study.target_rmse is not None and exchange is not None:
-        found |= bytes_to_target(exchange, study.target_rmse)
+    curve = exchange_curves(workdir, {method: entry}, std).get(method)
+    if study.target_rmse is not None and curve is not None:
+        found |= bytes_to_target(curve, study.target_rmse)
     return found
 
 
-class Exchange(NamedTuple):
+class ExchangeCurve(NamedTuple):
     """What a method had exchanged, and how good it was by then, in R rounds."""
 
     sizes: np.ndarray  # [R] bytes so far
@@ -93,9 +93,9 @@ class Exchange(NamedTuple):
         ]
 
 
-def exchanges_of(
+def exchange_curves(
     workdir: pathlib.Path, entries: Mapping[str, Entry], std: float
-) -> dict[str, Exchange]:
+) -> dict[str, ExchangeCurve]:
     """Exchanges by `metrics.jsonl`, of those methods that exchange anything.
 
     The RMSE is that of the validation loss: under `masked_loss` of what was read.
@@ -119,16 +119,16 @@ def exchanges_of(
             continue
         key = "validation_loss"
         losses = [r.get(f"{key}_by_seed", [r[key]]) for r in records]
-        found[method] = Exchange(
+        found[method] = ExchangeCurve(
             np.array([record["round"] * per_round for record in records]),
             std * np.sqrt(np.fmin.accumulate(np.array(losses, float))),
         )
     return found
 
 
-def bytes_to_target(exchange: Exchange, target: float) -> dict[str, Any]:
+def bytes_to_target(curve: ExchangeCurve, target: float) -> dict[str, Any]:
     """For `results.json`, mean and by seed; the mean is None where a seed fails."""
-    by_seed = exchange.bytes_to(target)
+    by_seed = curve.bytes_to(target)
     reached = [size for size in by_seed if size is not None]
     mean = sum(reached) / len(by_seed) if len(reached) == len(by_seed) else None
     return {"bytes_to_target": mean, "bytes_to_target_by_seed": by_seed}
@@ -144,7 +144,7 @@ def draw(
     test_data: TrafficData,
     runs: Mapping[str, Run],
     entries: Mapping[str, Entry],
-    exchanges: Mapping[str, Exchange],
+    curves: Mapping[str, ExchangeCurve],
 ) -> None:
     """Draws forecast against truth, training curves, RMSE by horizon and traffic.
 
@@ -155,7 +155,7 @@ def draw(
       test_data: of all of them.
       runs: of the methods that were run now.
       entries: of all methods in `results.json`, which have a colour each.
-      exchanges: see `exchanges_of`.
+      curves: see `exchange_curves`.
     """
 
     def look(*said: str) -> plots.Look:
@@ -168,7 +168,7 @@ def draw(
     of_loss = look(pictures.masked(study.masked_loss, "loss"))
     draw_forecasts(workdir, dataset, test_data, runs, look())
     draw_curves(study, workdir, entries, of_loss)
-    draw_exchanges(workdir, exchanges, dataset.unit, of_loss)
+    draw_exchanges(workdir, curves, dataset.unit, of_loss)
     plots.rmse_by_horizon(
         workdir / "rmse_by_horizon.png",
         by_horizon("rmse_by_horizon"),
@@ -236,18 +236,18 @@ def draw_curves(
 
 def draw_exchanges(
     workdir: pathlib.Path,
-    exchanges: Mapping[str, Exchange],
+    curves: Mapping[str, ExchangeCurve],
     unit: str,
     look: plots.Look,
 ) -> None:
     """Draws `communication.png`, where anything was exchanged."""
     lines = {
         known()[method]: plots.Line(
-            exchange.sizes / GIB,
-            exchange.rmse.mean(1),
-            [plots.deviation(rmse) for rmse in exchange.rmse.tolist()],
+            curve.sizes / GIB,
+            curve.rmse.mean(1),
+            [plots.deviation(rmse) for rmse in curve.rmse.tolist()],
         )
-        for method, exchange in exchanges.items()
+        for method, curve in curves.items()
     }
     if lines:
         labels = ("GiB exchanged", f"lowest validation RMSE so far ({unit})")

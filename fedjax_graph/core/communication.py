@@ -3,7 +3,7 @@
 `up` and `down` mark arrays where they cross. They compute nothing; they leave a name
 in the traced program. `bytes_per_round` walks that program and adds up the marked
 arrays, times the lengths of the loops around them. So the ledger counts what the
-simulation really exchanges, and costs nothing when it runs. `Exchange` is that of a
+simulation really exchanges, and costs nothing when it runs. `Ledger` is that of a
 run, whose rounds may differ from phase to phase.
 
 Floats cross as they are or, under `bits`, as bfloat16 (16) or as integers of 8 or 4
@@ -45,7 +45,7 @@ class Bytes(NamedTuple):
         return Bytes(self.up * factor, self.down * factor)
 
 
-class Exchange(NamedTuple):
+class Ledger(NamedTuple):
     """Counts what a run exchanges: before its rounds, and in a round of each phase."""
 
     init: Bytes = Bytes()

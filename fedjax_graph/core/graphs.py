@@ -170,24 +170,39 @@ def pad_nodes(graph: Graph, num_nodes: int) -> Graph:
     return graph._replace(node_mask=jnp.pad(graph.node_mask, (0, extra)))
 
 
-def to_jraph(graph: Graph, nodes: Any, edges: Any, globals_: Any) -> jraph.GraphsTuple:
-    """Makes a `jraph.GraphsTuple` of one graph with the given features.
+def one_graph(
+    nodes: Any,
+    senders: jax.Array,
+    receivers: jax.Array,
+    edges: Any = None,
+    globals_: Any = None,
+    num_nodes: int | None = None,
+) -> jraph.GraphsTuple:
+    """Makes a `jraph.GraphsTuple` of one graph.
 
     Args:
-      graph: structure.
-      nodes: pytree of [N, ...].
+      nodes: [N, ...], or a pytree of such.
+      senders, receivers: [E] int32, indices of nodes.
       edges: pytree of [E, ...].
       globals_: pytree of [1, ...].
+      num_nodes: N; None: the length of `nodes`.
     """
+    num_nodes = len(nodes) if num_nodes is None else num_nodes
     return jraph.GraphsTuple(
         nodes=nodes,
         edges=edges,
         globals=globals_,
-        senders=graph.senders,
-        receivers=graph.receivers,
-        n_node=jnp.array([graph.num_nodes], jnp.int32),
-        n_edge=jnp.array([graph.senders.shape[0]], jnp.int32),
+        senders=senders,
+        receivers=receivers,
+        n_node=jnp.array([num_nodes], jnp.int32),
+        n_edge=jnp.array([len(senders)], jnp.int32),
     )
+
+
+def to_jraph(graph: Graph, nodes: Any, edges: Any, globals_: Any) -> jraph.GraphsTuple:
+    """Makes `one_graph` of a graph's structure and the given features."""
+    ends = graph.senders, graph.receivers
+    return one_graph(nodes, *ends, edges, globals_, num_nodes=graph.num_nodes)
 
 
 def neighbour_sum(graph: Graph, features: jax.Array) -> jax.Array:

@@ -104,7 +104,7 @@ class Loop:
         self._saved_at = time.monotonic()
         self._divergence = Divergence(name, config.on_nan)
         self.compile_seconds = 0.0
-        self.exchange = communication.Exchange()
+        self.ledger = communication.Ledger()
         self._num_releases: int | None = None  # of a round that is private
 
     def count(self, seed_state: SeedState) -> None:
@@ -120,7 +120,7 @@ class Loop:
         algorithm = programs.traced_once(self._algorithm)
         args = mesh.abstract(jax.eval_shape(of_first, seed_state.state, self._data[0]))
         _, data, key = args
-        self.exchange = communication.Exchange(
+        self.ledger = communication.Ledger(
             communication.bytes_per_round(algorithm.init, key, data),
             tuple(
                 (phase.first_round, communication.bytes_per_round(phase.round, *args))
@@ -173,12 +173,11 @@ class Loop:
         return privacy.spent(self._algorithm.privacy, self._num_releases, num_rounds)
 
     def _rounds(self, seed_state, seconds, round_, writer, progress, profile):
-        config, divergence = self._config, self._divergence
         again = functools.partial(self._again, round_)
         running = ~self._is_stopped(seed_state)
         watched = running  # at any time since the last checkpoint
         following, ready, elapsed = None, 0.0, math.inf
-        while round_ < config.num_rounds and running.any():
+        while round_ < self._config.num_rounds and running.any():
             with profile.call():
                 call = following or self._call(round_, seed_state)
                 seed_state, following = call.seed_state, None
@@ -193,29 +192,21 @@ class Loop:
                 before, ready = max(call.started, ready), time.perf_counter()
                 elapsed = ready - before
             seconds += elapsed
-            if divergence.watch:
+            if self._divergence.watch:
                 jax.effects_barrier()
             again = functools.partial(self._again, call.last)
-            num_rounds = call.last - round_
-            for i in range(num_rounds):
+            each = elapsed / (call.last - round_)
+            for i in range(call.last - round_):
                 number = round_ + 1 + i
                 losses = metrics["train_loss"][running, i]
-                divergence.check_losses(number, losses, again)
-                record = self._record(metrics, i, number, ~running)
-                record["seconds"] = elapsed / num_rounds
-                if config.examples_per_round:
-                    examples = config.examples_per_round * int(np.sum(running))
-                    record[config.rate_name] = examples / record["seconds"]
-                if cost := self.privacy_after(number):
-                    record["epsilon"] = cost["epsilon"]
-                if skipped := divergence.skipped(number):
-                    record["skipped_clients"] = skipped
+                self._divergence.check_losses(number, losses, again)
+                record = self._record(metrics, i, number, running, each)
                 if writer:
                     writer.write(record)
                 progress.update(record)
             round_ = call.last
             running = ~is_stopped
-            is_last = round_ >= config.num_rounds or not running.any()
+            is_last = round_ >= self._config.num_rounds or not running.any()
             if self._checkpoints and (is_last or not following):
                 is_asked = termination.is_asked()
                 if is_last or is_asked or self._is_due():
@@ -227,7 +218,7 @@ class Loop:
                     termination.end(f"round {round_} of {self._name}")
         if not self._checkpoints:
             args = watched, self._first_state, again
-            divergence.check_state(round_, seed_state.state, *args)
+            self._divergence.check_state(round_, seed_state.state, *args)
         return seed_state, seconds
 
     def _is_stopped(self, seed_state: SeedState) -> np.ndarray:
@@ -322,12 +313,32 @@ class Loop:
                 memory.check_program(self._name, self._programs[num_rounds, watch])
         return self._programs[num_rounds, watch]
 
-    def _record(self, metrics, i, round_, stopped) -> dict[str, Any]:
-        """Makes a line of `metrics.jsonl`: means over the seeds still running.
+    def _record(self, metrics, i, round_, running, seconds) -> dict[str, Any]:
+        """Makes a line of `metrics.jsonl`: a round's figures, its speed and its cost.
 
-        The training loss is a mean over those in which somebody took part.
+        Args:
+          metrics: of a call.
+          i: index of the round in it.
+          round_: its number.
+          running: [seeds] bool, which ones had not stopped before the call.
+          seconds: that the round took.
+        """
+        config, record = self._config, self._figures(metrics, i, round_, ~running)
+        record["seconds"] = seconds
+        if config.examples_per_round:
+            examples = config.examples_per_round * int(np.sum(running))
+            record[config.rate_name] = examples / seconds
+        if cost := self.privacy_after(round_):
+            record["epsilon"] = cost["epsilon"]
+        if skipped := self._divergence.skipped(round_):
+            record["skipped_clients"] = skipped
+        return record
 
-        Of the evaluation, each metric that is one number for a seed.
+    def _figures(self, metrics, i, round_, stopped) -> dict[str, Any]:
+        """Means over the seeds still running, and each one's own.
+
+        The training loss is a mean over those in which somebody took part. Of the
+        evaluation there is each metric that is one number for a seed.
         """
         scores = metrics["validation"]
         figures = {k: v[:, i] for k, v in metrics.items() if k != "validation"}

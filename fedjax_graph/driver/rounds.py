@@ -33,7 +33,7 @@ class RunResult(NamedTuple):
     test: Metrics
     best_round: np.ndarray  # [seeds] int32
     num_rounds: int  # of the seed that ran longest
-    communication: communication.Exchange
+    communication: communication.Ledger
     seconds: float  # of training, compilation apart
     compile_seconds: float
     privacy: dict[str, Any] | None = None  # see `core.privacy.spent`
@@ -105,7 +105,7 @@ def run(
         test=test,
         best_round=np.asarray(seed_state.best_round),
         num_rounds=int(np.max(seed_state.round)),
-        communication=loop.exchange,
+        communication=loop.ledger,
         seconds=seconds,
         compile_seconds=loop.compile_seconds,
         privacy=loop.privacy_after(int(np.max(seed_state.round))),

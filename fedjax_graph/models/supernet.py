@@ -26,6 +26,7 @@ import numpy as np
 from fedjax_graph.core import arrays, mesh, sparse_rows
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.graphs import one_graph
 from fedjax_graph.core.local import Model, Params
 from fedjax_graph.core.trees import expand_like, take
 from fedjax_graph.models.architecture import (
@@ -51,15 +52,7 @@ WIDTH = 64
 def empty_graph(num_features: int) -> jraph.GraphsTuple:
     """Makes a graph of one node without edges: weights have the same shapes on any."""
     none = jnp.zeros(0, jnp.int32)
-    return jraph.GraphsTuple(
-        nodes=jnp.zeros((1, num_features)),
-        edges=None,
-        senders=none,
-        receivers=none,
-        globals=None,
-        n_node=jnp.array([1], jnp.int32),
-        n_edge=jnp.array([0], jnp.int32),
-    )
+    return one_graph(jnp.zeros((1, num_features)), none, none)
 
 
 class Network(nn.Module):

@@ -19,6 +19,7 @@ from fedjax_graph.core import clients, trees
 from fedjax_graph.core.aggregation import client_mean
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited, limits
+from fedjax_graph.core.graphs import one_graph
 from fedjax_graph.core.local import LocalResult, Model
 from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.core.meta_learning import inner_update
@@ -119,15 +120,8 @@ def init(model: NodeModel, num_features: int, key: jax.Array) -> Model:
 
 def as_graph(features: jax.Array, field: ReceptiveField) -> jraph.GraphsTuple:
     """A field with its nodes' features [H, F], of one task."""
-    return jraph.GraphsTuple(
-        nodes=features[field.rows],
-        edges=field.weights,
-        senders=field.senders,
-        receivers=field.receivers,
-        globals=None,
-        n_node=jnp.array([len(field.rows)], jnp.int32),
-        n_edge=jnp.array([len(field.senders)], jnp.int32),
-    )
+    nodes = features[field.rows]
+    return one_graph(nodes, field.senders, field.receivers, field.weights)
 
 
 def cross_entropy(logits: jax.Array, field: ReceptiveField) -> jax.Array:

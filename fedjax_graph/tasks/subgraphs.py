@@ -21,6 +21,7 @@ from fedjax_graph.core import clients
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.graphs import one_graph
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -201,15 +202,8 @@ def init(module: SubgraphModel, num_features: int, key: jax.Array) -> Model:
 
 def as_graph(client_data: SubgraphData) -> jraph.GraphsTuple:
     """The padded subgraph of ONE client."""
-    return jraph.GraphsTuple(
-        nodes=client_data.features,
-        edges=client_data.edge_weights,
-        senders=client_data.senders,
-        receivers=client_data.receivers,
-        globals=None,
-        n_node=jnp.array([len(client_data.features)], jnp.int32),
-        n_edge=jnp.array([len(client_data.senders)], jnp.int32),
-    )
+    ends = client_data.senders, client_data.receivers
+    return one_graph(client_data.features, *ends, client_data.edge_weights)
 
 
 def random_blocks(

@@ -1,4 +1,4 @@
-"""The ledger: what programs exchange, and the totals printed in CNFGNN's paper."""
+"""The ledger: what programs ledger, and the totals printed in CNFGNN's paper."""
 
 from fractions import Fraction
 
@@ -25,11 +25,11 @@ def test_marks_compute_nothing():
 
 
 def test_bytes_follow_sizes_and_types():
-    def exchange(x):
+    def ledger(x):
         half = x.astype(jnp.bfloat16)
         return up({"whole": x, "half": half}), down(half[0])
 
-    assert bytes_per_round(exchange, X) == Bytes(up=48 + 24, down=8)
+    assert bytes_per_round(ledger, X) == Bytes(up=48 + 24, down=8)
     assert bytes_per_round(jnp.sin, X) == Bytes(0, 0)
 
 
@@ -62,13 +62,13 @@ def test_what_arrives_of_fewer_bits(bits, direction):
 
 
 def test_padding_is_left_out_exactly():
-    def exchange(x):
+    def ledger(x):
         def step(carry, _):
             return carry, up(x, Fraction(5, 7))
 
         return jax.lax.scan(step, 0, length=7)[1]
 
-    assert bytes_per_round(exchange, X) == Bytes(up=48 * 5)
+    assert bytes_per_round(ledger, X) == Bytes(up=48 * 5)
 
 
 def scan(body):
@@ -257,21 +257,21 @@ def test_bytes_of_many_rounds_do_not_overflow():
     per_round = communication.Bytes(2**31 + 7, 2**30)
     in_three = (3 * (2**31 + 7), 3 * 2**30)
     assert per_round.times(np.int32(3)) == in_three
-    exchange = communication.Exchange(rounds=((1, per_round),))
-    assert exchange.until(np.int32(3)) == in_three
-    assert exchange.per_round(np.int32(3)) == per_round
+    ledger = communication.Ledger(rounds=((1, per_round),))
+    assert ledger.until(np.int32(3)) == in_three
+    assert ledger.per_round(np.int32(3)) == per_round
 
 
 def test_a_run_exchanges_what_its_phases_do():
     """Round by round, one after another."""
     first, sizes = (1, 3, 4), [Bytes(10, 1), Bytes(), Bytes(7, 0)]
     rounds = tuple(zip(first, sizes, strict=True))
-    exchange, total = communication.Exchange(Bytes(100, 50), rounds), Bytes(100, 50)
+    ledger, total = communication.Ledger(Bytes(100, 50), rounds), Bytes(100, 50)
     for number in range(8):
         if number:
             phase = 0 if number < 3 else 1 if number < 4 else 2
             total = Bytes(total.up + sizes[phase].up, total.down + sizes[phase].down)
-        assert exchange.until(number) == total
+        assert ledger.until(number) == total
         share = max(1, number)
-        assert exchange.per_round(number) == (total.up // share, total.down // share)
-    assert communication.Exchange().until(5) == Bytes()
+        assert ledger.per_round(number) == (total.up // share, total.down // share)
+    assert communication.Ledger().until(5) == Bytes()

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fedjax_graph.core.communication import Bytes, Exchange
+from fedjax_graph.core.communication import Bytes, Ledger
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import results
 from fedjax_graph.driver.rounds import RunResult
@@ -29,7 +29,7 @@ def make_result(num_seeds):
         },
         best_round=np.array([3, 8, 5][:num_seeds], np.int32),
         num_rounds=9,
-        communication=Exchange(rounds=((1, Bytes(up=10, down=7)),)),
+        communication=Ledger(rounds=((1, Bytes(up=10, down=7)),)),
         seconds=2.5,
         compile_seconds=1.5,
     )
@@ -86,8 +86,8 @@ def test_leaves_are_means_over_seeds_and_deviations_the_same_tree():
 def test_bytes_of_phases_and_of_what_comes_before_the_rounds():
     """100 at once, then 10 in each of four rounds, and nothing."""
     phases = (1, Bytes(up=10, down=5)), (5, Bytes())
-    exchange = Exchange(Bytes(up=100), phases)
-    result = make_result(3)._replace(communication=exchange)  # best rounds 3, 8, 5
+    ledger = Ledger(Bytes(up=100), phases)
+    result = make_result(3)._replace(communication=ledger)  # best rounds 3, 8, 5
     entry = results.method_entry(result, TEST_KEYS, {})
     up, down = (130 + 140 + 140) / 3, (15 + 20 + 20) / 3
     assert entry["communication_bytes"] == {"up": round(up), "down": round(down)}

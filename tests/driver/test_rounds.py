@@ -10,7 +10,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.core import mesh
-from fedjax_graph.core.communication import Bytes, Exchange, up
+from fedjax_graph.core.communication import Bytes, Ledger, up
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import plots, programs, rounds
 from fedjax_graph.driver.config import RunConfig
@@ -158,11 +158,11 @@ def test_the_ledger_counts_what_comes_before_the_rounds_and_each_of_them():
         return run(make_script(FALLING), algorithm=algorithm).communication
 
     sent, nothing = Bytes(up=5 * 4), Bytes()
-    assert found(ALGORITHM) == Exchange(nothing, ((1, sent),))
-    assert found(WITH_PHASES) == Exchange(nothing, ((1, sent), (4, nothing)))
+    assert found(ALGORITHM) == Ledger(nothing, ((1, sent),))
+    assert found(WITH_PHASES) == Ledger(nothing, ((1, sent), (4, nothing)))
     sending = ALGORITHM._replace(init=lambda *args: up(ALGORITHM.init(*args)))
     state = Bytes(up=4 + 4 + 5 * 4 + 5 * 2)  # two numbers, weights and momentum
-    assert found(sending) == Exchange(state, ((1, sent),))
+    assert found(sending) == Ledger(state, ((1, sent),))
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 5)])

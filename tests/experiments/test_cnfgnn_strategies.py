@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.studies.cnfgnn import check_readings
-from experiments.studies.cnfgnn_output import exchanges_of
+from experiments.studies.cnfgnn_output import exchange_curves
 from fedjax_graph.core.errors import InputError
 from tests.experiments import binary
 from tests.experiments.test_cnfgnn import METHODS, Machine
@@ -166,7 +166,7 @@ def test_bytes_are_those_of_each_seed(tmp_path):
         }
         for name, up, down in (("sl", 3, 4), ("local", 0, 0))
     }
-    found = exchanges_of(tmp_path, entries, std=2.0)
+    found = exchange_curves(tmp_path, entries, std=2.0)
     assert list(found) == ["sl"]
     assert found["sl"].sizes.tolist() == [7, 14, 28]
     assert found["sl"].rmse.tolist() == [[4, 6], [4, 2], [4, 1]]

@@ -10,7 +10,7 @@ import pytest
 from experiments.studies import cnfgnn, running
 from experiments.studies import cnfgnn_configs as configs
 from experiments.studies.cnfgnn import CNFGNNStudy
-from experiments.studies.cnfgnn_output import Exchange, draw_exchanges
+from experiments.studies.cnfgnn_output import ExchangeCurve, draw_exchanges
 from fedjax_graph import algorithms
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -279,9 +279,9 @@ def test_the_band_of_what_is_exchanged_is_that_of_a_sample(monkeypatch, tmp_path
     """Over seeds, as in all other pictures."""
     drawn = []
     monkeypatch.setattr(plots, "curves", lambda *args, **_: drawn.append(args[1]))
-    exchange = Exchange(np.array([1, 2]), np.array([[4.0, 6.0], [3.0, 3.0]]))
-    alone = exchange._replace(rmse=exchange.rmse[:, :1])
-    given = {"cnfgnn": exchange, "gru_fedavg": alone}
+    curve = ExchangeCurve(np.array([1, 2]), np.array([[4.0, 6.0], [3.0, 3.0]]))
+    alone = curve._replace(rmse=curve.rmse[:, :1])
+    given = {"cnfgnn": curve, "gru_fedavg": alone}
     draw_exchanges(tmp_path, given, "mph", plots.Look())
     both, one = drawn[0].values()
     assert list(both.spread) == [np.std([4, 6], ddof=1), 0]

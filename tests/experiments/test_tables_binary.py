@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from fedjax_graph.core.communication import Bytes, Exchange
+from fedjax_graph.core.communication import Bytes, Ledger
 from fedjax_graph.driver import results
 from fedjax_graph.driver.rounds import RunResult
 from tests.experiments import binary
@@ -23,7 +23,7 @@ def write_run(folder, dataset, sizes, methods, flags):
             test={"rmse": np.array(rmse)},
             best_round=np.arange(4, 4 + len(rmse)),
             num_rounds=9,
-            communication=Exchange(rounds=((1, Bytes(up=GIB, down=2 * GIB)),)),
+            communication=Ledger(rounds=((1, Bytes(up=GIB, down=2 * GIB)),)),
             seconds=1.0,
             compile_seconds=1.0,
         )

@@ -35,7 +35,7 @@ from fedjax_graph.algorithms.cnfgnn.exchange import (
     real_windows,
 )
 from fedjax_graph.algorithms.cnfgnn.joint_training import joint_training
-from fedjax_graph.algorithms.cnfgnn.private_exchange import Exchange
+from fedjax_graph.algorithms.cnfgnn.private_exchange import PrivateExchange
 from fedjax_graph.core import (
     aggregation,
     batching,
@@ -284,7 +284,7 @@ def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
       `Hidden` of all windows, as rows.
     """
     models, bits = make_models(config), config.exchange_bits
-    exchange = Exchange(config.privacy, config.server_rounds)
+    exchange = PrivateExchange(config.privacy, config.server_rounds)
 
     def gradients(server_params, data, batch):
         """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
@@ -337,7 +337,7 @@ def cnfgnn(
     aggregate = aggregate or config.named_aggregator()
     train_clients, train_server = client_phase(config, aggregate), server_phase(config)
     batch_size, bits = config.server_batch_size, config.exchange_bits
-    exchange = Exchange(config.privacy, config.server_rounds)
+    exchange = PrivateExchange(config.privacy, config.server_rounds)
 
     def init(key: jax.Array, data: TrafficData) -> CNFGNNState:
         client_params, server_params = models.init(key)

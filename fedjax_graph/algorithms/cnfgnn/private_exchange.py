@@ -20,7 +20,7 @@ from fedjax_graph.data.traffic.windows import TrafficData
 _HIDDEN = 2**31 - 4  # folded into a round's key
 
 
-class Exchange(NamedTuple):
+class PrivateExchange(NamedTuple):
     """What happens to h_c and gradients on their way: nothing without privacy."""
 
     privacy: Privacy | None

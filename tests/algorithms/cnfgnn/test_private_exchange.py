@@ -9,7 +9,7 @@ import pytest
 from fedjax_graph.algorithms.cnfgnn import cnfgnn as module
 from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig, cnfgnn
 from fedjax_graph.algorithms.cnfgnn.exchange import Hidden
-from fedjax_graph.algorithms.cnfgnn.private_exchange import Exchange
+from fedjax_graph.algorithms.cnfgnn.private_exchange import PrivateExchange
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.privacy import Privacy
 
@@ -42,7 +42,7 @@ def rows_of(train, num_windows, seed=0):
 def test_hidden_states_have_the_noise_of_all_rows_of_a_sensor(train):
     starts = train.starts
     rows = rows_of(train, len(starts))
-    exchange = Exchange(NOISY, server_rounds=1)
+    exchange = PrivateExchange(NOISY, server_rounds=1)
     sent = exchange.hidden(rows, train, starts, KEY_DATA)
     noise = np.asarray(sent) - clipped(rows, 0.5)
     assert noise.std() == pytest.approx(3 * 0.5 * np.sqrt(len(starts)), rel=0.03)
@@ -58,7 +58,7 @@ def test_gradients_have_the_noise_of_all_passes_and_padding_has_none(train):
     weights = np.ones((len(rows), 12, 8), np.float32)
     weights[:, :, 6:] = 0
     weights[2] = 0  # a padded client
-    exchange = Exchange(NOISY, server_rounds=4)
+    exchange = PrivateExchange(NOISY, server_rounds=4)
     sent = np.asarray(exchange.gradients(rows, train, starts, weights, KEY_DATA))
     npt.assert_array_equal(sent[:, 6:], 0)
     npt.assert_array_equal(sent[2], 0)
