@@ -152,7 +152,7 @@ def read_methods(
         methods, before = found["methods"], settings.get("data")
         made_by = system_of(settings)
         for entry in methods.values():
-            entry["test"].keys(), entry["test_std"], entry["best_round"]
+            _ = entry["test"].keys(), entry["test_std"], entry["best_round"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: expected the results of an earlier run, cannot read them; delete "
