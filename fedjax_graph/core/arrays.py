@@ -23,6 +23,19 @@ def _shape(array: Any) -> tuple[int, ...]:
     return array.shape if hasattr(array, "shape") else np.shape(array)
 
 
+def float_type(dtype: Any) -> Any:
+    """The type of results of numbers of a type: float32 of whole numbers."""
+    return dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.dtype(jnp.float32)
+
+
+def precise(array: Any) -> Any:
+    """An array in at least float32, in which many shorter numbers are summed.
+
+    In their own type, 256 and 1 are 256 of bfloat16 and 0 of uint8.
+    """
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
 def check_are_arrays(**values: Any) -> None:
     """Checks that values, by their names, are arrays and no lists.
 

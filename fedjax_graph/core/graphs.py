@@ -205,6 +205,26 @@ def to_jraph(graph: Graph, nodes: Any, edges: Any, globals_: Any) -> jraph.Graph
     return one_graph(nodes, *ends, edges, globals_, num_nodes=graph.num_nodes)
 
 
+def segment_sum(
+    values: jax.Array, segments: jax.Array, num_segments: int, **settings: Any
+) -> jax.Array:
+    """Sums the rows of each segment, shorter numbers in float32.
+
+    Args:
+      values: [E, ...].
+      segments: [E], which segment a row belongs to.
+      num_segments: N.
+      **settings: of `jax.ops.segment_sum`.
+
+    Returns:
+      [N, ...], of the values' type, or float32 where they are whole numbers.
+    """
+    total = jax.ops.segment_sum(
+        arrays.precise(values), segments, num_segments, **settings
+    )
+    return total.astype(arrays.float_type(values.dtype))
+
+
 def neighbour_sum(graph: Graph, features: jax.Array) -> jax.Array:
     """Sums a_ij x_j over the edges i -> j between two nodes, without self edges.
 
@@ -231,11 +251,10 @@ def neighbour_sum(graph: Graph, features: jax.Array) -> jax.Array:
     senders, receivers = graph.senders[edges], graph.receivers[edges]
     arrays.check_indices("neighbours", edges, len(graph.weights), "a graph's edges")
     weights = graph.weights[edges][:, None]
+    weights = weights.astype(arrays.float_type(weights.dtype))
 
     def product(columns):  # [N, F]
-        return jax.ops.segment_sum(
-            weights * columns[receivers], senders, graph.num_nodes
-        )
+        return segment_sum(weights * columns[receivers], senders, graph.num_nodes)
 
     flat = features.reshape(graph.num_nodes, -1)
     num_chunks = -(-flat.shape[1] // COLUMNS_PER_CHUNK)
@@ -279,6 +298,7 @@ def row_normalise(adjacency: jax.Array) -> jax.Array:
     """
     arrays.check_shape("adjacency", adjacency, (len(adjacency),) * 2)
     arrays.check_weights("adjacency", adjacency)
-    sums = jnp.sum(adjacency, axis=1, keepdims=True)
+    sums = jnp.sum(arrays.precise(adjacency), axis=1, keepdims=True)
     rows = adjacency / jnp.where(sums > 0, sums, 1)
-    return jnp.where(sums > 0, rows, jnp.eye(len(adjacency)))
+    rows = rows.astype(arrays.float_type(adjacency.dtype))
+    return jnp.where(sums > 0, rows, jnp.eye(len(adjacency), dtype=rows.dtype))

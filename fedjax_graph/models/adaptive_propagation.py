@@ -30,6 +30,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import arrays
 from fedjax_graph.core.masks import lowest, masked_mean
 from fedjax_graph.models.message_passing import Structure
 
@@ -49,8 +50,8 @@ class Predictions(NamedTuple):
 
 
 def likeness(logits: jax.Array) -> jax.Array:
-    """R of Eq. 1 with q = softmax(logits [N, C]): [N, N]."""
-    shares = nn.softmax(logits)
+    """R of Eq. 1 with q = softmax(logits [N, C]): [N, N], in at least float32."""
+    shares = nn.softmax(arrays.precise(logits))
     shares = shares / jnp.linalg.norm(shares, axis=1, keepdims=True)
     return shares @ shares.T * (1 - jnp.eye(len(shares), dtype=shares.dtype))
 
@@ -61,13 +62,15 @@ def propagation(
     """S of Eq. 2 as a function of [N, F], from P [N, C] and the mask of nodes [N]."""
     is_pair = is_real[:, None] * is_real
     alike = (likeness(probabilities) > ALIKE) * is_pair
-    degrees = alpha * structure.degrees + (1 - alpha) * jnp.sum(alike, axis=1)
+    num_alike = jnp.sum(arrays.precise(alike), axis=1)
+    degrees = alpha * structure.degrees + (1 - alpha) * num_alike
     scale = jax.lax.rsqrt(1 + degrees)[:, None]
 
     def spread(x):
-        x = scale * x
-        sums = alpha * structure.sum(x[structure.senders]) + (1 - alpha) * (alike @ x)
-        return scale * (sums + x)
+        scaled = scale * x
+        sums = alpha * structure.sum(scaled[structure.senders])
+        sums += (1 - alpha) * (alike @ scaled)
+        return (scale * (sums + scaled)).astype(structure.result_type(x, alike))
 
     return spread
 
@@ -142,7 +145,7 @@ def signed(embedded: jax.Array, slope: jax.Array, is_real: jax.Array) -> jax.Arr
     H' = (softmax(f(M) H) - softmax(f(-M) H) + H) / 2, f a PReLU, M = R(H) + I with
     entries above the mean r of R as (R - r) / (max R - r), and others as -R / r.
     """
-    is_pair = is_real[:, None] * is_real
+    is_pair = arrays.precise(is_real[:, None] * is_real)
     alike = likeness(embedded) * is_pair
     mean = jnp.sum(alike) / jnp.maximum(jnp.sum(is_pair), 1)
     spread = jnp.max(alike) - mean
@@ -153,7 +156,8 @@ def signed(embedded: jax.Array, slope: jax.Array, is_real: jax.Array) -> jax.Arr
     plus, minus = (
         nn.softmax(prelu(sign * weights, slope) @ embedded) for sign in (1, -1)
     )
-    return (plus - minus + embedded) / 2
+    found = (plus - minus + embedded) / 2
+    return found.astype(jnp.result_type(embedded, slope, is_real))
 
 
 def distance(
@@ -191,7 +195,8 @@ def homophily(
       key: of the draw of the first half.
     """
     draws = jax.random.uniform(key, labels.shape)
-    is_first = lowest(draws, is_trained > 0, jnp.sum(is_trained) // 2)[:, None]
+    number = jnp.sum(arrays.precise(is_trained)) // 2
+    is_first = lowest(draws, is_trained > 0, number)[:, None]
     known = jax.nn.one_hot(labels, num_classes)
     first = jnp.where(is_first, known, 1 / num_classes)
     spread = first

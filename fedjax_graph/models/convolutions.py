@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
+from fedjax_graph.core import arrays
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.gru import GRUCell, gru_step
 from fedjax_graph.models.linear import Linear, fan_in_uniform
@@ -139,7 +140,8 @@ class GATConv(Convolution):
             messages, kept = messages.reshape(flat_size), kept.reshape(flat_size)
         else:  # heads are added up before nodes are
             messages, kept = jnp.mean(messages, axis=1), jnp.mean(kept, axis=1)
-        return structure.plain_sum(messages) + kept + self.bias()
+        summed = structure.plain_sum(messages) + kept
+        return summed.astype(structure.result_type(z, sent)) + self.bias()
 
     def _head_size(self) -> int:
         """Features of one of several heads."""
@@ -269,7 +271,8 @@ class AGNNConv(Convolution):
     def convolve(self, x, structure) -> jax.Array:
         self.require_own_size(x)
         beta = self.param("beta", nn.initializers.ones, ())
-        has_direction = jnp.sum(x**2, axis=1, keepdims=True) > SQUARED_NORM_FLOOR
+        squares = jnp.sum(arrays.precise(x) ** 2, axis=1, keepdims=True)
+        has_direction = squares > SQUARED_NORM_FLOOR
         unit = unit_rows(jnp.where(has_direction, x, 0))
         cosines = jnp.sum(
             unit[structure.senders] * unit[structure.receivers], axis=1, keepdims=True
@@ -325,7 +328,8 @@ class FeaStConv(Convolution):
 
         def spread(m, h):
             summed = structure.sum(shares[:, m, None] * h[structure.senders])
-            return (summed + own[m] * h) / counts
+            mean = (summed + own[m] * h) / counts
+            return mean.astype(structure.result_type(h, scores))
 
         return spread_and_project_all(spread, x, kernel) + self.bias()
 
@@ -370,6 +374,7 @@ class GMMConv(Convolution):
         coordinates = jax.lax.rsqrt(structure.degrees + 1)[:, None, None]
         squares = (coordinates - means) ** 2 / (deviations**2 + VARIANCE_FLOOR)
         densities = jnp.exp(-squares / 2)  # [N, K, 2], as sender and as receiver
+        densities = densities.astype(structure.result_type(means))
         kernel = self.stacked_kernel(x, self.num_kernels)
 
         def spread(k, h):
@@ -403,6 +408,7 @@ class GatedGraphConv(Convolution):
         kernels = [self.kernel(state, init)]
         for i in range(1, self.num_kernels):
             kernels.append(self.kernel(state, init, f"kernel_{i + 1}"))
+        state = state.astype(structure.result_type(state, kernels[0]))
         weights = GRUCell(self.features, self.features, name="gru").weights
 
         def step(state, kernel):

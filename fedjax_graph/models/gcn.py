@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax
 import jraph
 
-from fedjax_graph.core import graphs
+from fedjax_graph.core import arrays, graphs
 from fedjax_graph.core.errors import InputError
 
 
@@ -36,13 +36,14 @@ def propagate(graph: jraph.GraphsTuple) -> jax.Array:
         raise InputError("edges: expected S's entries [E], not None")
     ends = (graph.senders, graph.receivers)
     graphs.check_edges(len(graph.nodes), *ends, graph.edges, "edges")
+    weight_type = arrays.float_type(graph.edges.dtype)
     updated = jraph.GraphNetwork(
         update_edge_fn=lambda weights, sent, *_: weights[:, None] * sent,
         update_node_fn=lambda nodes, sent, received, globals_: received,
         aggregate_edges_for_nodes_fn=partial(
-            jax.ops.segment_sum, indices_are_sorted=True
+            graphs.segment_sum, indices_are_sorted=True
         ),
-    )(graph)
+    )(graph._replace(edges=graph.edges.astype(weight_type)))
     return cast(jax.Array, updated.nodes)
 
 

@@ -30,7 +30,7 @@ import jraph
 import numpy as np
 
 from fedjax_graph.core import arrays, mesh
-from fedjax_graph.core.graphs import Graph, check, to_jraph
+from fedjax_graph.core.graphs import Graph, check, segment_sum, to_jraph
 from fedjax_graph.core.local import Params
 from fedjax_graph.models.linear import MLP, Linear, matmul
 
@@ -54,11 +54,7 @@ def sum_all(values: jax.Array, *_: Any) -> jax.Array:
 
 def sum_received(values: jax.Array, receivers: jax.Array, num_nodes: int) -> jax.Array:
     """Sums over the edges of each receiver, shorter floats in float32."""
-    precise = jnp.promote_types(values.dtype, jnp.float32)
-    total = jax.ops.segment_sum(
-        values.astype(precise), receivers, num_nodes, indices_are_sorted=True
-    )
-    return total.astype(values.dtype)
+    return segment_sum(values, receivers, num_nodes, indices_are_sorted=True)
 
 
 class GraphNetworkLayer(nn.Module):
@@ -110,7 +106,7 @@ class GraphNetworkLayer(nn.Module):
             return self.sum_of_outputs(total, count) if self.is_last else total
 
         def update_node(_, __, received, ___):
-            received = edge_sum(received, in_degree(graph, nodes.dtype))
+            received = edge_sum(received, in_degree(graph))
             return self.update_node(graph, nodes, globals_, received)
 
         def update_global(node_sum, all_edges, _):
@@ -153,7 +149,8 @@ class GraphNetworkLayer(nn.Module):
         """The sum of the edge MLP's outputs over `count` edges, from that of the inputs
         of its last layer."""
         last = self.edge.layers[-1]
-        return matmul(hidden_sum, last.kernel) + count * last.bias
+        outputs = matmul(hidden_sum, last.kernel)
+        return (outputs + count * arrays.precise(last.bias)).astype(outputs.dtype)
 
     def update_node(self, graph: Graph, nodes, globals_, received) -> jax.Array:
         """Updated nodes, from the sums of what they receive."""
@@ -173,9 +170,9 @@ class GraphNetworkLayer(nn.Module):
         return self.global_.output(self.global_.hidden(first))
 
 
-def in_degree(graph: Graph, dtype: Any) -> jax.Array:
-    """How many edges each node receives, [N, 1, 1]."""
-    ones = jnp.ones((*graph.receivers.shape, 1, 1), dtype)
+def in_degree(graph: Graph) -> jax.Array:
+    """How many edges each node receives, [N, 1, 1] float32."""
+    ones = jnp.ones((*graph.receivers.shape, 1, 1), jnp.float32)
     return sum_received(ones, graph.receivers, graph.num_nodes)
 
 
@@ -244,7 +241,8 @@ class GraphNetwork(nn.Module):
         Args:
           graph: N nodes; an edge's feature is its weight.
           nodes: [N, B, F], a batch of features of the same graph. Everything is
-            computed in their type, which that of the parameters should be too.
+            computed in their type, of whole numbers in float32, which that of the
+            parameters should be too.
 
         Returns:
           [N, B, output_size].
@@ -254,6 +252,7 @@ class GraphNetwork(nn.Module):
         """
         check(graph)
         arrays.check_shape("nodes", nodes, (graph.num_nodes, None, self.node_size))
+        nodes = nodes.astype(arrays.float_type(nodes.dtype))
         globals_ = jnp.zeros((1, nodes.shape[1], self.node_size), nodes.dtype)
         is_chunked = 0 < self.edges_per_chunk < len(graph.senders)
         embed = self._in_chunks if is_chunked else self._at_once
@@ -274,7 +273,7 @@ class GraphNetwork(nn.Module):
         chunk_size = -(-self.edges_per_chunk // parts) * parts
         edges = _padded(graph, chunk_size)
         chunks = jax.tree.map(lambda x: x.reshape(-1, chunk_size), edges)
-        degree = in_degree(graph, nodes.dtype)
+        degree = in_degree(graph)
         for layer in self.layers:
             projected.append(layer.project(nodes, globals_))
             received, total = self._sum_hidden(chunks, num_edges, projected)

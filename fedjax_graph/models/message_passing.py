@@ -7,7 +7,7 @@ with self edges, S_0 the one without.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,8 @@ class Structure(NamedTuple):
 
     senders: jax.Array  # [E]
     receivers: jax.Array  # [E]
-    weights: jax.Array  # [E]
-    degrees: jax.Array  # [N], summed weights of the received edges
+    weights: jax.Array  # [E], of a floating type
+    degrees: jax.Array  # [N], summed weights of the received edges, at least float32
     mask: jax.Array | None  # [N], whose nodes give the batch statistics
 
     def sum(self, messages: jax.Array) -> jax.Array:
@@ -32,19 +32,25 @@ class Structure(NamedTuple):
 
     def plain_sum(self, messages: jax.Array) -> jax.Array:
         """Sums messages that have their weights already over N(i): [E, F] -> [N, F]."""
-        return jraph.segment_sum(messages, self.receivers, len(self.degrees))
+        return graphs.segment_sum(messages, self.receivers, len(self.degrees))
+
+    def result_type(self, *operands: jax.Array | float) -> Any:
+        """The type of what is made of weights and operands, however it was summed."""
+        return jnp.result_type(self.weights, *operands)
 
     def mean(self, messages: jax.Array) -> jax.Array:
         """Averages messages over N(i), 0 where it is empty: [E, F] -> [N, F]."""
         counts = jnp.where(self.degrees > 0, self.degrees, 1)
-        return self.sum(messages) / counts[:, None]
+        mean = self.sum(messages) / counts[:, None]
+        return mean.astype(self.result_type(messages))
 
     def normalised_sum(self, x: jax.Array, self_weight: float = 1) -> jax.Array:
         """Computes S x, or S_0 x where self edges have weight 0: [N, F] -> [N, F]."""
         totals = self.degrees + self_weight
-        scale = jax.lax.rsqrt(jnp.where(totals > 0, totals, jnp.inf))
-        x = scale[:, None] * x
-        return scale[:, None] * (self.sum(x[self.senders]) + self_weight * x)
+        scale = jax.lax.rsqrt(jnp.where(totals > 0, totals, jnp.inf))[:, None]
+        scaled = scale * x
+        summed = scale * (self.sum(scaled[self.senders]) + self_weight * scaled)
+        return summed.astype(self.result_type(x))
 
     def attention(
         self, logits: jax.Array, self_logits: jax.Array | float
@@ -57,8 +63,10 @@ class Structure(NamedTuple):
 
         Returns:
           Shares of messages [E, F], those of nodes themselves [N, F], and what both are
-          to be divided by [N, F], 1 where the neighbourhood is empty.
+          to be divided by [N, F], 1 where the neighbourhood is empty; in at least
+          float32.
         """
+        logits = arrays.precise(logits)
         logits = jnp.where(self.weights[:, None] > 0, logits, -jnp.inf)
         peaks = jraph.segment_max(logits, self.receivers, len(self.degrees))
         peaks = jax.lax.stop_gradient(jnp.maximum(peaks, self_logits))
@@ -82,7 +90,8 @@ class Structure(NamedTuple):
         """
         shares, self_shares, totals = self.attention(logits, self_logits)
         summed = self.plain_sum(shares * values[self.senders]) + self_shares * values
-        return summed / totals
+        types = self.result_type(logits, self_logits, values)
+        return (summed / totals).astype(types)
 
 
 def make_structure(graph: jraph.GraphsTuple, mask: jax.Array | None) -> Structure:
@@ -99,7 +108,8 @@ def make_structure(graph: jraph.GraphsTuple, mask: jax.Array | None) -> Structur
         arrays.check_shape("mask", mask, (num_nodes,))
     if weights is None:
         weights = jnp.ones(size, graph.nodes.dtype)
-    degrees = jraph.segment_sum(weights, graph.receivers, len(graph.nodes))
+    weights = weights.astype(arrays.float_type(weights.dtype))
+    degrees = graphs.segment_sum(arrays.precise(weights), graph.receivers, num_nodes)
     return Structure(graph.senders, graph.receivers, weights, degrees, mask)
 
 
@@ -134,4 +144,5 @@ def repeat(
     """Applies a step so many times, several as a loop that is compiled once."""
     if times < 2:
         return step(x) if times else x
+    x = x.astype(jax.eval_shape(step, x).dtype)
     return jax.lax.fori_loop(0, times, lambda _, x: step(x), x)

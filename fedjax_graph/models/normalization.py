@@ -39,26 +39,30 @@ class BatchNorm(nn.Module):
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, size)
         running_var = self.variable("batch_stats", "var", jnp.ones, size)
         mean, var = running_mean.value, running_var.value
+        running_types = mean.dtype, var.dtype
         if mask is not None:
             has_any = jnp.any(mask > 0)
             batch_mean, batch_var = masked_moments(x, mask)
             mean = jnp.where(has_any, batch_mean, mean)
             var = jnp.where(has_any, batch_var, var)
-            running_mean.value += STATISTICS_RATE * (mean - running_mean.value)
-            running_var.value += STATISTICS_RATE * (var - running_var.value)
+            for running, new in ((running_mean, mean), (running_var, var)):
+                moved = running.value + STATISTICS_RATE * (new - running.value)
+                running.value = moved.astype(jnp.result_type(running.value, x))
         factor = scale * jax.lax.rsqrt(var + VARIANCE_FLOOR)
-        return x * factor + (bias - mean * factor)
+        outputs = x * factor + (bias - mean * factor)
+        return outputs.astype(jnp.result_type(x, scale, bias, *running_types))
 
 
 def masked_moments(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Computes mean and variance [C] of those of x [B, H, W, C] that mask [B] keeps.
 
-    Both are 0 where it keeps none.
+    Both are 0 where it keeps none, and in at least float32.
 
     Raises:
       InputError: if the mask is not [B].
     """
     arrays.check_shape("mask", mask, x.shape[:1])
+    x, mask = arrays.precise(x), arrays.precise(mask)
     height, width = x.shape[1:3]
     shares = mask / (jnp.maximum(jnp.sum(mask), 1) * height * width)
     shares = shares[:, None, None, None]
@@ -69,10 +73,11 @@ def masked_moments(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]
 
 def unit_rows(matrix: jax.Array) -> jax.Array:
     """Divides rows by their Euclidean norms; a row of zeros stays one."""
-    squares = jnp.sum(matrix**2, axis=1, keepdims=True)
-    return matrix * jnp.where(
+    squares = jnp.sum(arrays.precise(matrix) ** 2, axis=1, keepdims=True)
+    units = matrix * jnp.where(
         squares > 0, jax.lax.rsqrt(jnp.where(squares > 0, squares, 1)), 0
     )
+    return units.astype(arrays.float_type(matrix.dtype))
 
 
 def cosines(vectors: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from fedjax_graph.core import mesh
+from fedjax_graph.core import arrays, mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import Model
 from fedjax_graph.core.trees import take
@@ -113,6 +113,7 @@ def layer_shares(probabilities: jax.Array, space: Space) -> jax.Array:
       [L (L + 1) / 2, 12], by layer and what it really reads, and op: the sum for a
       layer is 1, or 0 if it is certainly absent.
     """
+    dtype, probabilities = probabilities.dtype, arrays.precise(probabilities)
     genes, is_absent = by_source(probabilities), probabilities[:, 0]
     is_present = jnp.sum(genes, axis=(1, 2))
     can_be_read = jnp.append(1, is_present[:-1])
@@ -121,7 +122,7 @@ def layer_shares(probabilities: jax.Array, space: Space) -> jax.Array:
         read_instead = jnp.einsum("lso,s->lo", genes[:, 1:], is_absent[:-1])
         shares = (can_be_read[:, None] * genes).at[:, INPUT].add(read_instead)
     shares /= jnp.maximum(is_present, PRESENCE_FLOOR)[:, None, None]
-    return shares[np.tril_indices(len(probabilities))]
+    return shares[np.tril_indices(len(probabilities))].astype(dtype)
 
 
 def fusion_shares(probabilities: jax.Array, fusion: Fusion, space: Space) -> jax.Array:
@@ -134,6 +135,7 @@ def fusion_shares(probabilities: jax.Array, fusion: Fusion, space: Space) -> jax
       fusion: see `Architecture.is_fused`.
       space: what a gene of 0 means.
     """
+    dtype, probabilities = probabilities.dtype, arrays.precise(probabilities)
     is_read = jnp.sum(by_source(probabilities), axis=2)  # [L, L], by its reader
     if space == "paper":
         is_present = jnp.cumprod(1 - probabilities[:, 0])
@@ -145,7 +147,7 @@ def fusion_shares(probabilities: jax.Array, fusion: Fusion, space: Space) -> jax
         is_empty = jnp.prod(probabilities[:, 0])
     layers = Architecture(None, is_present, None, None, is_leaf, None)
     chances = jnp.append(is_empty, layers.is_fused(fusion))
-    return chances / jnp.sum(chances)
+    return (chances / jnp.sum(chances)).astype(dtype)
 
 
 def leaf_chances(is_read: jax.Array, is_present: jax.Array) -> jax.Array:
