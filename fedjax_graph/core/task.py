@@ -109,9 +109,18 @@ def with_extra_data(task: Task, beside: Callable[[Data], Any]) -> Task:
     return task._replace(client_data=lambda data: (own_data(data), beside(data)))
 
 
+def layer_name(path: tuple[Any, ...]) -> str | None:
+    """Name of the model's own layer, not of one inside of it, that has a leaf.
+
+    Args:
+      path: of a leaf in a model, such as of params/head/kernel.
+    """
+    return getattr(path[1], "key", None) if len(path) > 1 else None
+
+
 def in_head(path: tuple[Any, ...]) -> bool:
     """`Task.is_head` of a model whose last layer is called `head`."""
-    return any(getattr(key, "key", None) == "head" for key in path)
+    return layer_name(path) == "head"
 
 
 def flipped(labels: jax.Array, num_classes: int, is_flipped: jax.Array) -> jax.Array:

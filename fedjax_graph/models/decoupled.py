@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jraph
 
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.task import layer_name
 from fedjax_graph.models.convolutions import GCNConv
 from fedjax_graph.models.linear import Linear
 from fedjax_graph.models.message_passing import Structure, make_structure
@@ -83,4 +84,4 @@ class DecoupledGIN(nn.Module):
 
 def in_structure_encoder(path: tuple) -> bool:
     """Tells by its path whether a leaf belongs to the structure encoder."""
-    return any(str(getattr(key, "key", "")).startswith(STRUCTURE) for key in path)
+    return str(layer_name(path)).startswith(STRUCTURE)

@@ -16,7 +16,8 @@ def apply_with_embeddings(
     """Applies a module and keeps the input of its last layer.
 
     Args:
-      module: its last layer is called `head`, or `output` in the network of a code.
+      module: its last layer is called `head`, or `output` in the network of a code; a
+        layer of that name inside of another one does not count.
       *args: of `module.apply`.
       **settings: likewise.
 
@@ -24,12 +25,13 @@ def apply_with_embeddings(
       What `module.apply` returns, and the embeddings [..., D].
 
     Raises:
-      InputError: if no layer has such a name.
+      InputError: if none of its own layers has such a name.
     """
     read: list[jax.Array] = []
 
     def keep(layer, args, settings, context):
-        if context.module.name in HEADS and args and not read:
+        is_own = context.module.name in HEADS and len(context.module.path) == 1
+        if is_own and args and not read:
             read.append(getattr(args[0], "nodes", args[0]))
         return layer(*args, **settings)
 

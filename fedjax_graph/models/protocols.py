@@ -25,8 +25,9 @@ class FlaxModule(Protocol):
 class NodeModel(FlaxModule, Protocol):
     """A model of labelled nodes, on which the task `nodes` runs.
 
-    Its last layer is called `head`; FedPer and LG-FedAvg tell it by this name. Random
-    streams besides `params` are not available, but for `dropout` while training.
+    Its last layer is called `head`, and stands in no other; FedPer and LG-FedAvg tell
+    it by this name. Random streams besides `params` are not available, but for
+    `dropout` while training.
     """
 
     num_hops: int
@@ -52,9 +53,10 @@ class NodeModel(FlaxModule, Protocol):
 class SubgraphModel(FlaxModule, Protocol):
     """A model of whole graphs, on which the task `subgraphs` runs.
 
-    Its last layer is called `head`; FedPer and LG-FedAvg tell it by this name, and what
-    it reads are the embeddings of nodes. Besides `params` it may keep `batch_stats`;
-    random streams are not available, but for `dropout` while training.
+    Its last layer is called `head`, and stands in no other; FedPer and LG-FedAvg tell
+    it by this name, and what it reads are the embeddings of nodes. Besides `params` it
+    may keep `batch_stats`; random streams are not available, but for `dropout` while
+    training.
     """
 
     def __call__(
@@ -78,7 +80,8 @@ class SubgraphModel(FlaxModule, Protocol):
 class TrafficModel(FlaxModule, Protocol):
     """A model of one sensor's readings, on which the task `traffic_rnn` runs.
 
-    Its last layer is called `head`; FedPer and LG-FedAvg tell it by this name.
+    Its last layer is called `head`, and stands in no other; FedPer and LG-FedAvg tell
+    it by this name.
     """
 
     num_features: int

@@ -27,7 +27,7 @@ from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.sparse_rows import SparseRows
-from fedjax_graph.core.task import Embedded, Task, flipped
+from fedjax_graph.core.task import Embedded, Task, flipped, layer_name
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import NUM_LAYERS, Fusion, Space
 from fedjax_graph.models.decoupled import DecoupledGIN
@@ -190,7 +190,7 @@ or as a decorator of that function. The module that it returns offers what
 
 def in_last_layer(path: tuple[Any, ...]) -> bool:
     """`Task.is_head`: `head` of a fixed network, `output` of a code's."""
-    return any(getattr(key, "key", None) in HEADS for key in path)
+    return layer_name(path) in HEADS
 
 
 def init(module: SubgraphModel, num_features: int, key: jax.Array) -> Model:

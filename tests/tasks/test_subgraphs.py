@@ -380,8 +380,8 @@ def test_what_is_no_network_is_refused_in_one_line(changes, match):
 def test_the_head_is_the_last_layer(settings, heads):
     task = make_task(**settings)
     first = jax.eval_shape(task.init, KEY)
-    paths, _ = jax.tree_util.tree_flatten_with_path(first["params"])
-    names = {path[0].key: task.is_head(path) for path, _ in paths}
+    paths, _ = jax.tree_util.tree_flatten_with_path(first)
+    names = {path[1].key: task.is_head(path) for path, _ in paths}
     assert {name for name, is_head in names.items() if is_head} == heads < set(names)
 
 
