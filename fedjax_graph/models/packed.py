@@ -34,7 +34,12 @@ class PackedNet:
     net: SuperNet  # whose space it is, as deep and as wide
 
     def init(self, key: jax.Array, code: jax.Array) -> Model:
-        """Draws fresh weights of the network of a code [L + 2]."""
+        """Draws fresh weights of the network of a code [L + 2].
+
+        Raises:
+          InputError: see `SuperNet.check_code`.
+        """
+        self.net.check_code(code)
         net, (*stage_keys, layers_key) = self.net, jax.random.split(key, 3)
         sizes = ((net.num_features, net.width), (net.width, net.num_classes))
         stages = [
@@ -76,7 +81,8 @@ class PackedNet:
         mask: jax.Array | None = None,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
-        """Classifies nodes; arguments and result as for `SuperNet.apply`."""
+        """Classifies nodes; arguments, result and errors as for `SuperNet.apply`."""
+        self.net.check_code(code)
         layers = [self._layer(op) for op in OPS]
         return self.net.apply_path(model, graph, code, mask, key=key, layers=layers)
 

@@ -192,9 +192,21 @@ class SuperNet(Checked):
           another op there.
 
         Raises:
-          InputError: if the code has another number of genes, or a known one is not
-            valid.
+          InputError: see `check_code`.
         """
+        self.check_code(code)
+        return jax.tree.map(
+            lambda x, index: x[index], model, self._indices(model, code)
+        )
+
+    def check_code(self, code: jax.Array) -> None:
+        """Checks that a code is one of this space, and as long as the net is deep.
+
+        Raises:
+          InputError: if it has another number of genes, or they are no whole numbers,
+            or one whose value is known is out of its range.
+        """
+        arrays.check_are_arrays(**{"architecture code": code})
         if code.shape != (self.num_layers + 2,):
             raise InputError(
                 f"architecture code of shape {code.shape}: expected "
@@ -202,9 +214,10 @@ class SuperNet(Checked):
             )
         if arrays.is_known(code):
             check(code, self.num_layers)
-        return jax.tree.map(
-            lambda x, index: x[index], model, self._indices(model, code)
-        )
+        elif not jnp.issubdtype(code.dtype, jnp.integer):
+            raise InputError(
+                f"architecture code of type {code.dtype}: expected whole numbers"
+            )
 
     def with_path(self, model: Model, code: jax.Array, path: Model) -> Model:
         """Puts a `path`, or a part of one, back in its place in a model."""

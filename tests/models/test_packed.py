@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse
 
 from fedjax_graph.core import sparse_rows
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import supernet
 from fedjax_graph.models.packed import PackedNet
 from tests.models.supernet_cases import (
@@ -88,3 +89,42 @@ def test_sparse_features_are_read_as_dense_ones(net, programs):
         for nodes in (one, features)
     )
     npt.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("code", "match"),
+    [
+        ((1, 1, 5), r"shape \(3,\): expected 4 genes, of 2 layers"),
+        ((1, 1, 5, 5, 1), r"shape \(5,\): expected 4 genes, of 2 layers"),
+        ([CODES[0], CODES[1]], r"shape \(2, 4\): expected 4 genes, of 2 layers"),
+        ((0, 1, 5, 5), "input stage 0; expected one of"),
+        ((3, 1, 5, 6), "output stage 6; expected one of"),
+        ((3, 13, 5, 5), r"layer 1 is 13, .* expected 0 \(absent\) to 3"),
+        ((3, 1, -1, 5), r"layer 2 is -1; expected 0 \(absent\) to 6"),
+        ((3.0, 1.0, 5.0, 5.0), "type float32: expected a row of integers"),
+    ],
+)
+def test_codes_are_checked_as_a_supernets_are(code, match, net):
+    """Their gathers would clip what is out of range."""
+    graph, own, wrong = make_graph(0)[0], PackedNet(net), jnp.array(code)
+    model = {"params": {"layers": jnp.zeros((2, 1))}, "batch_stats": jnp.zeros((2, 1))}
+    for run in (
+        lambda: own.init(jax.random.key(0), wrong),
+        lambda: own.apply(model, graph, wrong),
+        lambda: net.path({}, wrong),
+    ):
+        with pytest.raises(InputError, match=match) as raised:
+            run()
+        assert "\n" not in str(raised.value)
+
+
+def test_traced_codes_are_whole_numbers_of_the_right_length(net):
+    graph, own, key = make_graph(0)[0], PackedNet(net), jax.random.key(0)
+    for code, match in (
+        (jnp.ones(3, int), r"shape \(3,\): expected 4 genes"),
+        (jnp.ones(4), "type float32: expected whole numbers"),
+    ):
+        with pytest.raises(InputError, match=match):
+            jax.eval_shape(own.init, key, code)
+        with pytest.raises(InputError, match=match):
+            jax.eval_shape(lambda code: own.apply({}, graph, code), code)
