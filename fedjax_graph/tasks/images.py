@@ -176,9 +176,13 @@ def epoch_batches(
       batch_size: B; S is taken where it is less, unless `drop_last`.
       num_epochs: passes.
       drop_last: see `batching.shuffled_batches`, which raises for it.
+
+    Raises:
+      InputError: if there is no place for an image.
     """
     shuffle_key, augment_key = jax.random.split(key)
     size = indices.shape[0]
+    arrays.check_count("images of a client to train on", size)
     order, is_filled = batching.shuffled_batches(
         shuffle_key,
         size,
@@ -255,12 +259,15 @@ def map_batches(
 ) -> jax.Array:
     """`fn` of the indices [S] in batches of at most `batch_size`, one after another.
 
-    The batches are as equal as can be, so that little is computed for padding.
+    The batches are as equal as can be, so that little is computed for padding; of no
+    indices there is one, without any.
 
     Returns:
       [S, ...].
     """
     size = indices.shape[0]
+    if not size:
+        return fn(indices)
     num_batches = -(-size // batch_size)
     batches, _ = batching.batches(indices, -(-size // num_batches))
     results = jax.lax.map(fn, batches)
@@ -294,8 +301,8 @@ def client_metrics(
 
     The best and the worst 5 % of the clients, rounded up, are picked by their
     accuracy. Deviations are over the clients of a group, divided by their number.
-    Clients of weight 0 and clients without images are left out; where none is left,
-    means are NaN.
+    Clients of weight 0 and clients without images are left out; where none is left, as
+    in a split without places, means are NaN.
 
     Args:
       num_images, num_right, sum_cross_entropy: [K], over a client's images.

@@ -534,3 +534,40 @@ def test_seeds_may_be_mapped_and_rounds_scanned(data, models):
         npt.assert_allclose(losses[seed], expected, rtol=1e-3)
         assert_close(row(last, seed), model, rtol=1e-2, atol=1e-3)
     assert losses[0, 1] != losses[1, 1]
+
+
+# --- Splits without images ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_images", [0, NUM_IMAGES])
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_split_without_places_scores_nobody(
+    num_images, is_shared, data, task, models
+):
+    """As one of padding alone does: no client counts, and none has an accuracy."""
+    data = jax.device_put(data)
+    images, labels = data.images[:num_images], data.labels[:num_images]
+    none = data._replace(
+        images=images, labels=labels, indices=data.indices[:, :0], mask=data.mask[:, :0]
+    )
+    own = jax.tree.map(lambda x: x[:1], models) if is_shared else models
+    scores = task.evaluate(own, none)
+    padded = task.evaluate(own, data._replace(mask=0 * data.mask))
+    assert scores.keys() == padded.keys()
+    npt.assert_array_equal(scores["accuracy_by_client"], np.zeros(NUM_CLIENTS))
+    means = {name: x for name, x in scores.items() if name != "accuracy_by_client"}
+    assert all(np.isnan(x) for x in means.values())
+    assert task.predict(own, none).shape == (NUM_CLIENTS, 0, NUM_CLASSES)
+    one = jax.tree.map(lambda x: x[0], (own, task.client_data(none)))
+    seen = task.embed(*one, none)
+    assert seen.embeddings.shape == (0, 4 * CONFIG.width) and seen.labels.shape == (0,)
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_nobody_trains_without_images(drop_last, data, models):
+    data = jax.device_put(data)
+    none = data._replace(indices=data.indices[:, :0], mask=data.mask[:, :0])
+    task = dataclasses.replace(CONFIG, drop_last=drop_last).build()
+    own = jax.tree.map(lambda x: x[0], (models, task.client_data(none)))
+    with pytest.raises(InputError, match="images of a client to train on = 0: expect"):
+        task.update(*own, jax.random.key(0), none, None, 0)
