@@ -5,7 +5,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import jax
@@ -58,12 +58,13 @@ class Checked:
         check(self)
 
 
-def check(config: Any, what: str = "") -> None:
+def check(config: Any, what: str = "", skipped: Container[str] = ()) -> None:
     """Checks a dataclass's values; scalars of NumPy and JAX become Python's.
 
     Args:
       config: its annotations say the types, its fields' metadata the `limits`.
       what: it is, for messages; by default its type's name.
+      skipped: names of fields that are not checked.
 
     Raises:
       InputError: one line with the field, its value and what was expected.
@@ -71,6 +72,8 @@ def check(config: Any, what: str = "") -> None:
     hints = typing.get_type_hints(type(config))
     what = what or type(config).__name__
     for field in dataclasses.fields(config):
+        if field.name in skipped:
+            continue
         hint, value = hints[field.name], _plain(getattr(config, field.name))
         object.__setattr__(config, field.name, value)
         declared = {**limits(), **field.metadata}
@@ -105,6 +108,9 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is tuple and isinstance(value, tuple):
         hints = args[:1] * len(value) if args[-1] is Ellipsis else args
         return len(value) == len(hints) and all(map(fits, value, hints))
+    if origin is Sequence:
+        is_sequence = isinstance(value, list | tuple)
+        return is_sequence and all(fits(item, args[0]) for item in value)
     if hint is Any:
         return True
     if hint in _NUMBERS:
@@ -118,7 +124,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def _is_within(value: Any, bounds: dict[str, float]) -> bool:
-    if isinstance(value, tuple):
+    if isinstance(value, list | tuple):
         return all(_is_within(item, bounds) for item in value)
     return value is None or all(_IS_WITHIN[w](value, x) for w, x in bounds.items())
 
@@ -132,6 +138,8 @@ def described(hint: Any) -> str:
         return " or ".join(map(repr, args))
     if origin is tuple and args[-1:] == (Ellipsis,):
         return f"a tuple, each {described(args[0])}"
+    if origin is Sequence:
+        return f"a sequence, each {described(args[0])}"
     if hint is type(None):
         return "None"
     name = getattr(hint, "__name__", str(hint))

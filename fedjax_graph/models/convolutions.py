@@ -15,6 +15,7 @@ the symmetrically normalised adjacency matrix with self edges, S_0 the one witho
 Products with a kernel are taken on nodes, not on edges.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -25,6 +26,7 @@ import jraph
 import numpy as np
 
 from fedjax_graph.core import arrays
+from fedjax_graph.core.checks import limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.gru import GRUCell, gru_step
 from fedjax_graph.models.linear import Linear, fan_in_uniform
@@ -36,6 +38,7 @@ from fedjax_graph.models.message_passing import (
     spread_and_project_all,
 )
 from fedjax_graph.models.normalization import BatchNorm, unit_rows
+from fedjax_graph.models.settings import CheckedModule
 
 LEAKY_SLOPE = 0.2
 MESSAGE_FLOOR = 1e-7  # of GENConv
@@ -49,10 +52,10 @@ glorot_of_scores = nn.initializers.glorot_uniform(1, 0, batch_axis=2)
 zeros = nn.initializers.zeros
 
 
-class Convolution(nn.Module):
+class Convolution(CheckedModule):
     """Gives all twelve convolutions their interface and their parameters."""
 
-    features: int
+    features: int = dataclasses.field(metadata=limits(lower=1))
 
     def __call__(
         self, graph: jraph.GraphsTuple, mask: jax.Array | None = None
@@ -113,7 +116,7 @@ class GATConv(Convolution):
     concatenated (Eq. 5) and then share the features.
     """
 
-    num_heads: int = 1
+    num_heads: int = limited(1, lower=1)
     concatenates: bool = False
 
     @nn.compact
@@ -229,7 +232,7 @@ class SGConv(Convolution):
     Wu et al., "Simplifying Graph Convolutional Networks", ICML 2019, Eq. 8.
     """
 
-    num_hops: int = 1
+    num_hops: int = limited(1, lower=0)
 
     @nn.compact
     def convolve(self, x, structure) -> jax.Array:
@@ -248,8 +251,8 @@ class APPNP(Convolution):
     meet Personalized PageRank", ICLR 2019, Section 3. It has no parameters.
     """
 
-    num_hops: int = 1
-    teleport: float = 0.1
+    num_hops: int = limited(1, lower=0)
+    teleport: float = limited(0.1, lower=0, upper=1)
 
     def convolve(self, x, structure) -> jax.Array:
         self.require_own_size(x)
@@ -288,7 +291,7 @@ class ARMAConv(Convolution):
     Filters", TPAMI 2021, Section 3, one recursion.
     """
 
-    num_stacks: int = 2
+    num_stacks: int = limited(2, lower=1)
     activation: Callable[[jax.Array], jax.Array] = nn.relu  # instead of ReLU
 
     @nn.compact
@@ -314,7 +317,7 @@ class FeaStConv(Convolution):
     of u_m . (x_j - x_i) + c_m.
     """
 
-    num_heads: int = 2
+    num_heads: int = limited(2, lower=1)
 
     @nn.compact
     def convolve(self, x, structure) -> jax.Array:
@@ -364,7 +367,7 @@ class GMMConv(Convolution):
     and one of node i, and both act on nodes.
     """
 
-    num_kernels: int = 4
+    num_kernels: int = limited(4, lower=1)
 
     @nn.compact
     def convolve(self, x, structure) -> jax.Array:
@@ -392,8 +395,8 @@ class GatedGraphConv(Convolution):
     Eqs. 1 to 6, one edge type.
     """
 
-    num_steps: int = 1
-    num_kernels: int = 1  # W of the steps in turn
+    num_steps: int = limited(1, lower=1)
+    num_kernels: int = limited(1, lower=1)  # W of the steps in turn
 
     @nn.compact
     def convolve(self, x, structure) -> jax.Array:

@@ -30,9 +30,12 @@ import jraph
 import numpy as np
 
 from fedjax_graph.core import arrays, mesh
+from fedjax_graph.core.checks import limited
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.graphs import Graph, check, segment_sum, to_jraph
 from fedjax_graph.core.local import Params
 from fedjax_graph.models.linear import MLP, Linear, matmul
+from fedjax_graph.models.settings import CheckedModule
 
 # What products over all edges and windows are cut into on a GPU; else they are padded.
 EDGE_MULTIPLES = {"gpu": 64}
@@ -213,17 +216,26 @@ def _behind(updated: jax.Array, previous: jax.Array) -> jax.Array:
     return jnp.concatenate([updated, previous], axis=-1)
 
 
-class GraphNetwork(nn.Module):
+class GraphNetwork(CheckedModule):
     """Embeds h_c of all nodes as h_G: 1,237,312 parameters by default."""
 
-    node_size: int = 64
-    output_size: int = 64
-    mlp_sizes: Sequence[int] = (256, 256, 128)
-    num_layers: int = 2
-    edges_per_chunk: int = 0
+    node_size: int = limited(64, lower=1)
+    output_size: int = limited(64, lower=1)
+    mlp_sizes: Sequence[int] = limited((256, 256, 128), lower=1)  # two or more
+    num_layers: int = limited(2, lower=1)
+    edges_per_chunk: int = limited(0, lower=0)
     """How many edges' messages are held at once, in the gradient too; 0 for all. With
     fewer than there are, messages are computed again where a later layer or the
     gradient reads them, and the results differ by rounding."""
+
+    def __post_init__(self) -> None:
+        """Checks the settings; raises `InputError`."""
+        super().__post_init__()
+        if len(self.mlp_sizes) < 2:
+            raise InputError(
+                f"GraphNetwork mlp_sizes={self.mlp_sizes!r}: expected two or more, as "
+                "the first layer of an MLP is applied in parts"
+            )
 
     def setup(self) -> None:
         v, e, u = self.node_size, 1, self.node_size

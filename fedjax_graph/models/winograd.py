@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_graph.core import arrays
 from fedjax_graph.core.errors import InputError
 
 LARGE = 16  # pixels of a side from which on tiles of 4 x 4 outputs are faster
@@ -76,8 +77,14 @@ def convolve(x: jax.Array, kernel: jax.Array, size: int | None = None) -> jax.Ar
       [B, H, W, O].
 
     Raises:
-      InputError: if x is of another type.
+      InputError: if x or the kernel have another shape, x is of another type, or there
+        are no such tiles.
     """
+    arrays.check_shape("x", x, (None,) * 4)
+    arrays.check_shape("kernel", kernel, (3, 3, x.shape[-1], None))
+    is_known = isinstance(size, int | np.integer) and size in TRANSFORMS
+    if size is not None and not is_known:
+        raise InputError(f"size={size!r}: expected None, 2 or 4")
     if x.dtype not in (jnp.float32, jnp.float64):
         raise InputError(f"x: expected float32 or float64, found {x.dtype}")
     batch, height, width, num_inputs = x.shape

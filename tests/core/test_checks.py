@@ -1,7 +1,7 @@
 """Configs that say in one line which of their values is wrong."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -45,18 +45,20 @@ class Sample(Checked):
     call: Callable[[int], int] = abs
     free: Any = None
     nested: OptimizerConfig | None = None
+    row: Sequence[int] = limited((1,), lower=1)
 
 
 RIGHT = [
     {"count": 9, "share": 1e-9},
     {"flag": True, "word": "", "mode": "b"},
     {"sizes": (1, 2, 3), "pair": (2, "b"), "kind": "y", "call": len},
-    {"free": [3], "nested": OptimizerConfig()},
+    {"free": [3], "nested": OptimizerConfig(), "row": [2, 3]},
 ]
 WRONG = [
     ("count", [0, 10, 1.0, 1.5, True, "1", None, np.array([1])]),
     ("share", [0, 0.0, 1, float("nan"), -0.1, False, "a", None]),
     ("flag", [0, 1, "no", None]),
+    ("row", [[0], (1, 0), [1.0], "ab", 3, None]),
     ("word", [3, b"a", ("a",)]),
     ("mode", ["c", None, 1]),
     ("sizes", [(), 1, (0,), (1, 0), (1, 2.5), (True,), [1], None]),

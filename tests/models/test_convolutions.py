@@ -478,3 +478,35 @@ def test_an_end_that_is_no_node_is_refused_where_it_counts(wrong):
             convolutions.make_structure(given, None)
     padded = graph._replace(edges=np.array([1, 1, 0], np.float32))
     npt.assert_array_equal(convolutions.make_structure(padded, None).degrees, [0, 1, 1])
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("wrong", [0, -2, 1.5, "3", None, True])
+def test_features_are_counted(name, wrong):
+    with pytest.raises(
+        InputError, match=f"^{name} features=.*: expected a whole numbe"
+    ):
+        CONVOLUTIONS[name](wrong)
+
+
+WRONG_SETTINGS = {
+    "GATConv": {"num_heads": (0, -1, 2.0), "concatenates": (1, "yes")},
+    "SGConv": {"num_hops": (-1, 0.5)},  # of none it is a linear map
+    "APPNP": {"num_hops": (-1, 1.0), "teleport": (-0.1, 1.1, float("nan"), "a")},
+    "ARMAConv": {"num_stacks": (0, -1, 1.5), "activation": (None, "relu")},
+    "FeaStConv": {"num_heads": (0, -1, 1.5)},
+    "GMMConv": {"num_kernels": (0, -1, 1.5)},
+    "GatedGraphConv": {"num_steps": (0, -1, 1.5), "num_kernels": (0, -1, 1.5)},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [(name, setting) for name, own in WRONG_SETTINGS.items() for setting in own],
+)
+def test_settings_out_of_range_are_refused_in_one_line(name, setting):
+    for wrong in WRONG_SETTINGS[name][setting]:
+        match = f"^{name} {setting}={wrong!r}: expected"
+        with pytest.raises(InputError, match=match) as raised:
+            CONVOLUTIONS[name](SIZE, **{setting: wrong})
+        assert "\n" not in str(raised.value)

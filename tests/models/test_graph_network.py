@@ -1,6 +1,7 @@
 """The graph network against golden numbers and a loop over edges."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.core import graphs, mesh, sharding
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import graph_network
 
 SMALL = graph_network.GraphNetwork(4, 3, (7, 6, 5), 2)
@@ -257,3 +259,30 @@ def test_auto_leaves_whole_what_is_small(num_nodes, num_edges, batch_size, expec
     """METR-LA, PEMS-BAY with the largest minibatch released, San Diego."""
     found = graph_network.auto_edges_per_chunk(num_nodes, num_edges, batch_size, 256)
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [
+        ("node_size", (0, -1, 1.5, None)),
+        ("output_size", (0, -1, 1.5)),
+        ("num_layers", (0, -1, 1.5)),
+        ("edges_per_chunk", (-1, 2.0, None)),
+        ("mlp_sizes", ((), (5,), (7, 0), (7, -1), (7, 1.5), "ab", 7)),
+    ],
+)
+def test_settings_out_of_range_are_refused_in_one_line(setting, values):
+    for wrong in values:
+        match = f"^GraphNetwork {setting}={re.escape(repr(wrong))}: expected"
+        with pytest.raises(InputError, match=match) as raised:
+            graph_network.GraphNetwork(**{setting: wrong})
+        assert "\n" not in str(raised.value)
+
+
+def test_sizes_may_be_a_list(params, quick_jit):
+    adjacency, nodes = random_case(7)
+    graph = graphs.from_adjacency(adjacency)
+    listed = quick_jit(SMALL.clone(mlp_sizes=[7, 6, 5]).apply)
+    outputs = listed({"params": params}, graph, nodes)
+    expected = loop_over_edges(params, adjacency, nodes[:, 0], 4)
+    npt.assert_allclose(outputs[:, 0], expected, rtol=1e-5, atol=1e-5)

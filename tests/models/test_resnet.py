@@ -93,6 +93,30 @@ def test_narrow_types_are_refused(dtype):
         winograd.convolve(x, kernel)
 
 
+@pytest.mark.parametrize(
+    ("x", "kernel", "size", "match"),
+    [
+        ((4, 4, 3), (3, 3, 3, 2), None, r"x has shape \(4, 4, 3\), expected \(any"),
+        (
+            (1, 4, 4, 9),
+            (5, 5, 9, 2),
+            None,
+            r"kernel .* \(5, 5, 9, 2\), expected \(3, 3",
+        ),
+        ((1, 4, 4, 1), (1, 1, 1, 9), None, r"kernel .* expected \(3, 3, 1, any\)"),
+        ((1, 4, 4, 3), (3, 3, 1, 3), None, r"kernel .* expected \(3, 3, 3, any\)"),
+        ((1, 4, 4, 3), (3, 3, 3), None, r"kernel .* expected \(3, 3, 3, any\)"),
+        ((1, 4, 4, 3), (3, 3, 3, 2), 0, "size=0: expected None, 2 or 4"),
+        ((1, 4, 4, 3), (3, 3, 3, 2), 3, "size=3: expected None, 2 or 4"),
+        ((1, 4, 4, 3), (3, 3, 3, 2), 2.0, "size=2.0: expected None, 2 or 4"),
+    ],
+)
+def test_other_kernels_and_tiles_are_refused_in_one_line(x, kernel, size, match):
+    with pytest.raises(InputError, match=match) as raised:
+        winograd.convolve(jnp.ones(x), jnp.ones(kernel), size)
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize(("shape", "points"), [((16, 17), 36), ((15, 16), 16)])
 def test_large_images_have_larger_tiles(shape, points):
     kernels = jax.make_jaxpr(winograd.convolve)(
