@@ -10,7 +10,8 @@ import numpy as np
 import scipy.sparse
 from jax.experimental import sparse
 
-from fedjax_graph.core import mesh
+from fedjax_graph.core import arrays, mesh
+from fedjax_graph.core.graphs import segment_sum
 
 
 @jax.tree_util.register_dataclass
@@ -49,7 +50,8 @@ class SparseRows:
     def T(self) -> "SparseRows":  # noqa: N802, as arrays have it
         """The transpose of ONE matrix."""
         order = self.by_column
-        by_row = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
+        places = jnp.arange(len(order), dtype=order.dtype)
+        by_row = jnp.zeros_like(order).at[order].set(places)
         return SparseRows(
             values=self.values[order],
             rows=self.columns[order],
@@ -67,7 +69,10 @@ class SparseRows:
         return dataclasses.replace(self, values=values)
 
     def __matmul__(self, kernel: jax.Array) -> jax.Array:
-        """The product of ONE matrix with a kernel [F, H]: [N, H]."""
+        """The product of ONE matrix with a kernel [F, H]: [N, H].
+
+        Sums are taken in at least float32; gradients have their operands' types.
+        """
         return _product(self, kernel)
 
 
@@ -106,18 +111,22 @@ def stack(matrices: list[scipy.sparse.csr_array], num_rows: int) -> SparseRows:
         indices = (rows, columns, by_column, *starts)
         values = np.pad(entries.data[order], extra).astype(np.float32)
         fields.append((values, *(x.astype(np.int32) for x in indices)))
-    arrays = map(np.stack, zip(*fields, strict=True))
-    return SparseRows(*arrays, num_rows=num_rows, num_columns=num_columns)
+    parts = map(np.stack, zip(*fields, strict=True))
+    return SparseRows(*parts, num_rows=num_rows, num_columns=num_columns)
 
 
 @jax.custom_vjp
 def _product(x: SparseRows, kernel: jax.Array) -> jax.Array:
+    dtype = arrays.float_type(jnp.result_type(x.values, kernel))
+    values, kernel = arrays.precise(x.values), arrays.precise(kernel)
     if mesh.backend() == "cpu":  # in a fraction of the time of XLA's scatter
-        entries = (x.values, x.columns, x.row_starts)
+        entries = (values, x.columns, x.row_starts)
         matrix = sparse.BCSR(entries, shape=(x.num_rows, x.num_columns))
-        return mesh.varying(matrix @ kernel)  # BCSR does not know what varies
-    weighted = x.values[:, None] * kernel[x.columns]
-    return jax.ops.segment_sum(weighted, x.rows, x.num_rows, indices_are_sorted=True)
+        product = mesh.varying(matrix @ kernel)  # BCSR does not know what varies
+    else:
+        weighted = values[:, None] * kernel[x.columns]
+        product = segment_sum(weighted, x.rows, x.num_rows, indices_are_sorted=True)
+    return product.astype(dtype)
 
 
 def _forward(x, kernel):
@@ -126,8 +135,17 @@ def _forward(x, kernel):
 
 def _backward(kept, gradient):
     x, kernel = kept
+    gradient = arrays.precise(gradient)
     of_values = jnp.sum(gradient[x.rows] * kernel[x.columns], axis=1)
-    return dataclasses.replace(x, values=of_values, **_NO_GRADIENT), x.T @ gradient
+    of_values = _in_type_of(x.values, of_values)
+    of_kernel = _in_type_of(kernel, x.T @ gradient)
+    return dataclasses.replace(x, values=of_values, **_NO_GRADIENT), of_kernel
+
+
+def _in_type_of(operand: jax.Array, gradient: jax.Array) -> jax.Array | None:
+    """A gradient as JAX has it; None for whole numbers, which have none."""
+    is_real = jnp.issubdtype(operand.dtype, jnp.floating)
+    return gradient.astype(operand.dtype) if is_real else None
 
 
 _NO_GRADIENT = dict.fromkeys(

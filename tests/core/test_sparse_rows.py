@@ -1,5 +1,7 @@
 """Products with sparse features, and their gradients, against dense algebra."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,3 +91,63 @@ def test_products_are_the_same_on_any_backend(backend, dense, stacked, monkeypat
     gradient = jax.grad(lambda k: jnp.sum((one @ k) ** 2))(kernel)
     expected = 2 * dense[0].T @ (dense[0] @ kernel)
     npt.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
+
+
+# --- Types ----------------------------------------------------------------------------
+
+TYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("of_kernel", (*TYPES, "int8"))
+@pytest.mark.parametrize("of_values", TYPES)
+def test_gradients_have_the_types_of_what_they_are_of(
+    of_values, of_kernel, backend, dense, stacked, monkeypatch
+):
+    monkeypatch.setattr(sparse_rows.mesh, "backend", lambda: backend)
+    with jax.enable_x64(True):
+        one = jax.tree.map(lambda x: jnp.asarray(x[0]), stacked)
+        values = one.values.astype(of_values)
+        kernel = jnp.asarray(np.arange(-7, 8).reshape(COLUMNS, 3), of_kernel)
+
+        def product(values, kernel):
+            return dataclasses.replace(one, values=values) @ kernel
+
+        found, pull_back = jax.vjp(product, values, kernel)
+        assert found.dtype == jnp.result_type(values, kernel)
+        of = pull_back(jnp.ones_like(found))
+        assert of[0].dtype == values.dtype
+        rounded, weights = (np.asarray(x, float) for x in (values, kernel))
+        matrix = np.zeros_like(dense[0], float)
+        matrix[dense[0] != 0] = rounded[: np.count_nonzero(dense[0])]
+        npt.assert_allclose(np.asarray(found, float), matrix @ weights, 0.01, 0.01)
+        expected = np.ones((SIZE, 3)) @ weights.T
+        ours = np.asarray(of[0], float)[: np.count_nonzero(dense[0])]
+        npt.assert_allclose(ours, expected[dense[0] != 0], 0.01)
+        if of_kernel == "int8":
+            assert of[1].dtype == jax.dtypes.float0
+        else:
+            assert of[1].dtype == kernel.dtype
+            expected = matrix.T @ np.ones((SIZE, 3))
+            npt.assert_allclose(np.asarray(of[1], float), expected, 0.01, 0.01)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_long_sums_of_short_floats_do_not_stop_at_a_power_of_two(
+    dtype, backend, monkeypatch
+):
+    monkeypatch.setattr(sparse_rows.mesh, "backend", lambda: backend)
+    size = 4100  # of float16, 2048 and 1 are 2048
+    for shape in ((1, size), (size, 1)):
+        rows = sparse_rows.stack([scipy.sparse.csr_array(np.ones(shape))], shape[0])
+        one = jax.tree.map(lambda x: jnp.asarray(x[0]), rows)
+        one = dataclasses.replace(one, values=one.values.astype(dtype))
+        kernel = jnp.ones((shape[1], 1), dtype)
+        found, pull_back = jax.vjp(lambda k, one=one: one @ k, kernel)
+        expected = np.full((shape[0], 1), float(shape[1]))
+        npt.assert_allclose(np.asarray(found, float), expected, rtol=0.01)
+        expected = np.full((shape[1], 1), float(shape[0]))
+        (gradient,) = pull_back(jnp.ones_like(found))
+        assert found.dtype == gradient.dtype == dtype
+        npt.assert_allclose(np.asarray(gradient, float), expected, rtol=0.01)
