@@ -114,7 +114,9 @@ class FLAGCNSOptions(Study):
     num_epochs: int = option(
         50, "Rounds of a network's training from scratch.", lower=1
     )
-    num_retrain: int = option(10, "Trainings of each network, from --seed on.", lower=1)
+    num_retrain: int = option(
+        10, "Trainings of each network, of seeds from 1000 times --seed on.", lower=1
+    )
     num_finalists: int = option(
         1,
         "With shared weights: of the last population, those that a search trains once "

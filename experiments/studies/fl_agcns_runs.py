@@ -17,6 +17,8 @@ from fedjax_graph.models import architecture
 from fedjax_graph.models.supernet import WIDTH
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 
+SEEDS_APART = 1000  # the first trainings of networks beside two searches
+
 
 class Outcome(NamedTuple):
     """A trained network and, of a method that searches, how it was found."""
@@ -136,6 +138,16 @@ def note_of_no_evolution(study: FLAGCNSSettings, methods: list[str]) -> None:
         )
 
 
+def retraining_seeds(study: FLAGCNSSettings) -> tuple[int, ...]:
+    """The seeds of a network's trainings, which no other `seed` has.
+
+    Else the trainings of fixed networks beside several searches would be nearly the
+    same ones, and differences to them not independent.
+    """
+    first = study.seed * SEEDS_APART
+    return tuple((first + i) % 2**32 for i in range(study.num_retrain))
+
+
 def train(
     study: FLAGCNSSettings,
     method: str,
@@ -171,6 +183,6 @@ def train(
         examples_per_round=len(problem.splits["train"].client_ids),
         rate_name="client_steps_per_s",
         registered_name="fed_sgd",
-        seeds=tuple(range(study.seed, study.seed + study.num_retrain)),
+        seeds=retraining_seeds(study),
         patience=study.num_epochs + 1,  # the best of all rounds is tested
     )

@@ -24,8 +24,12 @@ def _shape(array: Any) -> tuple[int, ...]:
 
 
 def float_type(dtype: Any) -> Any:
-    """The type of results of numbers of a type: float32 of whole numbers."""
-    return dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.dtype(jnp.float32)
+    """The type of results of numbers of a type: float32 of whole numbers.
+
+    As JAX has it, so float32 of NumPy's float64 where JAX has no such.
+    """
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    return jax.dtypes.canonicalize_dtype(dtype if is_float else jnp.float32)
 
 
 def precise(array: Any) -> Any:
@@ -33,7 +37,7 @@ def precise(array: Any) -> Any:
 
     In their own type, 256 and 1 are 256 of bfloat16 and 0 of uint8.
     """
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+    return array.astype(float_type(jnp.promote_types(array.dtype, jnp.float32)))
 
 
 def check_are_arrays(**values: Any) -> None:

@@ -283,19 +283,18 @@ def _own_rows(data: Data, client_data: Callable[[Data], Any] | None) -> Data:
         return np.ndim(x) > 0 and len(x) == size
 
     found = jax.tree.map(has_rows, data, is_leaf=lambda x: isinstance(x, Graph))
-    if client_data is None:
-        return found
     known = (data.client_ids, getattr(data, "client_weights", None))
+    leaves = jax.tree.leaves_with_path(data)
+    read = (
+        trees.leaves_read(client_data, data) if client_data else [False] * len(leaves)
+    )
     for (path, x), is_own, is_read in zip(
-        jax.tree.leaves_with_path(data),
-        jax.tree.leaves(found),
-        trees.leaves_read(client_data, data),
-        strict=True,
+        leaves, jax.tree.leaves(found), read, strict=True
     ):
         if is_own and not is_read and not any(x is other for other in known):
             raise InputError(
                 f"{_name(path, 'data')}: has {size} rows, as many as there are "
-                "clients, but client_data of the task does not read it, so it may be "
+                "clients, but the method's client_data does not read it, so it may be "
                 "shared by all: let client_data read it, give it another shape, or run "
                 "the method with all clients on the device"
             )

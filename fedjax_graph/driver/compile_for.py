@@ -24,6 +24,7 @@ from fedjax_graph.driver.config import RunConfig
 from fedjax_graph.driver.seeds import abstract_seeds
 
 GIB = 2**30
+GPUS_OF_A_MACHINE = 8  # that NVLink joins at the rate of `CHIPS`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +156,7 @@ def parse(text: str) -> Target:
     """Reads a target: `h200x1`, `h100x8`, `v5e:2x2`, `v5p:2x2x2`.
 
     Raises:
-      InputError: if it is none.
+      InputError: if it is none, or of more GPUs than a machine links with each other.
     """
     gpus = re.fullmatch(r"([a-z]+\d+)x([1-9]\d*)", text)
     tpus = re.fullmatch(r"(v\d+[a-z]*):([1-9]\d*(?:x[1-9]\d*)+)", text)
@@ -165,6 +166,11 @@ def parse(text: str) -> Target:
         raise InputError(
             f"compile_for={text}: expected a chip and how many, such as h200x8 or "
             f"v5e:2x2; known: {', '.join(CHIPS)}"
+        )
+    if gpus and int(found[2]) > GPUS_OF_A_MACHINE:
+        raise InputError(
+            f"compile_for={text}: expected at most {GPUS_OF_A_MACHINE} GPUs, those of "
+            "a machine; between machines the rates of the chips' table do not hold"
         )
     return Target(text, chip, text if tpus else f"1x{found[2]}x1")
 
@@ -187,6 +193,7 @@ class Report:
     kernels: float
     collectives: dict[str, dict[str, float]]  # kind -> count and bytes
     host_transfers: float
+    unknown_loops: float  # counted as if they ran once
     roofline_s: float  # each kernel at the chip's rates, one after another
     memory_gib: float  # that the chip has
     has_triton: bool = True  # or else cuBLAS does all products, as XLA could not choose
@@ -199,6 +206,7 @@ class Report:
         )
         memory = self.argument_gib + self.temporary_gib
         products = "" if self.has_triton else ", all products by cuBLAS"
+        loops = f"{self.unknown_loops:,.0f} loops of unknown length, counted once"
         return [
             f"compiled for {self.chip}, {self.devices} devices, in "
             f"{self.compile_s:.0f} s; a round of all seeds and an evaluation need on "
@@ -210,6 +218,7 @@ class Report:
             f"read and written, {self.kernels:,.0f} kernels{products}",
             f"  collectives: {sent or 'none'}",
             f"  roofline: {self.roofline_s:.3g} s",
+            *([f"  without the rest of {loops}"] if self.unknown_loops else []),
         ]
 
 
@@ -308,6 +317,7 @@ def _report(
         kernels=costs.kernels,
         collectives=costs.collectives,
         host_transfers=costs.host_transfers,
+        unknown_loops=costs.unknown_loops,
         roofline_s=costs.seconds,
         memory_gib=target.chip.memory_gib,
         has_triton=has_triton,

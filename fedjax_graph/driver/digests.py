@@ -46,7 +46,12 @@ def _sum_of_hashes(
     part: np.ndarray, start: tuple[int, ...], shape: tuple[int, ...]
 ) -> int:
     """Adds up the hashes of a part's elements, by their places in the whole array."""
-    bits = np.ascontiguousarray(part).reshape(-1).view(f"u{part.dtype.itemsize}")
+    flat = np.ascontiguousarray(part).reshape(-1)
+    is_wide = flat.dtype.itemsize > 8  # complex128: two numbers an element
+    bits = flat.view("u8" if is_wide else f"u{flat.dtype.itemsize}")
+    if is_wide:
+        part = bits.reshape(*part.shape, -1)
+        start, shape = (*start, 0), (*shape, part.shape[-1])
     total = 0
     for first in range(0, len(bits), NUM_AT_ONCE):
         some = bits[first : first + NUM_AT_ONCE].astype(np.uint64)

@@ -62,6 +62,9 @@ class Instruction:
         return dict(_NAMED.findall(self.rest)).get(key)
 
 
+_SUMMED = ("flops", "bytes", "kernels", "host_transfers", "unknown_loops", "seconds")
+
+
 @dataclasses.dataclass
 class Costs:
     """Sums over a program, on each device."""
@@ -70,13 +73,14 @@ class Costs:
     bytes: float = 0.0  # read and written in the device's memory
     kernels: float = 0.0
     host_transfers: float = 0.0
+    unknown_loops: float = 0.0  # whose lengths the program does not tell
     seconds: float = 0.0  # kernels one after another, each at the roofline
     # kind -> count, and bytes that a device hands in, of all-gathers those it takes in
     collectives: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     def add(self, other: "Costs", times: float = 1) -> None:
         """Adds what happens `times` times."""
-        for field in ("flops", "bytes", "kernels", "host_transfers", "seconds"):
+        for field in _SUMMED:
             value = getattr(self, field) + times * getattr(other, field)
             setattr(self, field, value)
         for kind, found in other.collectives.items():
@@ -197,7 +201,9 @@ class _Program:
         if kind == "while":
             body, condition = line.named("body"), line.named("condition")
             if body and condition:
-                costs.add(self._computation(body), self._trips(line, condition))
+                trips = self._trips(line, condition)
+                costs.unknown_loops += trips is None
+                costs.add(self._computation(body), 1 if trips is None else trips)
             return
         if kind == "conditional":
             branches = [self._computation(name) for name in self._branches(line)]
@@ -209,7 +215,8 @@ class _Program:
             return
         costs.add(self._kernel(kind, line, lines))
 
-    def _trips(self, line: Instruction, condition: str) -> int:
+    def _trips(self, line: Instruction, condition: str) -> int | None:
+        """How often a loop runs; None where the program does not tell."""
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"', line.rest)
         if known:
             return int(known[1])
@@ -219,7 +226,7 @@ class _Program:
             for x in found.values()
             if x.kind == "constant" and x.shape.startswith(("s32[]", "u32[]"))
         ]
-        return max(limits, default=1)
+        return max(limits, default=None)
 
     @staticmethod
     def _branches(line: Instruction) -> list[str]:

@@ -220,6 +220,11 @@ def test_the_digest_of_another_tree_differs(other):
     assert digest(other) != digest({"x": np.array([[0.0, 1.0]], np.float32)})
 
 
+def test_a_digest_sees_both_halves_of_a_wide_number():
+    numbers = [{"x": np.array([1 + 2j, z])} for z in (3 + 4j, 3 + 5j, 4 + 4j, 4 + 3j)]
+    assert len(set(map(digest, numbers))) == 4
+
+
 SPECS = {
     "all": (),
     "rows": ("clients",),

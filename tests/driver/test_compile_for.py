@@ -100,6 +100,11 @@ def test_what_is_no_target_is_refused(text):
         compile_for.parse(text)
 
 
+def test_gpus_of_several_machines_are_refused():
+    with pytest.raises(InputError, match="compile_for=h200x9: expected at most 8 GPUs"):
+        compile_for.parse("h200x9")
+
+
 def test_rates_have_a_source_and_an_order():
     for name, chip in compile_for.CHIPS.items():
         assert name in chip.source.lower().replace("tpu ", "")

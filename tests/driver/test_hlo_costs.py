@@ -103,6 +103,21 @@ def test_of_a_long_array_that_is_filled_updates_count():
     assert whole <= analyse(fill, (size,)).bytes < 12 * whole
 
 
+def test_loops_of_unknown_length_are_said():
+    def countdown(x, number):
+        return jax.lax.fori_loop(0, number, lambda _, x: jnp.sin(x @ x), x)
+
+    x, number = jnp.ones((SIZE, SIZE)), jnp.int32(9)
+    compiled = jax.jit(countdown).lower(x, number).compile()
+    costs = hlo_costs.analyse(compiled.as_text(), RATES)
+    assert costs.unknown_loops == 1
+    assert costs.flops == 2 * SIZE**3
+    known = jax.jit(lambda x: countdown(x, 9)).lower(x).compile()
+    costs = hlo_costs.analyse(known.as_text(), RATES)
+    assert costs.unknown_loops == 0
+    assert costs.flops == 9 * 2 * SIZE**3
+
+
 def test_collectives_count_what_a_device_sends():
     devices = jax.devices()[:4]
     sharding = jax.sharding.NamedSharding(

@@ -9,6 +9,7 @@ import scipy.sparse
 from experiments.studies import fl_agcns_output, fl_agcns_problem
 from experiments.studies.fl_agcns import FLAGCNSStudy
 from experiments.studies.fl_agcns_problem import draw_split
+from experiments.studies.fl_agcns_runs import retraining_seeds
 from fedjax_graph.core.sparse_rows import SparseRows
 from fedjax_graph.data.graphs import client_subgraphs, synthetic
 from fedjax_graph.driver import diagrams
@@ -271,3 +272,13 @@ def test_bad_flags_are_one_line_and_status_2(trainings, flags, words):
 
 def test_another_code_is_not_resumed(trainings):
     binary.assert_refused(trainings["other code"], ["code", "16"])
+
+
+def test_trainings_beside_two_searches_are_others():
+    seeds = [
+        retraining_seeds(FLAGCNSStudy(seed=seed, num_retrain=10))
+        for seed in (0, 1, 2, 2**31 - 1)
+    ]
+    assert seeds[0] == tuple(range(10))
+    assert len(set(sum(seeds, ()))) == 40
+    assert max(map(max, seeds)) < 2**32

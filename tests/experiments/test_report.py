@@ -184,7 +184,7 @@ def test_a_sweep_links_to_its_runs(tmp_path):
             CNFGNNStudy(data_dir="d", client_optimizer=OptimizerConfig("adam", 0.5)),
             "--client_optimizer=adam,learning_rate=0.5,momentum=none,weight_decay=0.0,"
             "schedule=constant,clip_norm=none,second_momentum=none,epsilon=none,"
-            "last_learning_rate=0.0,stateful=false",
+            "last_learning_rate=0.0,num_steps=none,stateful=false",
         ),
     ],
 )

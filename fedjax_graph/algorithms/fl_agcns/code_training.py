@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_graph.algorithms.fl_agcns.search import (
     SearchConfig,
@@ -36,6 +37,18 @@ class Training(NamedTuple):
     client_scores: jax.Array  # [K], each the best of its epochs
 
 
+def build_optimizer(
+    config: SearchConfig, num_epochs: int | None
+) -> optax.GradientTransformation:
+    """Builds a training's optimizer, whose schedule spans its own steps or all epochs.
+
+    Raises:
+      InputError: if it has a schedule, and nobody says how long.
+    """
+    has_own = config.server_optimizer.num_steps is not None
+    return config.server_optimizer.build(None if has_own else num_epochs)
+
+
 def make_epoch(
     config: SearchConfig, num_epochs: int | None = None
 ) -> Callable[..., tuple[Training, Any]]:
@@ -49,7 +62,7 @@ def make_epoch(
       (training, data, code, key) -> (training, (mean loss, metrics of the encryption)).
     """
     net = PackedNet(config.supernet)
-    optimizer = config.server_optimizer.build(num_epochs)
+    optimizer = build_optimizer(config, num_epochs)
 
     def loss(params, stats, client_data, key, code):
         model = {"params": params, "batch_stats": stats}
@@ -92,7 +105,7 @@ def make_begin(
 ) -> Callable[..., Training]:
     """Factory of (data, code, key) -> a training before its first epoch."""
     net = PackedNet(config.supernet)
-    optimizer = config.server_optimizer.build(num_epochs)
+    optimizer = build_optimizer(config, num_epochs)
 
     def begin(data: SubgraphData, code, key):
         model = net.init(key, code)

@@ -77,10 +77,11 @@ class FLAGCNSConfig(EvolutionConfig):
     warm_up_codes: Literal["population", "fair"] = "population"
 
     def __post_init__(self) -> None:
-        """Checks types and limits, and that no field is of the other fitness alone.
+        """Checks types and limits, and that each field has a use.
 
         Raises:
-          InputError: naming the field.
+          InputError: naming a field of the other fitness alone, or of a warm-up where
+            there is none.
         """
         super().__post_init__()
         is_shared = self.fitness_from == "shared"
@@ -89,6 +90,11 @@ class FLAGCNSConfig(EvolutionConfig):
             value = getattr(self, field.name)
             if field.name in names and value != field.default:
                 raise InputError(f"{field.name}={value}: of fitness_from={other}")
+        if self.warm_up_codes != "population" and not self.warm_up:
+            raise InputError(
+                f"warm_up_codes={self.warm_up_codes}: there is no warm-up; give "
+                f"num_warm_up, which is {self.warm_up} in space={self.space}"
+            )
 
     @property
     def warm_up(self) -> int:

@@ -11,7 +11,9 @@ as `fl_random` does, and is one step of REINFORCE (Williams, 1992):
     b  <- 0.95 b + 0.05 mean_c R_c                           at first mean_c R_c
     gradient of -mean_c (R_c - b) log p(c)
 
-The controller is the server's: clients learn of codes alone.
+The controller is the server's: clients learn of codes alone. At first its genes are
+nearly uniform, so in the paper's space, where the first absent layer ends a code, four
+of five codes have all layers, where the other searches begin with uniform depths.
 """
 
 import dataclasses

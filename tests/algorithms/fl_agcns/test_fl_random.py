@@ -127,6 +127,15 @@ def test_a_trial_starts_from_its_own_key_and_compiles_once(train, run_trial):
     assert run_trial._cache_size() == 1
 
 
+def test_a_schedule_spans_the_epochs_of_a_trial_or_steps_of_its_own(train, quick_jit):
+    def loss(**schedule):
+        steps = OptimizerConfig("adam", 0.02, schedule="linear", **schedule)
+        run = make_trial(dataclasses.replace(CONFIG, server_optimizer=steps))
+        return quick_jit(run)(train, jnp.array(CODES[0]), jax.random.key(0)).loss
+
+    assert loss() == loss(num_steps=CONFIG.num_epochs) != loss(num_steps=1)
+
+
 def test_a_trial_that_diverges_is_the_worst_and_ends_nothing(train, quick_jit):
     config = dataclasses.replace(CONFIG, server_optimizer=OptimizerConfig("adam", 1e30))
     trial = quick_jit(make_trial(config))(train, jnp.array(CODES[0]), jax.random.key(0))

@@ -425,6 +425,10 @@ def test_a_field_that_does_nothing_is_refused(fitness_from, name, value):
         FLAGCNSConfig(NUM_FEATURES, NUM_CLASSES, **values)
     assert str(refusal.value) == f"{name}={value}: of fitness_from={other}"
     values["fitness_from"] = other
+    if name == "warm_up_codes":  # of a warm-up, which the paper's space has none of
+        with pytest.raises(InputError, match="fair: there is no warm-up; give num_war"):
+            FLAGCNSConfig(NUM_FEATURES, NUM_CLASSES, **values)
+        values["num_warm_up"] = 2
     assert getattr(FLAGCNSConfig(NUM_FEATURES, NUM_CLASSES, **values), name) == value
 
 
