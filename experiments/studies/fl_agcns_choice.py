@@ -66,6 +66,8 @@ def choose(
 ) -> Choice:
     """The network that a search ends with, as it was chosen or else chosen now.
 
+    Its code is the canonical one: a random one may have genes that nobody reads.
+
     Args:
       study: how many finalists, and whether a run is scored.
       method: the search.
@@ -97,10 +99,11 @@ def choose(
             f"{folder}: the search has not ended with a network yet; finish the run "
             "with --resume"
         )
-    finalists, code = None, state.code.tolist()
+    finalists, code = None, state.code
     if num_finalists > 1:
         finalists = judge(study, state, values, data)
-        code = finalists.best
+        code = np.array(finalists.best)
+    code = architecture.canonical(code, study.space).tolist()
     forget_other_network(workdir / method, tuple(code))
     made = Choice(int(state.num_rounds), num_finalists, code, finalists)
     named = made._asdict() | {"finalists": finalists and finalists._asdict()}

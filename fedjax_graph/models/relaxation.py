@@ -113,7 +113,8 @@ def layer_shares(probabilities: jax.Array, space: Space) -> jax.Array:
       [L (L + 1) / 2, 12], by layer and what it really reads, and op: the sum for a
       layer is 1, or 0 if it is certainly absent.
     """
-    dtype, probabilities = probabilities.dtype, arrays.precise(probabilities)
+    dtype = arrays.float_type(probabilities.dtype)
+    probabilities = arrays.precise(probabilities)
     genes, is_absent = by_source(probabilities), probabilities[:, 0]
     is_present = jnp.sum(genes, axis=(1, 2))
     can_be_read = jnp.append(1, is_present[:-1])
@@ -135,7 +136,8 @@ def fusion_shares(probabilities: jax.Array, fusion: Fusion, space: Space) -> jax
       fusion: see `Architecture.is_fused`.
       space: what a gene of 0 means.
     """
-    dtype, probabilities = probabilities.dtype, arrays.precise(probabilities)
+    dtype = arrays.float_type(probabilities.dtype)
+    probabilities = arrays.precise(probabilities)
     is_read = jnp.sum(by_source(probabilities), axis=2)  # [L, L], by its reader
     if space == "paper":
         is_present = jnp.cumprod(1 - probabilities[:, 0])

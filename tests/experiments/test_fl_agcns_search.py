@@ -220,7 +220,9 @@ def test_every_search_finds_a_code(searching, more_searches, few_convolutions):
     found = searching.results("others")["methods"]
     assert list(found) == list(OTHERS)
     for (method, entry), rounds in zip(found.items(), ROUNDS_OF_OTHERS, strict=True):
-        architecture.check(entry["code"], NUM_LAYERS)
+        code = architecture.check(entry["code"], NUM_LAYERS)
+        space = entry["search"]["config"]["space"]
+        assert entry["code"] == architecture.canonical(code, space).tolist()
         assert entry["search"]["num_rounds"] == rounds
         assert len(losses(searching, "others", f"{method}_search")) == rounds
         assert entry["test_std"] is None  # of one training
@@ -253,11 +255,11 @@ def test_finalists_are_judged_from_scratch(searching, more_searches, few_convolu
     finalists = entry["search"]["finalists"]
     codes, scores = finalists["codes"], np.array(finalists["scores"])
     assert 1 < len(codes) <= 3 and len(scores) == len(codes)
-    networks = {
-        tuple(architecture.canonical(np.array(code), "2022").tolist()) for code in codes
-    }
-    assert len(networks) == len(codes)
-    assert entry["code"] == codes[scores.argmax()]
+    networks = [
+        architecture.canonical(np.array(code), "2022").tolist() for code in codes
+    ]
+    assert len(set(map(tuple, networks))) == len(codes)
+    assert entry["code"] == networks[scores.argmax()]
     assert np.all(scores < 0) and finalists["seconds"] > 0  # minus losses
     config = entry["search"]["config"]
     assert config["dropout"] == entry["config"]["task"]["dropout"] == 0.3

@@ -116,6 +116,18 @@ def test_a_repeated_step_may_widen_the_type():
     npt.assert_array_equal(found, [1.5, 0.5])
 
 
+def test_arrays_of_numpy_in_float64_give_what_jax_computes_in():
+    rows = np.random.default_rng(2).uniform(1, 2, (4, 4))
+    found = unit_rows(rows), graphs.row_normalise(rows)
+    norms = np.linalg.norm(rows, axis=1), rows.sum(1)
+    graph = star("float32")._replace(edges=np.ones(2 * NUM_SENDERS))
+    summed = make_structure(graph, None).sum(jnp.ones((2 * NUM_SENDERS, 1)))
+    assert {x.dtype for x in (*found, summed)} == {jnp.dtype(jnp.float32)}
+    for ours, norm in zip(found, norms, strict=True):
+        npt.assert_allclose(ours, rows / norm[:, None], rtol=1e-6)
+    assert summed[0] == NUM_SENDERS
+
+
 # --- Graphs of clients ----------------------------------------------------------------
 
 
