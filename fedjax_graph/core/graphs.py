@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from fedjax_graph.core import arrays
+from fedjax_graph.core import arrays, mesh
 from fedjax_graph.core.errors import InputError
 
 COLUMNS_PER_CHUNK = 4096  # of `neighbour_sum`
@@ -206,21 +206,30 @@ def to_jraph(graph: Graph, nodes: Any, edges: Any, globals_: Any) -> jraph.Graph
 
 
 def segment_sum(
-    values: jax.Array, segments: jax.Array, num_segments: int, **settings: Any
+    values: jax.Array,
+    segments: jax.Array,
+    num_segments: int,
+    indices_are_sorted: bool = False,
 ) -> jax.Array:
     """Sums the rows of each segment, shorter numbers in float32.
+
+    On a GPU sorted segments are summed as any others are: XLA's own program for them
+    took a thousand times as long there (see BUILD_NOTES.md, 'On an H100').
 
     Args:
       values: [E, ...].
       segments: [E], which segment a row belongs to.
       num_segments: N.
-      **settings: of `jax.ops.segment_sum`.
+      indices_are_sorted: whether `segments` ascend.
 
     Returns:
       [N, ...], of the values' type, or float32 where they are whole numbers.
     """
     total = jax.ops.segment_sum(
-        arrays.precise(values), segments, num_segments, **settings
+        arrays.precise(values),
+        segments,
+        num_segments,
+        indices_are_sorted=indices_are_sorted and mesh.backend() != "gpu",
     )
     return total.astype(arrays.float_type(values.dtype))
 

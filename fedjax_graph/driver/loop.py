@@ -278,9 +278,10 @@ class Loop:
         """Tells whether rounds may be computed before the last ones' figures are read.
 
         Not where a checkpoint is to be made in between; not while somebody watches or
-        traces each call; not in several processes, which have to agree; and not on
-        several devices of a CPU, which share threads: one that waits in the next call
-        could leave the others none for this one.
+        traces each call; not in several processes, which have to agree; not on several
+        devices of a CPU, which share threads: one that waits in the next call could
+        leave the others none for this one; and not on a GPU, where a call returns when
+        it is almost done, so that its time would be counted as that of the last one.
 
         Args:
           round_: the rounds after it.
@@ -290,7 +291,8 @@ class Loop:
             return False
         is_seen = self._divergence.watch or self._config.profile
         shares_threads = mesh.backend() == "cpu" and mesh.num_devices() > 1
-        if is_seen or shares_threads or processes.count() > 1:
+        waits = shares_threads or mesh.backend() == "gpu"
+        if is_seen or waits or processes.count() > 1:
             return False
         is_compiled = (self._num_rounds_from(round_), None) in self._programs
         is_last = round_ >= self._config.num_rounds

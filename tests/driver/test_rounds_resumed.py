@@ -6,6 +6,7 @@ import types
 import jax
 import pytest
 
+from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import loop, rounds
 from fedjax_graph.driver.checkpoint import Checkpoints
@@ -141,18 +142,20 @@ def test_a_long_round_has_a_checkpoint_of_its_own(tmp_path, monkeypatch, never_s
 
 
 @pytest.mark.parametrize(
-    ("eval_every", "config", "is_ahead"),
+    ("eval_every", "config", "backend", "is_ahead"),
     [
-        (1, {"checkpoint_seconds": 1e6}, True),
-        (2, {"checkpoint_seconds": 1e6}, True),
-        (1, {"checkpoint_seconds": 0.0}, False),  # a checkpoint after each call
-        (1, {"checkpoint_seconds": 1e6, "on_nan": "skip_client"}, False),
+        (1, {"checkpoint_seconds": 1e6}, "cpu", True),
+        (2, {"checkpoint_seconds": 1e6}, "cpu", True),
+        (1, {"checkpoint_seconds": 0.0}, "cpu", False),  # a checkpoint after each call
+        (1, {"checkpoint_seconds": 1e6, "on_nan": "skip_client"}, "cpu", False),
+        (1, {"checkpoint_seconds": 1e6}, "gpu", False),  # where a call is waited for
     ],
 )
 def test_the_device_goes_on_while_the_host_writes(
-    tmp_path, monkeypatch, never_stopped, eval_every, config, is_ahead
+    tmp_path, monkeypatch, never_stopped, eval_every, config, backend, is_ahead
 ):
     script, folders = never_stopped
+    monkeypatch.setattr(mesh, "backend", lambda: backend)
     done, call, write = [], loop.Loop._call, MetricsWriter.write
 
     def calling(self, round_, seed_state):
