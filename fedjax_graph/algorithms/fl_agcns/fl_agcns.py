@@ -40,6 +40,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
     init_weights,
     make_scorer,
     searched,
+    sender_weights,
     train_step,
 )
 from fedjax_graph.algorithms.fl_agcns.trainings import EvolutionConfig
@@ -304,4 +305,5 @@ def merge(
     """Makes the new population, for which the clients send their best codes."""
     order = jnp.argsort(data.client_ids)  # whatever the order of their data
     sent = communication.up(trees.take(own, order), Fraction(1, len(order)))
-    return evolution.merge(controller, sent, data.client_weights[order], client_share)
+    weights = sender_weights(data)[order]
+    return evolution.merge(controller, sent, weights, client_share)

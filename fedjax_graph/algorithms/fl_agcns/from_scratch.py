@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from fedjax_graph.algorithms.fl_agcns import evolution
 from fedjax_graph.algorithms.fl_agcns.code_training import NEVER
-from fedjax_graph.algorithms.fl_agcns.search import Weights, searched
+from fedjax_graph.algorithms.fl_agcns.search import Weights, searched, sender_weights
 from fedjax_graph.algorithms.fl_agcns.trainings import (
     TRAININGS,
     Best,
@@ -159,7 +159,7 @@ def breed(
 
     own = jax.vmap(best_by, in_axes=1)(cache.client_scores)
     order = jnp.argsort(data.client_ids)  # whatever the order of their data
-    weights = data.client_weights[order]
+    weights = sender_weights(data)[order]
     own_made = jax.vmap(own_children)(
         clients.client_keys(clients_key, data.client_ids), own
     )

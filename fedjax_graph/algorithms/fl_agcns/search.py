@@ -365,6 +365,15 @@ def federated_scores(
     return jnp.where(is_known, mean, WORST), metrics
 
 
+def sender_weights(data: SubgraphData) -> jax.Array:
+    """Returns by what each client sends codes into a population, [K].
+
+    It is the number of its training nodes, or 0 for a client that has no node to score
+    codes by: which of them it takes for its best would be chance.
+    """
+    return jnp.where(jnp.any(data.is_scored > 0, axis=1), data.client_weights, 0)
+
+
 WORST = -1e4  # below any loss of a usable network, and small enough to be encrypted
 ROUNDING = 1e-6  # of a mean that is 0, as encryption leaves it
 

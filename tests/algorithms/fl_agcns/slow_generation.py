@@ -105,7 +105,9 @@ def slow_generation(name, config, step, score, state, data, key):
             share = config.client_share * config.client_share_decay**state.num_rounds
         num_sent = round(float(share) * size)
         controller = controller[: size - num_sent]
-        for index, count in enumerate(slow_quotas(num_sent, data.client_weights)):
+        has_scores = np.asarray(data.is_scored).any(axis=1)  # the others send none
+        sending = np.where(has_scores, data.client_weights, 0)
+        for index, count in enumerate(slow_quotas(num_sent, sending)):
             controller += rows(everyones[index][:count])
     scores = np.array([score for _, score in ranked])
     best = np.asarray(by_client)[:, np.argmax(federated)]

@@ -51,6 +51,8 @@ CONFIG = FLAGCNSConfig(
     fusion="leaves",
     fitness_from="shared",
 )
+# Clients send codes by their training nodes, those with none to score by send none.
+NUM_SENDING = np.where(client_graphs.NUM_VALIDATED, client_graphs.NUM_TRAINED, 0)
 METHODS = {
     name: getattr(module, name) for name in ("fl_agcns", "controller_eo", "client_eo")
 }
@@ -268,7 +270,7 @@ def test_the_clients_alone_fill_the_population_with_their_best(
     algorithm = module.client_eo(CONFIG)
     state, key = evolving(algorithm, train), jax.random.key(4)
     before, (state, _) = state, quick_jit(algorithm.round)(state, train, key)
-    counts = slow_quotas(CONFIG.population_size, client_graphs.NUM_TRAINED)
+    counts = slow_quotas(CONFIG.population_size, NUM_SENDING)
     tops = [
         rows(own[:n]) for own, n in zip(state.populations.clients, counts, strict=True)
     ]
@@ -289,7 +291,7 @@ def test_the_clients_share_decays(whole_numbers, train, quick_jit):
     for generation, num_sent in ((2, 3), (5, 2), (9, 1), (20, 0)):  # of 5 x 0.8^g
         state = start._replace(num_rounds=jnp.int32(generation))
         populations = round_(state, train, key)[0].populations
-        counts = slow_quotas(num_sent, client_graphs.NUM_TRAINED)
+        counts = slow_quotas(num_sent, NUM_SENDING)
         tops = [
             rows(own[:n]) for own, n in zip(populations.clients, counts, strict=True)
         ]

@@ -193,8 +193,8 @@ def test_a_generation_is_bred_from_the_best(share, hand_made, train, breed):
     size = CONFIG.num_children
     num_sent = round(share * size)
     sent, own = made[size - num_sent :], made[: size - num_sent]
-    # Of two codes the clients of two nodes send one each; of four, not the last.
-    senders = {0: [], 2: [1, 3], 4: [1, 2, 3, 4]}[num_sent]
+    # Two codes come from the clients of two nodes; one without a scored node sends none.
+    senders = {0: [], 2: [1, 2], 4: [1, 2, 4, 5]}[num_sent]
     npt.assert_array_equal(sent[:, 0], senders)
     npt.assert_array_equal(sent[:, -1], 5)
     # The controller's population has the same share of theirs.
@@ -202,6 +202,21 @@ def test_a_generation_is_bred_from_the_best(share, hand_made, train, breed):
     assert share or np.all(own[:, 0] == 1)
     known = {tuple(code) for code in np.asarray(hand_made.codes)}
     assert any(tuple(code) not in known for code in made)
+
+
+def test_a_client_without_a_node_to_score_by_sends_no_code(hand_made, train, breed):
+    """Neither into a generation from scratch nor into a population."""
+    silent = 1
+    data = train._replace(is_scored=train.is_scored.at[silent].set(0))
+    sent = [
+        set(np.asarray(breed(hand_made, x, jax.random.key(0), 1.0))[:, 0])
+        for x in (train, data)
+    ]
+    assert len(sent[0] - sent[1]) == 1
+    codes = jnp.arange(NUM_CLIENTS)[:, None, None] * jnp.ones((6, 5), int)
+    for x, is_there in ((train, True), (data, False)):
+        merged = np.asarray(module.merge(codes[0] - 1, codes, x, 1.0))
+        assert np.any(merged == x.client_ids[silent]) == is_there
 
 
 def test_children_of_clients_cross_at_a_rate_of_their_own(hand_made, train, quick_jit):
