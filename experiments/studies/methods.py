@@ -80,16 +80,25 @@ def server_optimizer_of(
       rate: in place of the default's.
 
     Raises:
-      InputError: if the option cannot be read.
+      InputError: if the option cannot be read, or makes a server step that otherwise
+        takes means, and says of no rate: a mean has 1, at which Adam leads nowhere.
     """
     field = algorithms.get_method(method).fields.get("server_optimizer")
     if field is None:
         return None
-    default = own or field.default
-    if not isinstance(default, OptimizerConfig):
-        if study.server_optimizer is None:
+    default, text = own or field.default, study.server_optimizer
+    is_mean = not isinstance(default, OptimizerConfig)
+    if is_mean:
+        if text is None:
             return None
         default = TAKES_THE_MEAN
     if rate is not None:
         default = dataclasses.replace(default, learning_rate=rate)
-    return study.server_steps(default)
+    steps = study.server_steps(default)
+    has_rate = rate is not None or "learning_rate=" in str(text)
+    if is_mean and steps.name != default.name and not has_rate:
+        raise InputError(
+            f"--server_optimizer={text}: give learning_rate, as the server of {method} "
+            "has none: it takes means"
+        )
+    return steps

@@ -175,7 +175,9 @@ def or_in_opt_state(rule: IsPersonal) -> IsPersonal:
 
 def build_task(config: TaskConfig) -> Task:
     """Builds a task, whose clients keep their optimizers' states if it says so."""
-    return (StatefulOptimizerTask(config) if is_stateful(config) else config).build()
+    if is_stateful(config):
+        return StatefulOptimizerTask(config).build()
+    return _begun_anew(config)
 
 
 def build_stateless(config: TaskConfig, method: str) -> Task:
@@ -190,6 +192,14 @@ def build_stateless(config: TaskConfig, method: str) -> Task:
     """
     if is_stateful(config):
         raise InputError(f"{method}: optimizer stateful=True: {STATEFUL_ADVICE}")
+    return _begun_anew(config)
+
+
+def _begun_anew(config: TaskConfig) -> Task:
+    """Builds a task; raises now what its clients' optimizer would raise in a round."""
+    optimizer = getattr(config, "optimizer", None)
+    if optimizer is not None:
+        optimizer.check_begun_anew()
     return config.build()
 
 

@@ -102,13 +102,10 @@ class OptimizerConfig:
             has another one in its config, or the state was to be kept by who asks for
             an optimizer that begins anew.
         """
-        if self.stateful:
-            raise InputError(
-                f"optimizer stateful=True: {STATEFUL_ADVICE}; not those of this "
-                "method, nor a server, whose optimizer lasts in any case"
-            )
+        self._check_kept_by_nobody()
         if num_steps is not None:
             arrays.check_count("optimizer num_steps", num_steps, 0)
+            self.check_begun_anew()
         arrays.check_count("optimizer num_epochs", num_epochs)
         rate = self._rate(num_steps, num_epochs)
         parts = []
@@ -119,6 +116,26 @@ class OptimizerConfig:
         parts.append(self._rule.build(self, rate))
         return parts[0] if len(parts) == 1 else optax.chain(*parts)
 
+    def check_begun_anew(self) -> None:
+        """Checks that the settings fit an optimizer that begins anew each round.
+
+        Raises:
+          InputError: if its state was to be kept, or its schedule spans all rounds.
+        """
+        self._check_kept_by_nobody()
+        if self.num_steps:
+            raise InputError(
+                f"optimizer num_steps={self.num_steps}: spans the steps of all rounds, "
+                "but this optimizer begins anew in each of them; leave it out"
+            )
+
+    def _check_kept_by_nobody(self) -> None:
+        if self.stateful:
+            raise InputError(
+                f"optimizer stateful=True: {STATEFUL_ADVICE}; not those of this "
+                "method, nor a server, whose optimizer lasts in any case"
+            )
+
     @property
     def _rule(self) -> "Rule":
         return OPTIMIZERS[self.name]
@@ -127,11 +144,6 @@ class OptimizerConfig:
         schedule = SCHEDULES[self.schedule]
         if schedule is None:
             return self.learning_rate
-        if self.num_steps and num_steps is not None:
-            raise InputError(
-                f"optimizer num_steps={self.num_steps}: spans the steps of all rounds, "
-                f"but this optimizer begins anew after {num_steps} steps; leave it out"
-            )
         num_steps = self.num_steps or num_steps
         if not num_steps:
             raise InputError(

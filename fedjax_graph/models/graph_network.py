@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from fedjax_graph.core import arrays, mesh
+from fedjax_graph.core import arrays, graphs, mesh
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.graphs import Graph, check, segment_sum, to_jraph
@@ -37,8 +37,9 @@ from fedjax_graph.core.local import Params
 from fedjax_graph.models.linear import MLP, Linear, matmul
 from fedjax_graph.models.settings import CheckedModule
 
-# What products over all edges and windows are cut into on a GPU; else they are padded.
-EDGE_MULTIPLES = {"gpu": 64}
+# What products over all edges, or nodes, and windows are cut into on a GPU: rows of
+# another number would be copied before each.
+EDGE_MULTIPLES, NODE_MULTIPLES = {"gpu": 64}, {"gpu": 16}
 AT_ONCE_BYTES = 2**29  # of one layer's messages, up to which `auto` leaves them whole
 
 
@@ -271,14 +272,17 @@ class GraphNetwork(CheckedModule):
         return self.out(embed(graph, nodes, globals_))
 
     def _at_once(self, graph: Graph, nodes, globals_) -> jax.Array:
-        num_edges = len(graph.senders)
+        num_nodes, num_edges = graph.num_nodes, len(graph.senders)
+        extra = -num_nodes % NODE_MULTIPLES.get(mesh.backend(), 1)
+        graph = graphs.pad_nodes(graph, num_nodes + extra)
+        nodes = jnp.pad(nodes, ((0, extra), (0, 0), (0, 0)))
         multiple = math.lcm(mesh.edge_parts(), EDGE_MULTIPLES.get(mesh.backend(), 1))
         edges = mesh.split_edges(_padded(graph, multiple))
         graph = graph._replace(**edges._asdict())
         edges = (graph.weights[:, None, None].astype(nodes.dtype),)
         for layer in self.layers:
             nodes, edges, globals_ = layer(graph, num_edges, nodes, edges, globals_)
-        return nodes
+        return nodes[:num_nodes]
 
     def _in_chunks(self, graph: Graph, nodes, globals_) -> jax.Array:
         num_edges, parts, projected = len(graph.senders), mesh.edge_parts(), []

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core import mesh
-from fedjax_graph.models.linear import fan_in_uniform, matmul
+from fedjax_graph.models.linear import fan_in_uniform, over_time
 
 
 class GRUWeights(NamedTuple):
@@ -65,15 +65,14 @@ class GRUCell(nn.Module):
     def __call__(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Runs over [T, B, F]; returns all states [T, B, H] and the last one [B, H]."""
         weights = self.weights
-        # Independent of the recurrence: one large product before the scan.
-        projected = matmul(inputs, weights.input_kernel) + weights.input_bias
+        steps, project = over_time(inputs, weights.input_kernel, weights.input_bias)
 
         def step(state, now):
-            state = gru_step(weights, state, now)
+            state = gru_step(weights, state, project(now))
             return state, state
 
         start = mesh.varying(
             jnp.zeros((inputs.shape[1], self.hidden_size), inputs.dtype)
         )
-        last, states = jax.lax.scan(step, start, projected, unroll=True)
+        last, states = jax.lax.scan(step, start, steps, unroll=True)
         return states, last

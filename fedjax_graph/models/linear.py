@@ -1,6 +1,7 @@
 """Dense layers with explicit input sizes, so that a kernel can be split by rows."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
@@ -89,10 +90,44 @@ def matmul(x: jax.Array | SparseRows, kernel: jax.Array) -> jax.Array:
     """
     if isinstance(x, SparseRows):
         return x @ kernel
-    if len(kernel) <= THIN and mesh.backend() != "cpu":
-        total = x[..., :1] * kernel[0]
-        for i in range(1, len(kernel)):
-            total += x[..., i : i + 1] * kernel[i]
-        return total
+    if is_thin(kernel):
+        return sum_of_multiples(x, tuple(kernel))
     flat = x.reshape(-1, x.shape[-1]) @ kernel
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def is_thin(kernel: jax.Array) -> bool:
+    """Tells whether a product with a kernel is better a `sum_of_multiples`."""
+    return len(kernel) <= THIN and mesh.backend() != "cpu"
+
+
+def sum_of_multiples(x: jax.Array, rows: Sequence[jax.Array]) -> jax.Array:
+    """Computes `x W` over the last axis of x of the rows of W."""
+    multiples = [x[..., i : i + 1] * row for i, row in enumerate(rows)]
+    return functools.reduce(jnp.add, multiples)
+
+
+def over_time(
+    inputs: jax.Array, kernel: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """Projects what a recurrence reads: all time steps at once, or each in its step.
+
+    One large product before the scan, as it does not depend on the recurrence. Of a
+    thin kernel on an accelerator it is part of each step, and so is its gradient, of
+    which XLA makes one slow sum over all steps otherwise (BUILD_NOTES.md, 'On an
+    H100').
+
+    Args:
+      inputs: [T, B, F].
+      kernel: [F, H].
+      bias: [H].
+
+    Returns:
+      What to scan, [T, B, ...], and what makes a step's `x W + b`, [B, H], of it.
+    """
+    rows = tuple(kernel)  # once, not in each step
+    if is_thin(kernel):
+        return inputs, lambda now: sum_of_multiples(now, rows) + bias
+    is_row = len(rows) == 1
+    product = sum_of_multiples(inputs, rows) if is_row else matmul(inputs, kernel)
+    return product + bias, lambda projected: projected

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core import mesh
-from fedjax_graph.models.linear import Linear, fan_in_uniform, matmul
+from fedjax_graph.models.linear import Linear, fan_in_uniform, over_time
 
 
 class RNNForecaster(nn.Module):
@@ -27,14 +27,13 @@ class RNNForecaster(nn.Module):
         self.head = Linear(size, self.output_steps)
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        # Independent of the recurrence: one large product before the scan.
-        projected = matmul(inputs, self.input_kernel) + self.bias
+        steps, project = over_time(inputs, self.input_kernel, self.bias)
 
         def step(state, now):
-            return jnp.tanh(now + state @ self.hidden_kernel), None
+            return jnp.tanh(project(now) + state @ self.hidden_kernel), None
 
         start = mesh.varying(
             jnp.zeros((inputs.shape[1], self.hidden_size), inputs.dtype)
         )
-        last, _ = jax.lax.scan(step, start, projected, unroll=True)
+        last, _ = jax.lax.scan(step, start, steps, unroll=True)
         return self.head(last).T

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_graph.core.local import Params
 from fedjax_graph.models.gru import GRUCell, gru_step
-from fedjax_graph.models.linear import Linear
+from fedjax_graph.models.linear import Linear, over_time
 
 NUM_FEATURES = 2  # normalised speed, time of day
 
@@ -73,13 +73,13 @@ class Seq2Seq(nn.Module):
         cells = [cell.weights for cell in self.decoder]
         head_kernel, head_bias = self.head.kernel[:, 0], self.head.bias[0]
         value_row, clock_row = cells[0].input_kernel
-        clocks = jnp.concatenate([last[None, :, 1], targets[:-1, :, 1]])
-        projected = clocks[..., None] * clock_row + cells[0].input_bias  # [T, B, 3H]
+        clocks = jnp.concatenate([last[None, :, 1:], targets[:-1, :, 1:]])
+        clocks, project = over_time(clocks, clock_row[None], cells[0].input_bias)
 
         def step(carry, now):
             states, value = carry
-            projected, truth, feed = now
-            projected = projected + value[:, None] * value_row
+            clock, truth, feed = now
+            projected = project(clock) + value[:, None] * value_row  # [B, 3H]
             new_states = []
             for depth, (cell, state) in enumerate(zip(cells, states, strict=True)):
                 if depth:
@@ -92,7 +92,7 @@ class Seq2Seq(nn.Module):
             jnp.concatenate([state, embedding], axis=-1)
             for state in jnp.split(hidden, self.num_layers, axis=-1)
         ]
-        steps = (projected, targets[..., 0], feed_truth)
+        steps = (clocks, targets[..., 0], feed_truth)
         _, outputs = jax.lax.scan(step, (states, last[:, 0]), steps, unroll=True)
         return outputs
 

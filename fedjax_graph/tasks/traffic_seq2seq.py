@@ -139,7 +139,11 @@ def local_training(
       (model, ClientData, key, TrafficData, adjust, first_step) -> LocalResult, of ONE
       client; `adjust` as in `Task.update`, `first_step` [] int32 optimization steps
       taken so far.
+
+    Raises:
+      InputError: if the optimizer was to go on from round to round.
     """
+    optimizer.check_begun_anew()
 
     def train(
         start: Model,

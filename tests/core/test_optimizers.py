@@ -327,7 +327,7 @@ def test_a_schedule_over_all_rounds_is_for_an_optimizer_that_lasts():
         update, state = optimizer.update(jnp.ones(()), state)
         rates.append(-float(update))
     npt.assert_allclose(rates, [1, 0.75, 0.5, 0.25, 0, 0])
-    with pytest.raises(InputError, match="num_steps=4: .* begins anew after 2 steps"):
+    with pytest.raises(InputError, match="num_steps=4: .* begins anew in each of them"):
         config.build(2)
 
 

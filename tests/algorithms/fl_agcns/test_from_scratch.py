@@ -193,7 +193,7 @@ def test_a_generation_is_bred_from_the_best(share, hand_made, train, breed):
     size = CONFIG.num_children
     num_sent = round(share * size)
     sent, own = made[size - num_sent :], made[: size - num_sent]
-    # Two codes come from the clients of two nodes; one without a scored node sends none.
+    # Two codes come from clients 0 and 1, and none from 2, which scores no node.
     senders = {0: [], 2: [1, 2], 4: [1, 2, 4, 5]}[num_sent]
     npt.assert_array_equal(sent[:, 0], senders)
     npt.assert_array_equal(sent[:, -1], 5)
