@@ -55,10 +55,11 @@ class CNFGNNStudy(CNFGNNOptions):
             with tempfile.TemporaryDirectory() as name:
                 folder = pathlib.Path(name)
                 method = pretrained.unpack(self.pretrained, folder)
-                changes = {"workdir": name, "methods": (method,), "pretrained": None}
-                if not self.is_given("sampling_decay"):  # which training alone reads
-                    made_with = running.saved_config(folder, method)
-                    changes["sampling_decay"] = made_with.get("sampling_decay")
+                made_with = configs.flags_of(running.saved_config(folder, method))
+                card = pretrained.read(self.pretrained).card
+                changes = made_with | {"dataset": card.get("dataset")}
+                changes = {x: v for x, v in changes.items() if not self.is_given(x)}
+                changes |= {"workdir": name, "methods": (method,), "pretrained": None}
                 return dataclasses.replace(self, **changes).run_loaded()
         self.set_up_jax()
         methods = self.chosen_methods()

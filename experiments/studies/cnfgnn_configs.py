@@ -174,7 +174,12 @@ def check_optimizers(study: CNFGNNOptions, methods: Sequence[str]) -> None:
     check_concerns(study, ("server_learning_rate",), methods, rated)
     of_clients = ("client_optimizer", "client_learning_rate")
     check_concerns(study, of_clients, methods, trained)
-    optimizer(study, "server", TAKES_THE_MEAN)
+    of_server = optimizer(study, "server", TAKES_THE_MEAN)
+    if of_server.num_steps and (study.sweep or len(rated) > 1):
+        raise InputError(
+            f"--server_optimizer={study.server_optimizer}: num_steps are those of one "
+            "server; give one method, and no --sweep, as others step more or less often"
+        )
     steps = optimizer(study, "client", TAKES_THE_MEAN)
     if steps.schedule != "constant" and not steps.num_steps:
         _check_rounds_apart(study, methods)
@@ -194,6 +199,27 @@ def _check_rounds_apart(study: CNFGNNOptions, methods: Sequence[str]) -> None:
                 "round to round: give num_steps, those of all rounds that its schedule "
                 "spans"
             )
+
+
+def flags_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The options that a saved config was trained by, as far as training alone reads.
+
+    So that a trained model is scored without them.
+    """
+    names = ("client_rounds", "server_rounds", "client_batch_size", "server_batch_size")
+    names += ("sampling_decay", "exchange_bits")
+    optimizers = ("client_optimizer", "server_optimizer")
+    found = _known({name: config.get(name) for name in (*names, *optimizers)})
+    if task := config.get("task"):
+        found["client_optimizer"] = task["optimizer"]
+        found["client_batch_size"] = task["batch_size"]
+        if task["sampling_decay"] != paper.GRU_FEDAVG_DECAY:  # which has no option
+            found["sampling_decay"] = task["sampling_decay"]
+    if "exchange_bits" in found:
+        found["exchange_bits"] = str(found["exchange_bits"])
+    for name in filter(found.get, optimizers):
+        found[name] = OptimizerConfig(**found[name])
+    return found
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:

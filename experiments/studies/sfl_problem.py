@@ -146,7 +146,7 @@ def image_problem(study: SFLSettings) -> Problem:
     """Images shared out to clients by shards of the sorted labels."""
     study.refuse(TRAFFIC_OPTIONS, "is for traffic; --num_images cuts an image set")
     is_code = study.protocol == "code"
-    drop_last = study.drop_last or is_code
+    drop_last = study.drop_last if study.is_given("drop_last") else is_code
     task = make_task(
         study, ImageTask, width=study.setting("width"), drop_last=drop_last
     )

@@ -7,9 +7,11 @@ x~_v; it lost n_v, of features x_u. With L_c the cross-entropy on the graph with
 generated in place of the hidden:
 
     L_n = smooth L1(n~_v, n_v)                                      (1)
-    L_f = mean_v mean_p min_u |x~_vp - x_u|^2                       (2)
+    L_f = mean_v mean_p min_u |x~_vp - x_u|^2 / F                   (2)
     L_j = Eq. 2, u the neighbours of some node of client j          (3)
     L = (L_n + L_f + L_c + sum_j L_j) / K                           (4)
+
+F is the number of features; a place p counts 0 where p >= n~_v or n_v = 0.
 
 In the first `generator_rounds` rounds clients minimise Eq. 4; then each adds generated
 neighbours to its whole graph, on which classifiers are trained and averaged. Numbers

@@ -26,9 +26,9 @@ from fedjax_graph.driver.seeds import SeedState, abstract_seeds, check_chosen
 
 FOLDER = pathlib.Path(__file__).parents[1] / "pretrained"
 STATE, NETWORK = "state", "network/"  # what names of arrays begin with
-FOLDER_FLAGS = tuple(  # of a command, which no card repeats
-    f"--{name}="
-    for name in ("workdir", "data_dir", "compilation_cache", "profile", "plugin")
+OWN_FLAGS = (  # of a command, which no card repeats: of its folders, and of a kill
+    *("workdir", "data_dir", "compilation_cache", "profile", "plugin"),
+    *("resume", "checkpoint_seconds", "coordinator", "num_processes", "process_id"),
 )
 
 
@@ -271,7 +271,8 @@ def _card(
             settings, entry = found["settings"], found["methods"].get(method)
             settings = results.settings_of(settings, entry or {})
             words = shlex.split(settings["command"])
-            command = [word for word in words if not word.startswith(FOLDER_FLAGS)]
+            flags = {f"--{name}" for name in OWN_FLAGS}
+            command = [word for word in words if word.partition("=")[0] not in flags]
             card |= {
                 "dataset": found["dataset"],
                 "command": shlex.join(map(_without_folder, command)),

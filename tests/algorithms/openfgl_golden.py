@@ -11,7 +11,7 @@ all in float64. OpenFGL is left as it is, but for `openfgl_changes.py` and this:
 
 - everybody trains the two-layer GCN, of the weights in `problem.npz`, without dropout;
 - a method whose clients know of a round's number is told it, and is given each round
-  optimizers without a past, as ours are.
+  optimizers without a past, as ours have with `--client_optimizer=adam`.
 
 A method has one function in `METHODS`, which returns the arrays to keep.
 """

@@ -254,8 +254,13 @@ def test_models_of_the_package_forecast(name):
     stamps = np.datetime64(
         "2012-03-05T08:00", "ns"
     ) + forecaster.step.delta * np.arange(12)
-    ahead = forecaster(np.full((12, num_sensors), mean), stamps)
+    std = float(model.network["std"])
+    is_rising = np.arange(num_sensors) % 2 == 0
+    ramp = std * np.linspace(-1, 1, 12)[:, None]
+    ahead = forecaster(mean + np.where(is_rising, ramp, -ramp), stamps)
     assert ahead.shape == (12, num_sensors)
-    assert np.all(np.abs(ahead - mean) < 6 * float(model.network["std"]))
+    assert np.all(np.abs(ahead - mean) < 6 * std)
+    # Roads that were fast last stay ahead of those that were slow: weights matter.
+    assert ahead[0, is_rising].mean() > ahead[0, ~is_rising].mean() + 0.5 * std
     assert {"dataset", "command", "source", "test"} <= model.card.keys()
     assert pathlib.Path(pretrained.FOLDER, f"{name}.npz").stat().st_size < 8e6

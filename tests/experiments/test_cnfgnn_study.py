@@ -14,7 +14,7 @@ from experiments.studies.cnfgnn_output import ExchangeCurve, draw_exchanges
 from fedjax_graph import algorithms
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.driver import plots
+from fedjax_graph.driver import plots, writers
 from tests.experiments import binary
 from tests.experiments.test_cnfgnn import METHODS, Machine
 
@@ -200,14 +200,17 @@ def test_rates_and_optimizers_are_flags_of_their_own():
 
 
 def test_the_servers_optimizer_is_that_of_methods_that_have_one(tmp_path):
-    """FedAvg's takes the mean over where only a name is given; local has none."""
+    """FedAvg's takes the mean, and is asked for a rate of its own; local has none."""
     study = CNFGNNStudy(server_optimizer="adam", client_learning_rate=0.3)
 
     def chosen(study, method):
         values = configs.config_values(study, method, 54, tmp_path)
         return values.get("server_optimizer")
 
-    assert chosen(study, "gru_fedavg") == OptimizerConfig("adam", 1.0)
+    with pytest.raises(InputError, match="give learning_rate, as the server of fed"):
+        chosen(study, "gru_fedavg")
+    with_sgd = CNFGNNStudy(server_optimizer="sgd,momentum=0.9")
+    assert chosen(with_sgd, "gru_fedavg") == OptimizerConfig("sgd", 1.0, momentum=0.9)
     assert chosen(study, "gru_local") is None
     assert chosen(CNFGNNStudy(), "gru_fedavg") is None
     slower = dataclasses.replace(study, server_learning_rate=0.1)
@@ -394,3 +397,27 @@ def test_what_does_not_fit_is_one_line_before_anything_runs(settings, words):
 def test_what_a_method_reads_is_taken(settings):
     methods = CNFGNNStudy(**settings).chosen_methods()
     assert tuple(methods) == settings["methods"]
+
+
+def test_a_servers_schedule_is_of_one_method_and_no_sweep():
+    text = "adam,learning_rate=0.1,schedule=cosine,num_steps=9"
+    study = CNFGNNStudy(server_optimizer=text)
+    configs.check_optimizers(study, ["persistence", "cnfgnn"])
+    with pytest.raises(InputError, match="give one method"):
+        configs.check_optimizers(study, ["cnfgnn", "split_learning"])
+    with pytest.raises(InputError, match="no --sweep"):
+        configs.check_optimizers(dataclasses.replace(study, sweep="rounds"), ["cnfgnn"])
+
+
+@pytest.mark.parametrize("method", ["cnfgnn", "gru_local", "gru_fedavg"])
+def test_a_model_is_scored_by_the_options_that_it_was_trained_by(method, tmp_path):
+    given = {"sampling_decay": 7.0, "client_batch_size": 5, "client_optimizer": "adamw"}
+    if method == "cnfgnn":
+        given |= {"exchange_bits": "8", "server_rounds": 3}
+    if method == "gru_fedavg":
+        del given["sampling_decay"]
+    values = configs.config_values(CNFGNNStudy(**given), method, 54, tmp_path)
+    config = running.config_of(configs.paper.registered(method), values)
+    found = configs.flags_of(writers.to_jsonable(dataclasses.asdict(config)))
+    again = configs.config_values(CNFGNNStudy(**found), method, 54, tmp_path)
+    assert running.config_of(configs.paper.registered(method), again) == config

@@ -83,12 +83,18 @@ def louvain(problem: Problem, config: PartitionConfig) -> Owned:
     import networkx
 
     num_nodes, num_clients = problem.adjacency.shape[0], problem.num_clients
+    most = num_nodes // num_clients - config.balance
+    if most < 1:
+        raise InputError(
+            f"louvain: balance={config.balance} leaves no node of the "
+            f"{num_nodes // num_clients} that a client has in the mean; use a smaller "
+            "one, or fewer clients"
+        )
     graph = networkx.from_scipy_sparse_array(problem.adjacency)
     seed = int(problem.random.integers(2**31))
     communities = networkx.community.louvain_communities(
         graph, resolution=config.resolution, seed=seed
     )
-    most = max(1, num_nodes // num_clients - config.balance)
     pieces = [
         nodes[start : start + most]
         for nodes in sorted(sorted(community) for community in communities)

@@ -47,6 +47,13 @@ def test_louvain_deals_the_largest_community_first():
     assert [len(nodes) for nodes in cut.nodes] == [8, 8]
 
 
+def test_louvain_refuses_a_balance_that_takes_communities_apart():
+    """12 nodes a client, and pieces of 12 - 12 nodes."""
+    with pytest.raises(InputError, match="balance=12 leaves no node of the 12"):
+        config = PartitionConfig(balance=12)
+        subgraphs.parts(cliques(12, 10), 10, partition="louvain", config=config)
+
+
 def test_a_higher_resolution_gives_smaller_communities():
     """Of two cliques of a ring one, instead of both."""
     adjacency, kept = cliques(60, 3), []
