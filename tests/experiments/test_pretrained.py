@@ -59,6 +59,7 @@ def test_what_only_training_reads_is_the_models(monkeypatch, name, given, expect
     with pytest.raises(InputError, match="enough"):
         CNFGNNStudy(pretrained=name, eval_only=True, **given).run()
     assert scored[0].sampling_decay == expected
+    assert scored[0].dataset == "metr_la"  # as the card says
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,8 @@ def test_the_protocol_of_the_code_drops_partial_batches_and_breaks_ties_upwards(
     paper, code = (sfl_problem.make(x) for x in (study, code_study))
     assert (paper.task.drop_last, code.task.drop_last) == (False, True)
     assert (paper.num_examples, code.num_examples) == (5 * 36, 5 * 20)
+    kept = dataclasses.replace(code_study, given=frozenset({"drop_last"}))
+    assert not sfl_problem.make(kept).task.drop_last  # as --nodrop_last says
     shared = [
         np.asarray(graphs.dense_adjacency(x.splits["train"].graph))
         for x in (paper, code)
@@ -277,6 +279,18 @@ def test_a_checkpoint_may_be_older_than_a_checksum(monkeypatch, tmp_path):
             "--client_start=w: expected one of global, .*, own",
         ),
         ({"methods": ("fed_avg",), "alpha": 0.5}, "--alpha concerns none of"),
+        (
+            {"methods": ("fed_avg", "local"), "relation_weights": "count"},
+            "--relation_weights concerns none of the methods fed_avg, local",
+        ),
+        (
+            {"client_graph": "none", "relation_weights": "count"},
+            "--relation_weights concerns none of the methods",
+        ),
+        (
+            {"methods": ("fed_avg",), "server_optimizer": "adam"},
+            "--server_optimizer=adam: give learning_rate",
+        ),
         (
             {"methods": ("sfl",), "server_optimizer": "sgd"},
             "--server_optimizer concerns none of the methods sfl",
