@@ -34,7 +34,11 @@ METHODS = (
     *NETWORKS,
 )
 DEFAULT = ("local", "fed_avg", "fed_gta")
-OWN_MODELS = {"fed_star": "decoupled_gin", "fed_sage_plus": "sage_relu"}
+OWN_MODELS = {
+    "fed_gcn": "gcn",
+    "fed_star": "decoupled_gin",
+    "fed_sage_plus": "sage_relu",
+}
 ENCODES_STRUCTURE = ("fed_star",)  # methods whose model reads it
 RESTARTS = ("ditto", "fed_pub", "fed_sage_plus", "graphfl")
 """Methods that keep no state of their clients' optimizers, which so begin anew."""

@@ -239,8 +239,10 @@ def test_optimizers_of_clients_and_server():
     assert client_optimizer(study, "graphfl") == expected
     expected = OptimizerConfig("adam", 0.7, weight_decay=0.1)
     assert server_optimizer(study, "graphfl") == expected
-    expected = OptimizerConfig("adam", 1.0, weight_decay=0.1)
-    assert server_optimizer(study, "fl") == expected
+    with pytest.raises(InputError, match="give learning_rate"):
+        server_optimizer(study, "fl")
+    rated = GraphFLStudy(server_optimizer="adam,learning_rate=0.1")
+    assert server_optimizer(rated, "fl") == OptimizerConfig("adam", 0.1)
     assert server_optimizer(study, "il") is None
 
 

@@ -101,7 +101,7 @@ def test_a_larger_overlap_only_adds_nodes():
 def test_parts_depend_on_the_seed_only(partition):
     if partition == "metis":
         pytest.importorskip("pymetis")
-    adjacency, labels = graph(60)[0], np.arange(60) % 3
+    adjacency, labels = graph(120)[0], np.arange(120) % 3
 
     def held(seed):
         cut = parts(adjacency, 4, 0.5, partition, seed, labels)
