@@ -20,6 +20,30 @@ def test_thin_kernels_are_multiplied_alike(monkeypatch, backend, size):
     npt.assert_allclose(found, x @ kernel, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_inputs_are_projected_alike_before_and_in_a_scan(monkeypatch, backend, size):
+    """A thin kernel's gradient is made step by step on a GPU; inputs are scanned."""
+    monkeypatch.setattr(mesh, "backend", lambda: backend)
+    rng = np.random.default_rng(1)
+    sizes = ((7, 5, size), (size, 6), (6,))
+    inputs, kernel, bias = (np.float32(rng.normal(size=x)) for x in sizes)
+
+    def total(kernel, bias):
+        scanned, project = linear.over_time(jnp.asarray(inputs), kernel, bias)
+        is_hoisted = scanned.shape[-1] == 6
+        assert is_hoisted == (backend == "cpu" or size > linear.THIN)
+        _, found = jax.lax.scan(lambda _, now: (None, project(now)), None, scanned)
+        return jnp.sum(found**2) / 2, found
+
+    (_, found), grads = jax.value_and_grad(total, (0, 1), has_aux=True)(kernel, bias)
+    expected = inputs @ kernel + bias
+    npt.assert_allclose(found, expected, atol=1e-5)
+    rows = expected.reshape(-1, 6)
+    npt.assert_allclose(grads[0], inputs.reshape(-1, size).T @ rows, rtol=1e-4)
+    npt.assert_allclose(grads[1], rows.sum(0), rtol=1e-4)
+
+
 @pytest.mark.parametrize("shape", [(4,), (6, 4), (3, 5, 4), (0, 2, 4)])
 def test_linear_multiplies_the_last_axis(shape):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)

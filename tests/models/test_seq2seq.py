@@ -8,6 +8,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
+from fedjax_graph.core import mesh
 from fedjax_graph.models import seq2seq
 
 
@@ -49,7 +50,9 @@ def golden_params(reference):
     }
 
 
-def test_golden_numbers(reference):
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])  # which projects in each step
+def test_golden_numbers(reference, backend, monkeypatch):
+    monkeypatch.setattr(mesh, "backend", lambda: backend)
     model = seq2seq.Seq2Seq(6, 6)
     variables = {"params": golden_params(reference)}
     inputs = reference["Seq2Seq/x"]
