@@ -202,9 +202,9 @@ def _check_rounds_apart(study: CNFGNNOptions, methods: Sequence[str]) -> None:
 
 
 def flags_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The options that a saved config was trained by, as far as training alone reads.
+    """The options that a saved config was trained by, to score its model without them.
 
-    So that a trained model is scored without them.
+    They are what only training reads, and the bits of an exchange.
     """
     names = ("client_rounds", "server_rounds", "client_batch_size", "server_batch_size")
     names += ("sampling_decay", "exchange_bits")
@@ -213,6 +213,9 @@ def flags_of(config: dict[str, Any]) -> dict[str, Any]:
     if task := config.get("task"):
         found["client_optimizer"] = task["optimizer"]
         found["client_batch_size"] = task["batch_size"]
+        is_chosen = task["local_epochs"] != TrafficSeq2SeqTask.local_epochs
+        if is_chosen and "regulariser" not in config:  # GRU + FMTL has its own option
+            found["client_rounds"] = task["local_epochs"]
         if task["sampling_decay"] != paper.GRU_FEDAVG_DECAY:  # which has no option
             found["sampling_decay"] = task["sampling_decay"]
     if "exchange_bits" in found:

@@ -132,9 +132,10 @@ class SFLStudy(SFLSettings):
             concerning["client_graph"] = "client_graph"
         for name, field in concerning.items():
             check_concerns(self, (name,), methods, having(field, methods))
-        reading = [m for m in methods if m in (*GRAPH_METHODS, "sfl_star")]
-        if self.client_graph == "none":
-            reading = []
+        has_graph = self.client_graph != "none"
+        reading = [
+            m for m in methods if has_graph and m in (*GRAPH_METHODS, "sfl_star")
+        ]
         check_concerns(self, ("relation_weights",), methods, reading)
         self.check_trust(methods)
         for option in ("--client_start=own", "--protocol=code"):

@@ -198,7 +198,7 @@ def build_stateless(config: TaskConfig, method: str) -> Task:
 def _begun_anew(config: TaskConfig) -> Task:
     """Builds a task; raises now what its clients' optimizer would raise in a round."""
     optimizer = getattr(config, "optimizer", None)
-    if optimizer is not None:
+    if isinstance(optimizer, OptimizerConfig):  # a task of one's own may have another
         optimizer.check_begun_anew()
     return config.build()
 

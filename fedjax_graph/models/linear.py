@@ -125,9 +125,9 @@ def over_time(
     Returns:
       What to scan, [T, B, ...], and what makes a step's `x W + b`, [B, H], of it.
     """
-    rows = tuple(kernel)  # once, not in each step
     if is_thin(kernel):
+        rows = tuple(kernel)  # once, not in each step
         return inputs, lambda now: sum_of_multiples(now, rows) + bias
-    is_row = len(rows) == 1
-    product = sum_of_multiples(inputs, rows) if is_row else matmul(inputs, kernel)
+    is_row = len(kernel) == 1  # which needs no product
+    product = inputs * kernel[0] if is_row else matmul(inputs, kernel)
     return product + bias, lambda projected: projected

@@ -275,6 +275,25 @@ def test_a_method_that_would_lose_the_state_refuses(name):
         jax.eval_shape(algorithm.round, state, train, KEYS[0])
 
 
+@pytest.mark.parametrize("build", ["build_task", "build_stateless"])
+def test_a_schedule_over_all_rounds_is_refused_before_a_round(build):
+    """Of steps that begin anew; a task of one's own may have another optimizer."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        optimizer: object
+
+        def build(self):
+            return "built"
+
+    names = () if build == "build_task" else ("mine",)
+    lasting = OptimizerConfig("adam", schedule="cosine", num_steps=9)
+    with pytest.raises(InputError, match="num_steps=9: .* begins anew in each"):
+        getattr(client_state, build)(Config(lasting), *names)
+    for other in (OptimizerConfig("adam"), object(), None):
+        assert getattr(client_state, build)(Config(other), *names) == "built"
+
+
 def test_steps_that_score_begin_anew(quick_jit):
     """Of a task that adapts its models before it scores them."""
     train = problems.Nodes().train

@@ -412,6 +412,7 @@ def test_a_servers_schedule_is_of_one_method_and_no_sweep():
 @pytest.mark.parametrize("method", ["cnfgnn", "gru_local", "gru_fedavg"])
 def test_a_model_is_scored_by_the_options_that_it_was_trained_by(method, tmp_path):
     given = {"sampling_decay": 7.0, "client_batch_size": 5, "client_optimizer": "adamw"}
+    given["client_rounds"] = 3
     if method == "cnfgnn":
         given |= {"exchange_bits": "8", "server_rounds": 3}
     if method == "gru_fedavg":
