@@ -11,12 +11,10 @@ nothing trains, is scored by the global model.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import aggregation, channel, clients
@@ -55,19 +53,15 @@ class AdaFGLState(NamedTuple):
 
 
 def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
-    """Factory of AdaFGL on the task of subgraphs.
-
-    Raises:
-      InputError: if the task is another one, or privacy is asked for.
-    """
+    """Factory of AdaFGL; `InputError` for a task not of subgraphs, or privacy."""
     settings = config.task
     if not isinstance(settings, subgraphs.SubgraphTask):
         raise InputError(f"ada_fgl: the task {settings.kind!r} is not of subgraphs")
     reason = "epsilon does not account for the networks that ada_fgl's clients keep"
     channel.refuse(config, reason, "privacy")
     (task, common_logits), averaging = logits_task(settings, "ada_fgl"), fed_avg(config)
-    sizes = settings.num_classes, config.hidden_size, config.num_hops, config.dropout
-    module = adaptive.AdaptivePropagation(*sizes)
+    sizes = settings.num_classes, config.hidden_size, config.num_hops
+    module = adaptive.AdaptivePropagation(*sizes, config.dropout, config.alpha)
     optimizer = config.personal_optimizer.build()
 
     def beside(models):  # P of the global model beside the data of each client
@@ -78,7 +72,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         rows, keys = data.by_client(), clients.client_keys(halves_key, data.client_ids)
         own = jax.tree.map(lambda x: x[0], rows)
         known = jnp.zeros((len(own.labels), settings.num_classes))
-        params = networks(config, module.init, params_key, own, known)["params"]
+        params = module.init(params_key, *inputs(own, known))["params"]
         one = {"params": params, "opt_state": optimizer.init(params)}
         models = jax.tree.map(lambda x: jnp.stack([x] * len(keys)), one)
 
@@ -89,14 +83,25 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         server = averaging.init(key, data)
         return AdaFGLState(server, models, jax.vmap(measure)(rows, keys))
 
+    def loss(params, key, own, known):  # Eq. 3
+        args = {"params": params}, *inputs(own, known), True
+        found = module.apply(*args, rngs={"dropout": key})
+        labels = own.labels, own.is_trained
+        entropies = [subgraphs.cross_entropy(x, *labels) for x in found]
+        return sum(entropies) + adaptive.distance(found, known, own.is_real)
+
+    def step(model, client_data, key, *_):
+        one = optimizer_step(lambda *args: loss(*args, *client_data), optimizer)
+        (params, opt_state), value = one((model["params"], model["opt_state"]), key)
+        return {"params": params, "opt_state": opt_state}, value
+
     def together(state, data, key):
         server, metrics = averaging.round(state.server, data, key)
         return state._replace(server=server), metrics
 
     def alone(state, data, key):
         server = state.server
-        update = personal_update(config, module, optimizer)
-        run = task_round(config, beside(server.models), update, aggregation.none)
+        run = task_round(config, beside(server.models), step, aggregation.none)
         train_key, _ = task.round_keys(key)
         models, loss = run(state.models, data, train_key)
         server = server._replace(num_rounds=server.num_rounds + 1)
@@ -107,7 +112,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
     def own_logits(state, data):
         def one(params, client_data, homophily):
             own, known = client_data
-            found = networks(config, module.apply, {"params": params}, own, known)
+            found = module.apply({"params": params}, *inputs(own, known))
             return adaptive.mixed(found, known, homophily)
 
         client_data = beside(state.server.models).client_data(data)
@@ -139,40 +144,6 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
     )
 
 
-def networks(
-    config: AdaFGLConfig,
-    init_or_apply: Callable[..., Any],
-    variables: Any,
-    own: subgraphs.SubgraphData,
-    known: jax.Array,
-    *args: Any,
-    **named: Any,
-) -> Any:
-    """Initialises or applies the networks of ONE client on its graph and P [N, C]."""
-    structure, is_real = subgraphs.structure_of(own), own.is_real
-    spread = adaptive.propagation(structure, known, is_real, config.alpha)
-    return init_or_apply(variables, own.features, spread, is_real, *args, **named)
-
-
-def personal_update(
-    config: AdaFGLConfig,
-    module: adaptive.AdaptivePropagation,
-    optimizer: optax.GradientTransformation,
-) -> Callable[..., tuple[Any, jax.Array]]:
-    """Factory of (networks and moments, (own, P), key, ...) -> (both, loss): a step."""
-
-    def update(model, client_data, key, *_):
-        own, known = client_data
-
-        def loss(params, key):  # Eq. 3
-            args = {"params": params}, own, known, True
-            found = networks(config, module.apply, *args, rngs={"dropout": key})
-            labels = own.labels, own.is_trained
-            entropies = [subgraphs.cross_entropy(x, *labels) for x in found]
-            return sum(entropies) + adaptive.distance(found, known, own.is_real)
-
-        carry = model["params"], model["opt_state"]
-        (params, opt_state), value = optimizer_step(loss, optimizer)(carry, key)
-        return {"params": params, "opt_state": opt_state}, value
-
-    return update
+def inputs(own: subgraphs.SubgraphData, known: jax.Array) -> tuple[Any, ...]:
+    """What the networks of ONE client read of its graph and of P [N, C]."""
+    return own.features, subgraphs.structure_of(own), known, own.is_real

@@ -102,11 +102,7 @@ def distances(seen: Embedded, targets: Prototypes, config: FedProtoConfig) -> ja
 
 
 def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
-    """Factory of FedProto on a task with embeddings; models are their clients' own.
-
-    Raises:
-      InputError: if the task has none, or privacy is asked for.
-    """
+    """Factory of FedProto; `InputError` for a task without embeddings, or privacy."""
     sent = "fed_proto's clients send prototypes, which are neither clipped nor noised"
     channel.refuse(config, sent, "privacy")
     channel.check_aggregator(config)

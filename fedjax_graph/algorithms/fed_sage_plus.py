@@ -26,9 +26,6 @@ begin as the mean of those of Eq. 4, and count alike.
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,9 +36,7 @@ from fedjax_graph.core import (
     channel,
     client_state,
     clients,
-    communication,
     federated,
-    mesh,
     trees,
 )
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
@@ -49,13 +44,12 @@ from fedjax_graph.core.checks import limited
 from fedjax_graph.core.client_memory import ClientMemoryState
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.server_optimizer import server_step
-from fedjax_graph.core.task import Task, with_extra_data
+from fedjax_graph.core.task import with_extra_data
 from fedjax_graph.data.graphs import mending
-from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
-from fedjax_graph.data.graphs.mending import Neighbours
 from fedjax_graph.models import neighbour_generator as nets
 from fedjax_graph.models.neighbour_generator import GeneratorConfig
-from fedjax_graph.tasks.subgraphs import SubgraphTask, as_graph
+from fedjax_graph.tasks.missing_neighbours import find_neighbours, generator_loss
+from fedjax_graph.tasks.subgraphs import SubgraphTask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +74,8 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
             "use subgraphs"
         )
     net = config.generator.build(config.task.num_features, config.task.dropout)
-    generator_update = update_by(generator_loss(config, task, train_loss, net))
+    loss = generator_loss(config.participation, task, train_loss, net)
+    generator_update = update_by(loss)
 
     def train_generator(weights, client_data, key, data, num_rounds):
         start = {"params": weights, "batch_stats": {}}
@@ -151,52 +146,3 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         participation=config.participation,
         phases=phases,
     )
-
-
-# --- Generators ----------------------------------------------------------------------
-
-
-def generator_loss(
-    config: FedSagePlusConfig,
-    task: Task,
-    classifier_loss: Callable[..., tuple[jax.Array, Any]],
-    net: nets.NeighbourGenerator,
-) -> Callable[..., tuple[jax.Array, Any]]:
-    """Factory of Eq. 4 in the form of `Task.train_loss`, of ((own, hidden), ...)."""
-
-    def loss(params, stats, client_data, key, data):  # Eq. 4
-        (own, hidden), keys = client_data, jax.random.split(key, 4)
-        impaired, num_clients = mending.without(own, hidden), len(data.client_ids)
-        size = clients.cohort_size(num_clients, config.participation)
-        real = Fraction(size, mesh.padded_size(size))  # of what devices share
-        sent = {name: params["generator"][name] for name in nets.GENERATES}
-        to_all = num_clients * real
-        sent = communication.down(communication.up(sent, to_all), to_all)
-        generator = params["generator"] | sent
-        z = nets.encode(net, generator, as_graph(impaired), keys[0])
-        z = communication.down(communication.up(z, real), (num_clients - 1) * real)
-        made = Neighbours(*nets.generate(net, generator, z, keys[3], True))
-        wanted = mending.hidden_neighbours(own, hidden, net.num_places)
-        mended = mending.fill(mending.remaining(impaired, hidden), made)
-        total, _ = classifier_loss(params["classifier"], {}, mended, keys[2], data)
-        total += mending.distance_of_counts(made, wanted, own)  # Eq. 1
-        total += mending.distance(made, wanted, own)  # Eq. 2
-        args = keys[1], made, wanted, own, task.client_data(data)
-        elsewhere, num_real = mending.distance_to_others(*args)  # Eq. 3
-        return (total + elsewhere) / num_real, stats
-
-    return loss
-
-
-def find_neighbours(
-    net: nets.NeighbourGenerator,
-    weights: Any,
-    own: SubgraphData,
-    hidden: jax.Array,
-    key: jax.Array,
-) -> Neighbours:
-    """Generates what the nodes of ONE client lost: none of those that it hides [N]."""
-    generator = weights["generator"]
-    z = nets.encode(net, generator, as_graph(mending.without(own, hidden)))
-    counts, features = nets.generate(net, generator, z, key)
-    return Neighbours(counts * (1 - hidden), features)

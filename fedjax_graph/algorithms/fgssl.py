@@ -118,10 +118,7 @@ def edge_distance(
 
 
 def fgssl(config: FGSSLConfig) -> FederatedAlgorithm:
-    """Factory of FGSSL on a task with embeddings; `InputError` for another.
-
-    Its rounds raise one if clients hold no graphs.
-    """
+    """Factory of FGSSL; `InputError` for a task without embeddings, or graphs."""
     _, embed = embedding_task(config.task, "fgssl")
     distances = {"similarity": similarity_distance, "edges": edge_distance}
     distance, tau = distances[config.structure], config.temperature

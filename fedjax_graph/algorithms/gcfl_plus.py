@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_graph.core import aggregation, channel, client_state, clustering, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
@@ -37,7 +36,7 @@ from fedjax_graph.core.federated import (
     task_algorithm,
     write_back,
 )
-from fedjax_graph.core.proximal import squared_norm
+from fedjax_graph.core.proximal import last_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,22 +59,8 @@ class GCFLPlusState(NamedTuple):
     num_norms: jax.Array  # [] int32, rounds since the last split
 
 
-def last_norm() -> optax.GradientTransformation:
-    """Leaves gradients as they are, and keeps the norm of the last ones."""
-
-    def keep(gradients, state, params=None):
-        del state, params
-        return gradients, jnp.sqrt(squared_norm(gradients))
-
-    return optax.GradientTransformation(lambda params: jnp.zeros(()), keep)
-
-
 def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
-    """Factory of GCFL+ on any task.
-
-    Raises:
-      InputError: if the config asks for a channel, see `channel.refuse`.
-    """
+    """Factory of GCFL+ on any task; `InputError` for a channel (`channel.refuse`)."""
     channel.refuse(config, "gcfl_plus does not have it")
     task = client_state.build_task(config.task)
 
@@ -105,9 +90,8 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         sent, loss, cohort = train(state.models, *args)
         last = write_back(state.norms[:, -1], sent["norm"], cohort, size)
         norms = jnp.concatenate([state.norms[:, 1:], last[:, None]], axis=1)
-        changes = jax.tree.map(
-            lambda x, u: x - u[cohort.indices], sent["model"], state.models
-        )
+        before = jax.tree.map(lambda u: u[cohort.indices], state.models)
+        changes = jax.tree.map(jnp.subtract, sent["model"], before)
         num_norms = state.num_norms + 1
         is_late = state.num_rounds > config.first_rounds
         is_time = is_late & (num_norms >= config.num_norms)
@@ -145,9 +129,8 @@ def split(
     squares = jnp.einsum("kc,cd,kd->k", is_member, products, is_member)
     mean_norm = jnp.sqrt(jnp.maximum(squares, 0)) / jnp.maximum(counts, 1)
     largest = jnp.sqrt(jnp.max(is_member * jnp.diagonal(products), axis=1))
-    is_ready = (mean_norm < config.mean_below) & (
-        largest > config.largest_above
-    )  # Eq. 2
+    is_ready = mean_norm < config.mean_below  # Eq. 2
+    is_ready &= largest > config.largest_above
     is_known = jnp.all(jnp.isfinite(norms), axis=1)
     is_whole = ~jnp.any((together > 0) & ~is_known, axis=1)  # all norms are numbers
     is_ready = is_ready & (counts > 2) & is_time & is_real & is_whole
@@ -155,9 +138,7 @@ def split(
     is_inside = is_cluster & is_real  # who trains on nothing stays on one side
 
     def cut(together):
-        distances = clustering.warped_distances(norms)
-        most = jnp.max(jnp.where(is_inside[:, None] & is_inside, distances, 0))
-        side = clustering.min_cut(jnp.maximum(most - distances, 0), is_inside)
+        side = clustering.cut_by_sequences(norms, is_inside)
         is_pair = is_cluster[:, None] & is_cluster
         return jnp.where(is_pair & (side[:, None] != side), 0, together)
 

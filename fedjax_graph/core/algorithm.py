@@ -67,6 +67,13 @@ class FederatedAlgorithm(NamedTuple):
         """The first of the rounds that train what is scored."""
         return self.phases[-1].first_round if self.phases else 1
 
+    def during(self, first_round: int, last_round: int) -> "FederatedAlgorithm":
+        """This method for some rounds: where all are of one phase, with its `round`."""
+        begun = [x for x in self.phases if x.first_round <= last_round]
+        if not begun or begun[-1].first_round > first_round:
+            return self
+        return self._replace(round=begun[-1].round)
+
 
 def by_phase(
     phases: Sequence[Phase], rounds_so_far: Callable[[State], jax.Array]

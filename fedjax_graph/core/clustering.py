@@ -33,6 +33,20 @@ def warped_distances(sequences: jax.Array) -> jax.Array:
     )
 
 
+def cut_by_sequences(sequences: jax.Array, is_member: jax.Array) -> jax.Array:
+    """One side of the cut in two that parts the least alike: [K] bool.
+
+    It is the minimum cut of a graph with weights max(D) - D, D the `warped_distances`.
+
+    Args:
+      sequences: [K, T].
+      is_member: [K] bool, two or more; others are left out.
+    """
+    distances = warped_distances(sequences)
+    most = jnp.max(jnp.where(is_member[:, None] & is_member, distances, 0))
+    return min_cut(jnp.maximum(most - distances, 0), is_member)
+
+
 def min_cut(weights: jax.Array, is_member: jax.Array) -> jax.Array:
     """One side of the cut of a graph in two that loses the least weight: [K] bool.
 

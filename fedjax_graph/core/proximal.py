@@ -1,4 +1,4 @@
-"""Pulls towards a centre, as gradient transformations ahead of an optimizer."""
+"""Pulls towards a centre, and norms of gradients, ahead of an optimizer."""
 
 from typing import Any, Literal
 
@@ -15,6 +15,16 @@ ROUNDING = 1e-6  # of float32, relative
 def squared_norm(tree: Any) -> jax.Array:
     """Computes the squared Euclidean norm of a pytree, summed over all its leaves."""
     return jnp.sum(jnp.stack([jnp.sum(x**2) for x in jax.tree.leaves(tree)]))
+
+
+def last_norm() -> optax.GradientTransformation:
+    """Leaves gradients as they are; its state is the norm of the last ones, []."""
+
+    def keep(gradients, state, params=None):
+        del state, params
+        return gradients, jnp.sqrt(squared_norm(gradients))
+
+    return optax.GradientTransformation(lambda params: jnp.zeros(()), keep)
 
 
 def pull(

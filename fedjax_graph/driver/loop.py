@@ -92,6 +92,14 @@ class Call(NamedTuple):
     started: float  # seconds on some clock
 
 
+class Wanted(NamedTuple):
+    """Says what a compiled program computes: equal ones share it."""
+
+    algorithm: FederatedAlgorithm
+    num_rounds: int
+    watch: faults.Watch | None
+
+
 class Loop:
     """Does the host's side of a run: calls the compiled program and writes."""
 
@@ -260,19 +268,17 @@ class Loop:
         seed_state, _ = load_or_init(*args, eval_only=False)
         round_ = int(np.max(seed_state.round))
         while round_ < last:
-            num_rounds = self._num_rounds_from(round_)
-            program = self._program(num_rounds, seed_state, watch)
+            program = self._program(round_, seed_state, watch)
             seed_state, *_ = program(seed_state, *self._data)
-            round_ += num_rounds
+            round_ += self._num_rounds_from(round_)
         jax.effects_barrier()
 
     def _call(self, round_: int, seed_state: SeedState) -> Call:
         """Has the device compute the rounds after one, up to the next evaluation."""
-        num_rounds = self._num_rounds_from(round_)
-        program = self._program(num_rounds, seed_state, self._divergence.watch)
-        started = time.perf_counter()
+        program = self._program(round_, seed_state, self._divergence.watch)
+        started, last = time.perf_counter(), round_ + self._num_rounds_from(round_)
         seed_state, metrics, is_stopped = program(seed_state, *self._data)
-        return Call(round_ + num_rounds, seed_state, metrics, is_stopped, started)
+        return Call(last, seed_state, metrics, is_stopped, started)
 
     def _may_go_ahead(self, round_: int, seconds: float) -> bool:
         """Tells whether rounds may be computed before the last ones' figures are read.
@@ -294,26 +300,33 @@ class Loop:
         waits = shares_threads or mesh.backend() == "gpu"
         if is_seen or waits or processes.count() > 1:
             return False
-        is_compiled = (self._num_rounds_from(round_), None) in self._programs
         is_last = round_ >= self._config.num_rounds
-        return is_compiled and not is_last and not termination.is_asked()
+        if is_last or termination.is_asked():
+            return False
+        return self._wanted(round_, None) in self._programs  # compiled
+
+    def _wanted(self, round_: int, watch: faults.Watch | None) -> Wanted:
+        """The program of the rounds after one: of their phase alone, if it is one."""
+        num_rounds = self._num_rounds_from(round_)
+        algorithm = self._algorithm.during(round_ + 1, round_ + num_rounds)
+        return Wanted(algorithm, num_rounds, watch)
 
     def _program(
-        self, num_rounds: int, seed_state: SeedState, watch: faults.Watch | None
+        self, round_: int, seed_state: SeedState, watch: faults.Watch | None
     ) -> Any:
-        """Compiles `advance` over all seeds, once for each number of rounds."""
-        if (num_rounds, watch) not in self._programs:
-            config = self._config
+        """Compiles `advance` over all seeds, once for all rounds that may share it."""
+        wanted = self._wanted(round_, watch)
+        if wanted not in self._programs:
             self._note(f"{self._name}: compiling the round ...")
             start = time.perf_counter()
-            args = self._algorithm, config, num_rounds, seed_state, *self._data
-            lowered = programs.trace(*args, watch).lower()
+            args = self._config, wanted.num_rounds, seed_state, *self._data, watch
+            lowered = programs.trace(wanted.algorithm, *args).lower()
             with reporter.without_alarms():
-                self._programs[num_rounds, watch] = lowered.compile()
+                self._programs[wanted] = lowered.compile()
             self.compile_seconds += time.perf_counter() - start
-            if config.check_memory:
-                memory.check_program(self._name, self._programs[num_rounds, watch])
-        return self._programs[num_rounds, watch]
+            if self._config.check_memory:
+                memory.check_program(self._name, self._programs[wanted])
+        return self._programs[wanted]
 
     def _record(self, metrics, i, round_, running, seconds) -> dict[str, Any]:
         """Makes a line of `metrics.jsonl`: a round's figures, its speed and its cost.

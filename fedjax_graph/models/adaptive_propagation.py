@@ -32,6 +32,7 @@ import jax.numpy as jnp
 
 from fedjax_graph.core import arrays
 from fedjax_graph.core.masks import lowest, masked_mean
+from fedjax_graph.core.sparse_rows import SparseRows
 from fedjax_graph.models.message_passing import Structure
 
 ALIKE = 0.999  # R_ij of two nodes that U joins
@@ -82,12 +83,14 @@ class AdaptivePropagation(nn.Module):
     hidden_size: int = 64
     num_hops: int = 3  # k of X~
     dropout: float = 0.5
+    alpha: float = 0.5  # of Eq. 2
 
     @nn.compact
     def __call__(
         self,
-        x: jax.Array,
-        spread: Callable[[jax.Array], jax.Array],
+        x: jax.Array | SparseRows,
+        structure: Structure,
+        probabilities: jax.Array,
         is_real: jax.Array,
         is_training: bool = False,
     ) -> Predictions:
@@ -95,10 +98,12 @@ class AdaptivePropagation(nn.Module):
 
         Args:
           x: features X [N, F].
-          spread: S, see `propagation`.
+          structure: of the client's graph.
+          probabilities: P [N, C].
           is_real: [N], 0 for padding.
           is_training: whether to drop hidden units, by the random stream `dropout`.
         """
+        spread = propagation(structure, probabilities, is_real, self.alpha)
 
         def slope(name):
             return self.param(name, nn.initializers.constant(FIRST_SLOPE), ())

@@ -11,7 +11,8 @@ all in float64. OpenFGL is left as it is, but for `openfgl_changes.py` and this:
 
 - everybody trains the two-layer GCN, of the weights in `problem.npz`, without dropout;
 - a method whose clients know of a round's number is told it, and is given each round
-  optimizers without a past, as ours have with `--client_optimizer=adam`.
+  optimizers without a past, as ours have with `--client_optimizer=adam`, but for
+  `fed_avg_goes_on`.
 
 A method has one function in `METHODS`, which returns the arrays to keep.
 """
@@ -161,14 +162,18 @@ class World:
                 (folder / f"glb_{name}_{k}.pkl").write_bytes(pickle.dumps([0]))
 
     def run(self, rounds: int = 1, first: int = 0, optimizer=torch.optim.Adam):
-        """Runs rounds as OpenFGL's trainer does, from round `first` on."""
+        """Runs rounds as OpenFGL's trainer does, from round `first` on.
+
+        Each begins with new optimizers; None: with those that OpenFGL made.
+        """
         for number in range(first, first + rounds):
             self.pool["round"] = number
             self.server.send_message()
             for client in self.clients:
-                client.task.optim = optimizer(
-                    client.task.model.parameters(), lr=RATE, weight_decay=DECAY
-                )
+                if optimizer:
+                    client.task.optim = optimizer(
+                        client.task.model.parameters(), lr=RATE, weight_decay=DECAY
+                    )
                 client.execute()
                 client.send_message()
             self.server.execute()
@@ -234,6 +239,11 @@ def ada_fgl() -> Arrays:
 
 def fed_avg() -> Arrays:
     return weights_of(World("fedavg").run().server.task.model)
+
+
+def fed_avg_goes_on() -> Arrays:
+    """Three rounds, whose clients' Adam goes on from round to round."""
+    return weights_of(World("fedavg").run(3, optimizer=None).server.task.model)
 
 
 def fed_prox() -> Arrays:
@@ -359,6 +369,24 @@ def fed_dc() -> Arrays:
     world.run(first=1, optimizer=torch.optim.SGD)
     ends = under("clients", stacked(world.models))
     return middle | ends | weights_of(world.server.task.model)
+
+
+def scaffold() -> Arrays:
+    """Three rounds of plain SGD, without decay, which OpenFGL's controls have in them.
+
+    The server's model and the clients' controls.
+    """
+
+    def sgd(params, lr, weight_decay):
+        return torch.optim.SGD(params, lr=10 * lr)
+
+    world = World("scaffold", lr=10 * RATE).run(3, optimizer=sgd)
+    arrays = {}
+    names = ("hidden/bias", "hidden/kernel", "head/bias", "head/kernel")
+    for i, name in enumerate(names):
+        rows = [client.local_control[i].numpy().T for client in world.clients]
+        arrays[name] = np.stack(rows)
+    return under("controls", arrays) | weights_of(world.server.task.model)
 
 
 def fgssl() -> Arrays:
@@ -512,6 +540,7 @@ def decoupled(weights: dict[str, torch.Tensor]) -> Arrays:
 METHODS: dict[str, Callable[[], Arrays]] = {
     "ada_fgl": ada_fgl,
     "fed_avg": fed_avg,
+    "fed_avg_goes_on": fed_avg_goes_on,
     "fed_dc": fed_dc,
     "fed_gta": fed_gta,
     "fed_proto": fed_proto,
@@ -523,6 +552,7 @@ METHODS: dict[str, Callable[[], Arrays]] = {
     "gcfl_plus": gcfl_plus,
     "local": local,
     "moon": moon,
+    "scaffold": scaffold,
 }
 
 

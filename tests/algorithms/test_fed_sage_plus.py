@@ -9,7 +9,6 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.algorithms import fed_sage_plus as module
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.algorithms.fed_sage_plus import FedSagePlusConfig, fed_sage_plus
 from fedjax_graph.core.communication import bytes_per_round
@@ -17,6 +16,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs import mending
 from fedjax_graph.models.neighbour_generator import GeneratorConfig
+from fedjax_graph.tasks import missing_neighbours as module
 from fedjax_graph.tasks.nodes import NodeTask
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 from tests import client_graphs
@@ -152,7 +152,7 @@ def test_the_encoder_of_a_generator_drops_units_in_training(
         return 0.0, None
 
     loss = quick_jit(
-        module.generator_loss(config, config.task.build(), no_classifier, net)
+        module.generator_loss(1.0, config.task.build(), no_classifier, net)
     )
     own, weights, hidden = jax.tree.map(
         lambda x: x[0], (train, memories["weights"], memories["hidden"])

@@ -171,3 +171,18 @@ def test_ada_fgls_networks_step_as_openfgls():
     values = {"federated_rounds": 1, "personal_optimizer": ADAM} | sizes
     state = run("ada_fgl", values, 2, make_data(), begin)
     assert_same(state.models["params"], golden["last"])
+
+
+def test_an_adam_that_goes_on_gives_openfgls_parameters():
+    """Three rounds, whose clients keep their moments."""
+    goes_on = dataclasses.replace(ADAM, stateful=True)
+    state = run("fed_avg", {}, 3, make_data(), optimizer=goes_on)
+    assert_same(state.models["params"], load("fed_avg_goes_on"))
+
+
+def test_scaffold_gives_openfgls_parameters_and_controls():
+    """By plain SGD, under which our mean gradient is the change over the rate."""
+    sgd = OptimizerConfig("sgd", 0.1)
+    state = run("scaffold", {}, 3, make_data(), optimizer=sgd)
+    found = state.models["params"] | {"controls": state.memories}
+    assert_same(found, load("scaffold"))

@@ -122,13 +122,8 @@ def test_ada_fgls_alpha_is_the_share_of_the_graph(data):
     known = jax.random.normal(jax.random.key(0), (8, NUM_CLASSES))
     known = known.at[3].set(known[5])  # two that are alike
     x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
-    found = ada_fgl.networks(
-        types.SimpleNamespace(alpha=0.2),
-        lambda variables, features, spread, is_real: spread(x),
-        {},
-        own,
-        known,
-    )
+    _, *graph = ada_fgl.inputs(own, known)
+    found = adaptive_propagation.propagation(*graph, 0.2)(x)
     q = np.asarray(jax.nn.softmax(known), float)
     q /= np.linalg.norm(q, axis=1, keepdims=True)
     alike, adjacency = (q @ q.T > 0.999) * (1 - np.eye(8)), np.zeros((8, 8))

@@ -239,6 +239,33 @@ def test_a_phase_is_the_round_of_its_rounds():
     npt.assert_array_equal(found.weights[0], state.weights)
 
 
+@pytest.mark.parametrize(
+    ("eval_every", "expected"),
+    [
+        (1, ["first", "last"]),
+        (2, ["first", "both", "last"]),
+        (3, ["first", "last", "last"]),
+    ],
+)
+def test_rounds_of_one_phase_have_a_program_of_their_own(
+    eval_every, expected, monkeypatch
+):
+    """Round 4 begins the last phase, and round 8 ends the run; a program is kept."""
+    names = {
+        phase.round: name
+        for phase, name in zip(WITH_PHASES.phases, ("first", "last"), strict=True)
+    }
+    traced, trace = [], programs.trace
+
+    def spy(algorithm, *args):
+        traced.append(names.get(algorithm.round, "both"))
+        return trace(algorithm, *args)
+
+    monkeypatch.setattr(programs, "trace", spy)
+    run(make_script(FALLING), algorithm=WITH_PHASES, eval_every=eval_every)
+    assert traced == expected
+
+
 def test_a_run_that_ends_before_the_last_phase_is_refused(tmp_path):
     words = "num_rounds=3: fake trains what it is scored by from round 4 on; ask for"
     with pytest.raises(InputError, match=words):
