@@ -2,10 +2,9 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
-from experiments.studies import pictures, running
+from experiments.studies import pictures, running, subgraphs_output
 from experiments.studies.base import titles_of
 from experiments.studies.fl_agcns_methods import FIXED as NETWORKS
 from experiments.studies.methods import check_concerns, having, server_optimizer_of
@@ -20,7 +19,7 @@ from experiments.studies.subgraphs_settings import (
 from fedjax_graph.core import clients
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs import structure
-from fedjax_graph.driver import plots, results, rounds
+from fedjax_graph.driver import results, rounds
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS
 from fedjax_graph.tasks.subgraphs import MODELS, SubgraphTask
 
@@ -95,7 +94,7 @@ class SubgraphStudy(SubgraphSettings):
         num_rounds = self.setting("num_rounds", NUM_ROUNDS)
         folder = self.named_folder(dataset.name)
         for method in methods:
-            values = self.method_values(method, problem) | _begun(folder, method)
+            values = self._values(method, problem, folder)
             _, algorithm = running.build(registered_name(method), values)
             if not self.eval_only:
                 rounds.check_num_rounds(method, algorithm, num_rounds)
@@ -121,11 +120,12 @@ class SubgraphStudy(SubgraphSettings):
             return run, results.method_entry(run.result, KEYS, run.config)
 
         def table(entries: dict[str, Entry]) -> results.Table:
-            return running.table("method", COLUMNS, entries, titles)
+            return running.table("method", subgraphs_output.COLUMNS, entries, titles)
 
         def draw(runs: dict[str, Run], on_record: dict[str, Entry]) -> None:
             data = f"{dataset.name}, {facts['num_clients']} clients by {self.partition}"
-            _draw(workdir, runs, titles, pictures.look(self, data, on_record, titles))
+            look = pictures.look(self, data, on_record, titles)
+            subgraphs_output.draw(workdir, runs, titles, look)
 
         return record.run(methods, run_one, table, draw)
 
@@ -140,7 +140,7 @@ class SubgraphStudy(SubgraphSettings):
 
         Raises:
           InputError: if one is not known, an option concerns none of them, the
-            server's optimizer cannot be read, or see `TrustStudy.check_trust`.
+            server's optimizer cannot be read, or see `check_trust`, `check_settings`.
         """
         methods = self.choose_methods(METHODS, DEFAULT)
         own = [method for method in methods if method not in NETWORKS]
@@ -155,6 +155,7 @@ class SubgraphStudy(SubgraphSettings):
         for method in stepping:  # raises before a folder is made
             server_optimizer_of(self, registered_name(method))
         self.check_trust(methods, registered_name)
+        self.check_settings(methods, registered_name)
         return methods
 
     def _model(self, method: str) -> str:
@@ -201,6 +202,15 @@ class SubgraphStudy(SubgraphSettings):
             values["server_optimizer"] = steps
         return values
 
+    def _values(
+        self, method: str, problem: Problem, workdir: pathlib.Path
+    ) -> dict[str, Any]:
+        """All settings of a method; a prolonged run keeps the rounds of its phases."""
+        before = running.saved_config(workdir, method)
+        begun = {key: before[key] for key in OF_PHASES if key in before}
+        own = self.settings_of(method, registered_name(method))
+        return self.method_values(method, problem) | begun | own
+
     def _multiplies_features(self, method: str) -> bool:
         """Whether features are read by a first product alone, and so may be sparse."""
         is_own = method not in METHODS  # of a plugin, as its model may be
@@ -225,7 +235,7 @@ class SubgraphStudy(SubgraphSettings):
         num_rounds = self.setting("num_rounds", NUM_ROUNDS)
         chunk = running.clients_per_chunk(self, workdir, method)
         cohort = clients.cohort_size(num_clients, self.participation)
-        values = self.method_values(method, problem) | _begun(workdir, method)
+        values = self._values(method, problem, workdir)
         values["clients_per_chunk"] = chunk
         return running.run_method(
             self,
@@ -247,55 +257,6 @@ def _has_hidden(model: str) -> bool:
     return model not in FIXED_GNNS or FIXED_GNNS[model].hidden_size is not None
 
 
-def _begun(workdir: pathlib.Path, method: str) -> dict[str, Any]:
-    """The rounds of phases that a run which goes on began with."""
-    before = running.saved_config(workdir, method)
-    return {key: before[key] for key in OF_PHASES if key in before}
-
-
 def registered_name(method: str) -> str:
     """The name under which `algorithms` has a method of the study."""
     return "fed_sgd" if method in NETWORKS else method
-
-
-# --- Output --------------------------------------------------------------------------
-
-
-def seconds_per_round(entry: Entry) -> str:
-    """Seconds of a round with its evaluation, compilation left out, of one seed."""
-    num_seeds = len(entry["best_round_by_seed"])
-    num_rounds = max(1, entry["num_rounds"] * num_seeds)
-    return f"{entry['seconds'] / num_rounds:.4f}"
-
-
-def megabytes_per_round(entry: Entry) -> str:
-    """Megabytes that a round exchanges on the average, in both directions."""
-    return f"{sum(entry['communication_bytes_per_round'].values()) / 1e6:.2f}"
-
-
-COLUMNS: dict[str, running.Cell] = {
-    "accuracy %": "accuracy",
-    "round": running.best_round,
-    "s / round": seconds_per_round,
-    "MB / round": megabytes_per_round,
-}
-
-
-def _draw(
-    workdir: pathlib.Path,
-    runs: Mapping[str, Run],
-    titles: Mapping[str, str],
-    look: plots.Look,
-) -> None:
-    """Draws accuracies over rounds, and the training curves."""
-    records = running.records_of(workdir, titles)
-    known = [r for r in records if "validation_accuracy" in r]
-    key = "validation_accuracy"
-    series = {
-        title: plots.history([r for r in known if r["method"] == title], key)
-        for title in dict.fromkeys(r["method"] for r in known)
-    }
-    label = "validation accuracy (%)"
-    plots.curves(workdir / "convergence.png", series, "round", label, look)
-    path = workdir / "training_curves.png"
-    plots.training_curves(path, records, running.monitors(runs), look)

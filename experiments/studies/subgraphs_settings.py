@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any, ClassVar
 
+from experiments.studies.method_settings import MethodSettings
 from experiments.studies.options import option
-from experiments.studies.trust import TrustStudy
 from fedjax_graph.core import batching
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -28,7 +28,7 @@ def known_models() -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SubgraphSettings(TrustStudy):
+class SubgraphSettings(MethodSettings):
     """Settings of a comparison on one graph whose parts are the clients.
 
     By default those of OpenFGL's subgraph scenario.

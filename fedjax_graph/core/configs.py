@@ -1,11 +1,13 @@
 """Configs built from dicts, as JSON or a command line has them, field by field."""
 
+import contextlib
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from fedjax_graph.core import checks
 from fedjax_graph.core.errors import InputError
 
 T = TypeVar("T")
@@ -65,6 +67,60 @@ def from_dict(
             for key, value in values.items()
         }
     )
+
+
+def put(
+    config_type: type, path: Sequence[str], text: str, values: dict[str, Any]
+) -> None:
+    """Puts a setting, as a command line has it, into values for `from_dict`.
+
+    Args:
+      config_type: a dataclass.
+      path: names of a field and, where that is a dataclass, of one of its fields.
+      text: "true" and "false" are bools, "none" is None where a field may be that.
+      values: where it goes, in dicts where fields are nested, with the other fields'
+        defaults.
+
+    Raises:
+      InputError: if there is no such field, or the text is no value of its type.
+    """
+    name, *rest = path
+    fields = _names(config_type)
+    if name not in fields:
+        raise InputError(f"no field {name!r}; known: {', '.join(fields)}")
+    hint = typing.get_type_hints(config_type)[name]
+    nested = [x for x in _choices(hint) if dataclasses.is_dataclass(x)]
+    if nested and isinstance(nested[0], type):
+        if not rest:
+            inner = ", ".join(f"{name}.{x}" for x in _names(nested[0]))
+            raise InputError(f"{name!r} has fields of its own; known: {inner}")
+        default = fields[name].default
+        is_known = isinstance(default, nested[0])
+        first = {x: getattr(default, x) for x in _names(nested[0])} if is_known else {}
+        put(nested[0], rest, text, values.setdefault(name, first))
+        return
+    if rest:
+        raise InputError(f"{name!r} has no field {rest[0]!r}")
+    values[name] = _read(hint, text)
+
+
+def _read(hint: Any, text: str) -> Any:
+    """A value of a type from text."""
+    words = {"true": True, "false": False}
+    for choice in _choices(hint):
+        if choice is types.NoneType and text == "none":
+            return None
+        if choice is bool and text in words:
+            return words[text]
+        if choice in (int, float):
+            with contextlib.suppress(ValueError):
+                return choice(text)
+        if typing.get_origin(choice) is typing.Literal:
+            if text in typing.get_args(choice):
+                return text
+        elif choice is str:
+            return text
+    raise InputError(f"{text!r} found, expected {checks.described(hint)}")
 
 
 def _names(config_type: type) -> dict[str, dataclasses.Field[Any]]:

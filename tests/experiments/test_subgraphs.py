@@ -8,14 +8,13 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from experiments.studies import running
+from experiments.studies import running, subgraphs_output
 from experiments.studies.subgraphs import (
     METHODS,
     NETWORKS,
     RESTARTS,
     SubgraphStudy,
     registered_name,
-    seconds_per_round,
 )
 from experiments.studies.subgraphs_problem import make_problem
 from fedjax_graph.core.errors import InputError
@@ -219,7 +218,7 @@ def test_the_training_split_is_scored_on_training_nodes(
 
 def test_seconds_are_of_a_round_of_one_seed():
     entry = {"best_round_by_seed": [1, 2], "num_rounds": 5, "seconds": 20.0}
-    assert seconds_per_round(entry) == "2.0000"
+    assert subgraphs_output.seconds_per_round(entry) == "2.0000"
 
 
 @pytest.mark.slow

@@ -1,0 +1,92 @@
+"""Settings of single methods on the command line: fields of their configs."""
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
+
+from experiments.studies.base import Study
+from experiments.studies.options import option
+from experiments.studies.trust import TrustStudy
+from fedjax_graph import algorithms
+from fedjax_graph.core import configs
+from fedjax_graph.core.errors import InputError, meant
+
+OF_THE_STUDY = ("task", "participation", "clients_per_chunk", "server_optimizer")
+"""Fields that have flags of their own, as those have that `trust_values` gives."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MethodSettings(TrustStudy):
+    """A study of methods, each with settings of its own."""
+
+    subject: ClassVar[str] = Study.subject
+
+    method_settings: tuple[str, ...] | None = option(
+        None,
+        "Fields of the configs of methods that run, comma-separated, such as "
+        "fed_prox.proximal_weight=0.001; docs/subgraphs.md has a table.",
+    )
+
+    def own_fields(self, registered: str) -> list[str]:
+        """The fields of a registered method's config that no other flag gives."""
+        taken = {*OF_THE_STUDY, *self.trust_values()}
+        fields = algorithms.get_method(registered).fields
+        return [name for name in fields if name not in taken]
+
+    def settings_of(self, method: str, registered: str) -> dict[str, Any]:
+        """What `method_settings` says of a method, by field, in dicts where nested.
+
+        Args:
+          method: its name here.
+          registered: the name under which `algorithms` has it.
+
+        Raises:
+          InputError: naming the setting that cannot be read.
+        """
+        found: dict[str, Any] = {}
+        for text in self.method_settings or ():
+            path, _, value = text.partition("=")
+            name, *fields = path.split(".")
+            if name != method:
+                continue
+            own = self.own_fields(registered)
+            if fields[0] not in own:
+                raise InputError(
+                    f"--method_settings={text}: {fields[0]!r} is no setting of "
+                    f"{method}{meant(fields[0], own)}; known: {', '.join(own) or None}"
+                )
+            try:
+                configs.put(
+                    algorithms.get_method(registered).config_type, fields, value, found
+                )
+            except InputError as error:
+                raise InputError(f"--method_settings={text}: {error}") from error
+        return found
+
+    def check_settings(
+        self, methods: Collection[str], registered: Callable[[str], str]
+    ) -> None:
+        """Checks that every setting can be read and is of a method that runs.
+
+        Raises:
+          InputError: naming the first that is not.
+        """
+        seen: set[str] = set()
+        for text in self.method_settings or ():
+            path, equals, _ = text.partition("=")
+            name, _, fields = path.partition(".")
+            if path in seen:
+                raise InputError(f"--method_settings={text}: {path} is given twice")
+            seen.add(path)
+            if not (equals and fields):
+                raise InputError(
+                    f"--method_settings={text}: expected METHOD.FIELD=VALUE, as "
+                    "fed_prox.proximal_weight=0.001"
+                )
+            if name not in methods and self.compile_for is None:
+                raise InputError(
+                    f"--method_settings={text}: {name} is none of the methods that run"
+                    f"{meant(name, list(methods))}: {', '.join(methods)}"
+                )
+        for method in methods:
+            self.settings_of(method, registered(method))

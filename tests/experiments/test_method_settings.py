@@ -1,0 +1,150 @@
+"""Settings of single methods: read, refused, passed on, and in the docs."""
+
+import dataclasses
+import pathlib
+import re
+
+import pytest
+
+from experiments.studies import running
+from experiments.studies.subgraphs import METHODS, SubgraphStudy, registered_name
+from experiments.studies.subgraphs_problem import make_problem
+from fedjax_graph.algorithms import get_method
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "subgraphs.md"
+NOT_LISTED = (  # of all that extend FedAvg or FedSGD, or said in the text
+    *("aggregation_noise", "encryption"),
+    *("federated_rounds", "generator_rounds", "fine_tune"),
+)
+
+
+def read(*texts):
+    """Settings of the methods that they name, by method."""
+    methods = tuple(dict.fromkeys(text.partition(".")[0] for text in texts))
+    study = SubgraphStudy(methods=methods, method_settings=texts)
+    assert study.chosen_methods() == list(methods)
+    return {x: study.settings_of(x, registered_name(x)) for x in methods}
+
+
+def test_settings_have_the_types_of_their_fields():
+    found = read(
+        "fed_gta.kappa=0.25",
+        "fed_gta.num_moments=3",
+        "fed_gta.score=aggregated",
+        "graphfl.fine_tune=false",
+        "moon.contrast_on=all",
+    )
+    assert found["fed_gta"] == {"kappa": 0.25, "num_moments": 3, "score": "aggregated"}
+    assert type(found["fed_gta"]["num_moments"]) is int
+    assert found["graphfl"]["fine_tune"] is False
+    assert found["moon"] == {"contrast_on": "all"}
+
+
+def test_nested_settings_leave_the_other_defaults_as_they_are():
+    name = "ada_fgl.personal_optimizer"
+    found = read(f"{name}.learning_rate=0.5", f"{name}.clip_norm=2")
+    default = get_method("ada_fgl").fields["personal_optimizer"].default
+    expected = dataclasses.replace(default, learning_rate=0.5, clip_norm=2.0)
+    assert found["ada_fgl"] == {"personal_optimizer": dataclasses.asdict(expected)}
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["fed_prox"], "fed_prox: expected METHOD.FIELD=VALUE"),
+        (["fed_prox.proximal_weight"], "expected METHOD.FIELD=VALUE"),
+        (["fed_prox.=1"], "expected METHOD.FIELD=VALUE"),
+        (["fed_avg.x=1"], "fed_avg is none of the methods that run: fed_prox, fed_gta"),
+        (["fed_prx.x=1"], r"fed_prx .* \(is fed_prox meant\?\)"),
+        (["fed_gta.kapa=1"], r"'kapa' is no setting of fed_gta \(is kappa meant\?\)"),
+        (["fed_gta.kappa=x"], "kappa=x: 'x' found, expected a finite number"),
+        (["fed_gta.kappa="], "'' found, expected a finite number"),
+        (["fed_gta.num_moments=1.5"], "'1.5' found, expected a whole number"),
+        (["fed_gta.score=mine"], "'mine' found, expected 'aggregated' or 'local'"),
+        (["fed_gta.kappa.x=1"], "'kappa' has no field 'x'"),
+        (["fed_prox.task=1"], "'task' is no setting of fed_prox"),
+        (["fed_prox.participation=1"], "'participation' is no setting of fed_prox"),
+        (["fed_prox.privacy=1"], "'privacy' is no setting of fed_prox"),
+        (["fed_gta.kappa=0", "fed_gta.kappa=1"], "fed_gta.kappa is given twice"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(texts, words):
+    study = SubgraphStudy(methods=("fed_prox", "fed_gta"), method_settings=tuple(texts))
+    with pytest.raises(
+        InputError, match=f"--method_settings={texts[-1]}: .*{words}|{words}"
+    ):
+        study.chosen_methods()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("personal_optimizer=adam", "known: personal_optimizer.name, .*learning_rate"),
+        ("personal_optimizer.rate=1", "no field 'rate'; known: name, learning_rate"),
+    ],
+)
+def test_a_nested_setting_that_is_none_is_refused(text, words):
+    with pytest.raises(InputError, match=words):
+        read(f"ada_fgl.{text}")
+
+
+def test_a_method_is_built_by_its_own_settings_alone(tmp_path):
+    texts = "fed_prox.proximal_weight=0.5", "ada_fgl.federated_rounds=7"
+    study = SubgraphStudy(
+        methods=("fed_prox", "ditto", "ada_fgl"), method_settings=texts
+    )
+    problem = make_problem(study)
+    built = {
+        name: running.build(name, study._values(name, problem, tmp_path))[0]
+        for name in study.methods
+    }
+    assert built["fed_prox"].proximal_weight == 0.5
+    assert (
+        built["ditto"].personal_weight
+        == get_method("ditto").config_type.personal_weight
+    )
+    assert built["ada_fgl"].federated_rounds == 7
+
+
+def test_a_run_records_its_settings_and_goes_on_with_them_alone(tmp_path):
+    study = SubgraphStudy(
+        methods=("fed_prox",),
+        num_clients=2,
+        num_rounds=1,
+        hidden_size=2,
+        method_settings=("fed_prox.proximal_weight=0.5",),
+        workdir=str(tmp_path / "run"),
+    )
+    entry = study.run()["fed_prox"]
+    assert entry["config"]["proximal_weight"] == 0.5
+    assert "--method_settings=fed_prox.proximal_weight=0.5" in study.command()
+    other = dataclasses.replace(study, method_settings=None, resume=True, num_rounds=2)
+    with pytest.raises(InputError, match="proximal_weight"):
+        other.run()
+
+
+def settings_by_default(method):
+    """The fields that `method_settings` may give a method and the docs list."""
+    registered, found = registered_name(method), {}
+    for name in SubgraphStudy().own_fields(registered):
+        default = get_method(registered).fields[name].default
+        is_nested = dataclasses.is_dataclass(default)
+        inner = dataclasses.asdict(default) if is_nested else {"": default}
+        for key, value in inner.items():
+            is_plain = isinstance(value, str | int | float) and value is not False
+            if is_plain and (value or not isinstance(default, OptimizerConfig)):
+                found[f"{name}.{key}".rstrip(".")] = str(value)
+    return {key: x for key, x in found.items() if key not in NOT_LISTED}
+
+
+def test_the_docs_have_every_setting_and_its_default():
+    rows = re.findall(r"^\| `(\w+)` \| (`.*) \|$", DOCS.read_text(), re.M)
+    said = {
+        method: dict(re.findall(r"`([\w.]+)` ([^ ,]+)", text)) for method, text in rows
+    }
+    expected = {method: settings_by_default(method) for method in METHODS}
+    expected = {method: own for method, own in expected.items() if own}
+    assert expected.pop("sfl_per") == expected.pop("sfl_lg") == expected["sfl"]
+    assert {method: said.get(method) for method in expected} == expected
