@@ -41,6 +41,9 @@ OWN_MODELS = {
 ENCODES_STRUCTURE = ("fed_star",)  # methods whose model reads it
 RESTARTS = ("ditto", "fed_pub", "fed_sage_plus", "graphfl")
 """Methods that keep no state of their clients' optimizers, which so begin anew."""
+FORGETS = ("fed_avg_m", "fed_dc")
+"""Methods whose clients' Adam goes on without its first moment: that would carry the
+direction of a round, or its correction, into the next."""
 SEES_OUTSIDE = ("fed_gcn",)  # methods whose clients know of neighbours outside
 READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
@@ -67,7 +70,7 @@ class SubgraphStudy(SubgraphSettings):
 
     def in_effect(self) -> dict[str, Any]:
         """See `Options.in_effect`."""
-        steps = "adam, which goes on from round to round where a method can keep it"
+        steps = "adam, which goes on where a method can keep it (docs/subgraphs.md)"
         return super().in_effect() | {
             "dataset": self.dataset or SHORT_RUN_DATASET,
             "methods": self.chosen_methods(),
@@ -167,12 +170,10 @@ class SubgraphStudy(SubgraphSettings):
         """What a method's clients step with: Adam goes on by default, as OpenFGL's."""
         steps = self.client_optimizer_config()
         can_go_on = method in METHODS and method not in (*NETWORKS, *RESTARTS)
-        is_default = self.client_optimizer is None
-        return (
-            dataclasses.replace(steps, stateful=True)
-            if is_default and can_go_on
-            else steps
-        )
+        if self.client_optimizer is not None or not can_go_on:
+            return steps
+        momentum = 0.0 if method in FORGETS else steps.momentum
+        return dataclasses.replace(steps, stateful=True, momentum=momentum)
 
     def method_values(self, method: str, problem: Problem) -> dict[str, Any]:
         """The options under the names of the methods' config fields."""

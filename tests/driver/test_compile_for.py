@@ -34,12 +34,14 @@ SMALL = {  # command lines whose rounds compile in seconds
     ),
     "graphfl": ("--methods=graphfl",),
     "fl_agcns": ("--methods=gcn",),
+    "fl_agcns_search": ("--methods=fl_agcns",),  # whose fitness is from scratch
 }
 COLLECTIVES = {  # what the design says
     "cnfgnn": {"all-to-all", "reduce-scatter", "all-reduce"},  # h_G, h_c, gradients
     "sfl": {"all-to-all", "all-reduce"},  # models, mixed by columns, and their mean
     "graphfl": {"all-gather", "all-reduce"},
     "fl_agcns": {"all-reduce"},  # a mean of gradients
+    "fl_agcns_search": {"all-reduce"},  # of codes' gradients, and scores
 }
 MOVES = {"all-to-all", "reduce-scatter"}  # of hidden states, or of mixed models
 
@@ -145,11 +147,18 @@ def test_what_is_compiled_is_the_program_of_a_run(train, monkeypatch, seeds):
     assert report.roofline_s == costs.seconds > 0
 
 
-@pytest.mark.parametrize("system", SMALL)
+@pytest.mark.parametrize(
+    "system",
+    [
+        pytest.param(x, marks=pytest.mark.slow) if x == "fl_agcns_search" else x
+        for x in SMALL
+    ],
+)
 def test_a_round_compiles_for_a_tpu(tmp_path, system):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu, of the extra [tpu], is missing")
-    command = [sys.executable, "-m", f"experiments.{system}", *SMALL[system]]
+    binary = system.removesuffix("_search")
+    command = [sys.executable, "-m", f"experiments.{binary}", *SMALL[system]]
     done = subprocess.run(
         [*command, "--compile_for=v5e:2x2", f"--workdir={tmp_path / 'run'}"],
         capture_output=True,

@@ -124,7 +124,9 @@ def test_clients_moments_go_on_where_a_method_can_keep_them(method, default_prob
     values = study.method_values(method, default_problem)
     steps = values["task"].optimizer
     assert steps.stateful == (method not in (*NETWORKS, *RESTARTS))
-    assert dataclasses.replace(steps, stateful=False) == (
+    forgets = method in ("fed_avg_m", "fed_dc")
+    assert steps.momentum == (0 if forgets else None)
+    assert dataclasses.replace(steps, stateful=False, momentum=None) == (
         anew.method_values(method, default_problem)["task"].optimizer
     )
     running.build(registered_name(method), values | {"clients_per_chunk": 1})
