@@ -5,14 +5,18 @@ from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 from experiments.studies.base import Study
-from experiments.studies.options import option
+from experiments.studies.options import MOST, option
 from experiments.studies.trust import TrustStudy
 from fedjax_graph import algorithms
 from fedjax_graph.core import configs
 from fedjax_graph.core.errors import InputError, meant
 
-OF_THE_STUDY = ("task", "participation", "clients_per_chunk", "server_optimizer")
-"""Fields that have flags of their own, as those have that `trust_values` gives."""
+OF_THE_STUDY = (
+    *("task", "participation", "clients_per_chunk", "server_optimizer"),
+    "encryption",
+)
+"""Fields that have flags of their own, as those have that `trust_values` gives, or that
+no study of methods has."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,10 +59,9 @@ class MethodSettings(TrustStudy):
                     f"--method_settings={text}: {fields[0]!r} is no setting of "
                     f"{method}{meant(fields[0], own)}; known: {', '.join(own) or None}"
                 )
+            config_type = algorithms.get_method(registered).config_type
             try:
-                configs.put(
-                    algorithms.get_method(registered).config_type, fields, value, found
-                )
+                configs.put(config_type, fields, value, found, largest=MOST)
             except InputError as error:
                 raise InputError(f"--method_settings={text}: {error}") from error
         return found
@@ -83,7 +86,9 @@ class MethodSettings(TrustStudy):
                     f"--method_settings={text}: expected METHOD.FIELD=VALUE, as "
                     "fed_prox.proximal_weight=0.001"
                 )
-            if name not in methods and self.compile_for is None:
+            # Of several methods to compile, each is compiled by a study of its own.
+            known = methods if self.compile_for is None else self.known_methods()
+            if name not in known:
                 raise InputError(
                     f"--method_settings={text}: {name} is none of the methods that run"
                     f"{meant(name, list(methods))}: {', '.join(methods)}"

@@ -127,7 +127,8 @@ def run_method(
     registered_name = registered_name or name
     registered = algorithms.get_method(registered_name)
     config, algorithm = build(registered_name, values)
-    is_alone = study.backend() == "cpu"  # each seed
+    # Side by side, a call with rounds of two phases, and scores, would compute both.
+    is_alone = study.backend() == "cpu" or bool(algorithm.phases)  # each seed
     run_config = rounds.RunConfig(
         num_rounds=num_rounds if registered.is_trained else 0,
         eval_every=study.eval_every,

@@ -210,7 +210,11 @@ class SubgraphStudy(SubgraphSettings):
         before = running.saved_config(workdir, method)
         begun = {key: before[key] for key in OF_PHASES if key in before}
         own = self.settings_of(method, registered_name(method))
-        return self.method_values(method, problem) | begun | own
+        values = self.method_values(method, problem)
+        for key in begun.keys() - own:
+            if begun[key] != values[key]:
+                print(f"note: {method} goes on with {key}={begun[key]}, as it began")
+        return values | begun | own
 
     def _multiplies_features(self, method: str) -> bool:
         """Whether features are read by a first product alone, and so may be sparse."""

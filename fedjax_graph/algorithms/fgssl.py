@@ -118,7 +118,7 @@ def edge_distance(
 
 
 def fgssl(config: FGSSLConfig) -> FederatedAlgorithm:
-    """Factory of FGSSL; `InputError` for a task without embeddings, or graphs."""
+    """Factory of FGSSL; `InputError` without embeddings, in a round without graphs."""
     _, embed = embedding_task(config.task, "fgssl")
     distances = {"similarity": similarity_distance, "edges": edge_distance}
     distance, tau = distances[config.structure], config.temperature

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -70,19 +71,26 @@ def from_dict(
 
 
 def put(
-    config_type: type, path: Sequence[str], text: str, values: dict[str, Any]
+    config_type: type,
+    path: Sequence[str],
+    text: str,
+    values: dict[str, Any],
+    largest: float = math.inf,
 ) -> None:
     """Puts a setting, as a command line has it, into values for `from_dict`.
 
     Args:
       config_type: a dataclass.
       path: names of a field and, where that is a dataclass, of one of its fields.
-      text: "true" and "false" are bools, "none" is None where a field may be that.
+      text: "true" and "false" are bools, "none" is None where a field may be that, and
+        a tuple's items stand between "x", as in 32x64.
       values: where it goes, in dicts where fields are nested, with the other fields'
         defaults.
+      largest: number that is allowed.
 
     Raises:
-      InputError: if there is no such field, or the text is no value of its type.
+      InputError: if there is no such field, the text is no value of its type, or a
+        number is too large.
     """
     name, *rest = path
     fields = _names(config_type)
@@ -97,11 +105,14 @@ def put(
         default = fields[name].default
         is_known = isinstance(default, nested[0])
         first = {x: getattr(default, x) for x in _names(nested[0])} if is_known else {}
-        put(nested[0], rest, text, values.setdefault(name, first))
+        put(nested[0], rest, text, values.setdefault(name, first), largest)
         return
     if rest:
         raise InputError(f"{name!r} has no field {rest[0]!r}")
-    values[name] = _read(hint, text)
+    value = values[name] = _read(hint, text)
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, int | float) and abs(number) > largest:
+            raise InputError(f"{text!r} found, expected {largest:g} or less")
 
 
 def _read(hint: Any, text: str) -> Any:
@@ -118,6 +129,9 @@ def _read(hint: Any, text: str) -> Any:
         if typing.get_origin(choice) is typing.Literal:
             if text in typing.get_args(choice):
                 return text
+        elif typing.get_origin(choice) is tuple and text:
+            items = _items(choice, text.split("x"))
+            return tuple(_read(item_hint, item) for item_hint, item in items)
         elif choice is str:
             return text
     raise InputError(f"{text!r} found, expected {checks.described(hint)}")

@@ -261,7 +261,8 @@ def compile_round(
         jax.set_mesh(described)
         placed = shapes(states, clients.count(data[0])), *shapes(data)
         shared = _bytes_of_both(data, placed[1:])
-        traced = programs.trace(algorithm, config, 1, *placed)
+        scored = algorithm.scored_from  # of phases, the last one's round
+        traced = programs.trace(algorithm.during(scored, scored), config, 1, *placed)
         lowered = traced.lower(lowering_platforms=(target.chip.platform,))
         start = time.perf_counter()
         with reporter.without_alarms():

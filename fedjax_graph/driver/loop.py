@@ -170,6 +170,7 @@ class Loop:
             is_traced = config.profile and processes.is_first()
             folder = pathlib.Path(config.profile, self._name) if is_traced else None
             profile = stack.enter_context(contextlib.closing(Profile(folder)))
+            self._prepare(seed_state, round_)
             if self._checkpoints:
                 stack.enter_context(termination.deferred())
             return self._rounds(seed_state, seconds, round_, writer, progress, profile)
@@ -304,6 +305,16 @@ class Loop:
         if is_last or termination.is_asked():
             return False
         return self._wanted(round_, None) in self._programs  # compiled
+
+    def _prepare(self, seed_state: SeedState, round_: int) -> None:
+        """Compiles what a method's phases to come begin with: none is refused later."""
+        every, last = self._config.eval_every, self._config.num_rounds
+        for phase in self._algorithm.phases:
+            start = max(round_, (phase.first_round - 1) // every * every)
+            after = start + self._num_rounds_from(start)
+            for call in (start, after):  # the first one may have rounds of two phases
+                if call < last:
+                    self._program(call, seed_state, self._divergence.watch)
 
     def _wanted(self, round_: int, watch: faults.Watch | None) -> Wanted:
         """The program of the rounds after one: of their phase alone, if it is one."""

@@ -308,8 +308,9 @@ def test_a_seed_that_stopped_between_two_checkpoints_is_looked_at(tmp_path):
     assert ran == [True, True, True, False, False]
 
 
+@pytest.mark.parametrize("eval_every", [1, NUM_ROUNDS])
 @pytest.mark.parametrize("seeds_per_chunk", [None, 1])
-def test_a_phase_that_is_not_taken_loses_nobody(tmp_path, seeds_per_chunk):
+def test_a_phase_that_is_not_taken_loses_nobody(tmp_path, seeds_per_chunk, eval_every):
     """Side by side, all phases are computed; clients of the first fail from 3 on."""
     phases = [
         Phase(first, fed_avg(FedAvgConfig(task)).round)
@@ -319,7 +320,8 @@ def test_a_phase_that_is_not_taken_loses_nobody(tmp_path, seeds_per_chunk):
         round=by_phase(phases, lambda state: state.num_rounds), phases=tuple(phases)
     )
     splits = make_splits(), make_splits()
-    run_seeds(algorithm, splits, tmp_path, seeds_per_chunk=seeds_per_chunk)
+    config = {"seeds_per_chunk": seeds_per_chunk, "eval_every": eval_every}
+    run_seeds(algorithm, splits, tmp_path, **config)
     lines = read_records(tmp_path / "metrics.jsonl")
     assert len(lines) == NUM_ROUNDS
     assert not any("skipped_clients" in line for line in lines)

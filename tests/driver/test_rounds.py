@@ -222,20 +222,22 @@ def test_seeds_reach_the_last_phase_independently():
     args = {"algorithm": WITH_PHASES, "patience": 2}
     together = run(script, seeds=(3, 7), seeds_per_chunk=None, **args)
     assert list(together.best_round) == [4, 8]
-    for i, seed in enumerate((3, 7)):  # both phases are computed for several seeds
+    for i, seed in enumerate((3, 7)):
         alone = run(script, seeds=(seed,), **args).best_state.weights
         npt.assert_array_equal(together.best_state.weights[i], alone[0])
 
 
-def test_a_phase_is_the_round_of_its_rounds():
-    """Weights are those of the two rounds in a loop."""
+@pytest.mark.parametrize("eval_every", [1, 2, 8])
+def test_a_phase_is_the_round_of_its_rounds(eval_every):
+    """Weights are those of the two rounds in a loop, also where a call has both."""
     script, key = make_script(FALLING), jax.random.key(0)
     state = ALGORITHM.init(jax.random.fold_in(key, 0), script["train"])
     first, last = (jax.jit(phase.round) for phase in WITH_PHASES.phases)
     for number in range(1, 9):
         round_ = first if number < 4 else last
         state, _ = round_(state, script["train"], jax.random.fold_in(key, number))
-    found = run(script, algorithm=WITH_PHASES).best_state
+    config = {"eval_every": eval_every, "keep_last": True}
+    found = run(script, algorithm=WITH_PHASES, **config).best_state
     npt.assert_array_equal(found.weights[0], state.weights)
 
 
@@ -264,6 +266,20 @@ def test_rounds_of_one_phase_have_a_program_of_their_own(
     monkeypatch.setattr(programs, "trace", spy)
     run(make_script(FALLING), algorithm=WITH_PHASES, eval_every=eval_every)
     assert traced == expected
+
+
+def test_a_phase_that_is_refused_is_so_before_the_first_round(tmp_path, monkeypatch):
+    trace = programs.trace
+
+    def refuse(algorithm, *args):
+        if algorithm.round is WITH_PHASES.phases[-1].round:
+            raise InputError("too large")
+        return trace(algorithm, *args)
+
+    monkeypatch.setattr(programs, "trace", refuse)
+    with pytest.raises(InputError, match="too large"):
+        run(make_script(FALLING), tmp_path, algorithm=WITH_PHASES)
+    assert not records(tmp_path)
 
 
 def test_a_run_that_ends_before_the_last_phase_is_refused(tmp_path):

@@ -14,9 +14,9 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "subgraphs.md"
-NOT_LISTED = (  # of all that extend FedAvg or FedSGD, or said in the text
-    *("aggregation_noise", "encryption"),
-    *("federated_rounds", "generator_rounds", "fine_tune"),
+NOT_LISTED = (  # of all that extend FedAvg, or said in the text
+    "aggregation_noise",
+    *("federated_rounds", "generator_rounds"),
 )
 
 
@@ -42,6 +42,23 @@ def test_settings_have_the_types_of_their_fields():
     assert found["moon"] == {"contrast_on": "all"}
 
 
+def test_a_tuple_is_read_with_an_x_between_its_items():
+    found = read("fed_sage_plus.generator.layer_sizes=32x64")["fed_sage_plus"]
+    assert found["generator"]["layer_sizes"] == (32, 64)
+    assert found["generator"]["num_places"] == 5
+
+
+def test_settings_of_methods_that_are_compiled_one_by_one_are_known():
+    texts = "fed_gta.kappa=0.3", "fed_prox.proximal_weight=1"
+    study = SubgraphStudy(
+        methods=("fed_gta",), compile_for="v5e:2x2", method_settings=texts
+    )
+    assert study.chosen_methods() == ["fed_gta"]
+    wrong = dataclasses.replace(study, method_settings=("fed_gat.kappa=1",))
+    with pytest.raises(InputError, match="fed_gat is none of the methods"):
+        wrong.chosen_methods()
+
+
 def test_nested_settings_leave_the_other_defaults_as_they_are():
     name = "ada_fgl.personal_optimizer"
     found = read(f"{name}.learning_rate=0.5", f"{name}.clip_norm=2")
@@ -53,13 +70,13 @@ def test_nested_settings_leave_the_other_defaults_as_they_are():
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["fed_prox"], "fed_prox: expected METHOD.FIELD=VALUE"),
+        (["fed_prox"], "expected METHOD.FIELD=VALUE"),
         (["fed_prox.proximal_weight"], "expected METHOD.FIELD=VALUE"),
         (["fed_prox.=1"], "expected METHOD.FIELD=VALUE"),
         (["fed_avg.x=1"], "fed_avg is none of the methods that run: fed_prox, fed_gta"),
         (["fed_prx.x=1"], r"fed_prx .* \(is fed_prox meant\?\)"),
         (["fed_gta.kapa=1"], r"'kapa' is no setting of fed_gta \(is kappa meant\?\)"),
-        (["fed_gta.kappa=x"], "kappa=x: 'x' found, expected a finite number"),
+        (["fed_gta.kappa=x"], "'x' found, expected a finite number"),
         (["fed_gta.kappa="], "'' found, expected a finite number"),
         (["fed_gta.num_moments=1.5"], "'1.5' found, expected a whole number"),
         (["fed_gta.score=mine"], "'mine' found, expected 'aggregated' or 'local'"),
@@ -67,14 +84,15 @@ def test_nested_settings_leave_the_other_defaults_as_they_are():
         (["fed_prox.task=1"], "'task' is no setting of fed_prox"),
         (["fed_prox.participation=1"], "'participation' is no setting of fed_prox"),
         (["fed_prox.privacy=1"], "'privacy' is no setting of fed_prox"),
+        (["fed_gta.num_moments=10000000"], "found, expected 1e.06 or less"),
+        (["fed_gta.temperature=1e39"], "found, expected 1e.06 or less"),
         (["fed_gta.kappa=0", "fed_gta.kappa=1"], "fed_gta.kappa is given twice"),
     ],
 )
 def test_what_cannot_be_read_is_refused(texts, words):
     study = SubgraphStudy(methods=("fed_prox", "fed_gta"), method_settings=tuple(texts))
-    with pytest.raises(
-        InputError, match=f"--method_settings={texts[-1]}: .*{words}|{words}"
-    ):
+    start = re.escape(f"--method_settings={texts[-1]}: ")
+    with pytest.raises(InputError, match=f"^{start}.*{words}"):
         study.chosen_methods()
 
 
@@ -133,9 +151,12 @@ def settings_by_default(method):
         is_nested = dataclasses.is_dataclass(default)
         inner = dataclasses.asdict(default) if is_nested else {"": default}
         for key, value in inner.items():
-            is_plain = isinstance(value, str | int | float) and value is not False
-            if is_plain and (value or not isinstance(default, OptimizerConfig)):
-                found[f"{name}.{key}".rstrip(".")] = str(value)
+            is_optimizers = isinstance(default, OptimizerConfig)
+            if value is None or value is False or (is_optimizers and not value):
+                continue
+            is_tuple = isinstance(value, tuple)
+            text = "x".join(map(str, value)) if is_tuple else str(value)
+            found[f"{name}.{key}".rstrip(".")] = text
     return {key: x for key, x in found.items() if key not in NOT_LISTED}
 
 

@@ -251,8 +251,14 @@ def test_a_run_shortened_below_its_phases_is_refused_before_any_method_runs(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("backend", "expected"), [("gpu", None), ("cpu", 1)])
-def test_on_a_gpu_seeds_are_side_by_side(backend, expected, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "backend", "expected"),
+    [("fed_avg", "gpu", None), ("fed_avg", "cpu", 1), ("ada_fgl", "gpu", 1)],
+)
+def test_on_a_gpu_seeds_are_side_by_side_but_for_phases(
+    method, backend, expected, tmp_path, monkeypatch
+):
+    """Scores, and calls with rounds of two phases, would compute both."""
 
     class AskedError(Exception):
         pass
@@ -262,7 +268,7 @@ def test_on_a_gpu_seeds_are_side_by_side(backend, expected, tmp_path, monkeypatc
 
     monkeypatch.setattr(running.rounds, "run", run)
     monkeypatch.setattr(SubgraphStudy, "backend", lambda study: backend)
-    study = SubgraphStudy(methods=("ada_fgl",), workdir=str(tmp_path / "run"))
+    study = SubgraphStudy(methods=(method,), workdir=str(tmp_path / "run"))
     with pytest.raises(AskedError) as asked:
         study.run()
     assert asked.value.args == (expected,)
