@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -130,11 +131,13 @@ def _take_help() -> None:
 def _hush_event_loops() -> None:
     """Keeps to itself what reads in flight say when a broken checkpoint ends orbax's.
 
-    They report through asyncio's logger and, from threads, `sys.unraisablehook`; an
-    error of a thread that writes, which orbax logs too, is raised where the thread is
-    waited for as well.
+    They report through asyncio's logger and, from threads, `sys.unraisablehook`; those
+    that had not begun are coroutines that nobody awaited. An error of a thread that
+    writes, which orbax logs too, is raised where the thread is waited for as well.
     """
     python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
+    never = "coroutine .* was never awaited"
+    warnings.filterwarnings("ignore", message=never, category=RuntimeWarning)
     logging.get_absl_logger().addFilter(
         lambda record: not (record.exc_info and is_disk_full(record.exc_info[1]))
     )

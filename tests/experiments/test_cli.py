@@ -220,3 +220,19 @@ def test_a_terminal_of_few_letters_gets_what_it_has(tmp_path):
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
     )
     assert (process.returncode, process.stdout) == (0, "1 ? 2\n")
+
+
+def test_reads_that_a_broken_checkpoint_ends_say_nothing():
+    """Nor those that had not begun, whose coroutines nobody awaits."""
+    code = "async def read(): pass\nread()"
+    hushed = f"from experiments import cli\ncli._hush_event_loops()\n{code}"
+    said = [
+        subprocess.run(
+            [sys.executable, "-W", "error", "-c", text],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stderr
+        for text in (code, hushed)
+    ]
+    assert "never awaited" in said[0] and not said[1]
