@@ -210,11 +210,7 @@ class SubgraphStudy(SubgraphSettings):
         before = running.saved_config(workdir, method)
         begun = {key: before[key] for key in OF_PHASES if key in before}
         own = self.settings_of(method, registered_name(method))
-        values = self.method_values(method, problem)
-        for key in begun.keys() - own:
-            if begun[key] != values[key]:
-                print(f"note: {method} goes on with {key}={begun[key]}, as it began")
-        return values | begun | own
+        return self.method_values(method, problem) | begun | own
 
     def _multiplies_features(self, method: str) -> bool:
         """Whether features are read by a first product alone, and so may be sparse."""
@@ -236,11 +232,17 @@ class SubgraphStudy(SubgraphSettings):
         if self.eval_only:  # in training, validation nodes choose the round
             train = splits["train"]
             splits = splits | {"train": train._replace(is_scored=train.is_trained)}
+        saved = running.saved_config(workdir, method)
         num_clients = len(splits["train"].client_ids)
         num_rounds = self.setting("num_rounds", NUM_ROUNDS)
         chunk = running.clients_per_chunk(self, workdir, method)
         cohort = clients.cohort_size(num_clients, self.participation)
         values = self._values(method, problem, workdir)
+        own = self.settings_of(method, registered_name(method))
+        planned = self.method_values(method, problem) | own
+        for key in OF_PHASES:
+            if key in saved and values[key] != planned[key]:
+                print(f"note: {method} goes on with {key}={values[key]}, as it began")
         values["clients_per_chunk"] = chunk
         return running.run_method(
             self,

@@ -131,7 +131,8 @@ def _read(hint: Any, text: str) -> Any:
                 return text
         elif typing.get_origin(choice) is tuple and text:
             items = _items(choice, text.split("x"))
-            return tuple(_read(item_hint, item) for item_hint, item in items)
+            if all(item_hint is not Any for item_hint, _ in items):
+                return tuple(_read(item_hint, item) for item_hint, item in items)
         elif choice is str:
             return text
     raise InputError(f"{text!r} found, expected {checks.described(hint)}")
