@@ -12,7 +12,6 @@ import pytest
 
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.network import TrafficDataset
-from fedjax_graph.models import architecture, packed, relaxation, supernet
 
 # Compiles in less than half of the time; unknown to jax 0.12, which would not start.
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -183,18 +182,3 @@ def rolled_scans(quick_compiles):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.lax, "scan", rolled)
         yield
-
-
-@pytest.fixture(scope="module")
-def few_convolutions():
-    """A search space of three convolutions, which compiles in a fourth of the time.
-
-    With attention, with batch statistics and without weights; the tests of the SuperNet
-    have all twelve.
-    """
-    jax.clear_caches()  # of what was traced with the others
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (architecture, packed, relaxation, supernet):
-            patch.setattr(module, "OPS", ("GATConv", "GINConv", "APPNP"))
-        yield
-    jax.clear_caches()

@@ -50,6 +50,7 @@ class FLAGCNSStudy(FLAGCNSSettings):
             "num_generations": study.generations(),
             "num_warm_up": usual if warm_up is None else warm_up,
             "fusion": study.chosen_fusion(),
+            "ops": study.chosen_ops(),
             "server_optimizer": study.adam(),
             "patience": None,
         }

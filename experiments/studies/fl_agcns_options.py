@@ -56,6 +56,11 @@ class FLAGCNSOptions(Study):
         "Activations of the input and output stage of all codes that are searched, "
         "such as 3,5 for ReLU and Identity; 0: any.",
     )
+    ops: tuple[str, ...] | None = option(
+        None,
+        "Convolutions between which searches choose; by default all twelve.",
+        choices=architecture.OPS,
+    )
     fitness: str = option(
         "loss",
         "By which validation score architectures, and rounds of a training, are "

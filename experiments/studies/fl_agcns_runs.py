@@ -84,6 +84,7 @@ def search_values(
         "space": study.space,
         "fusion": study.chosen_fusion(),
         "stages": study.given_stages(),
+        "ops": study.chosen_ops(),
         "fitness": study.fitness,
         "dropout": study.dropout,
         "server_optimizer": study.adam(),

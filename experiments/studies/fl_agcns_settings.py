@@ -47,7 +47,7 @@ CONCERN = (  # options, and the methods that have a use for them
     (("supernet_steps", "scored_by"), (*EVOLUTIONARY, "fl_gradient")),
     (("num_trials",), ("fl_random", "fl_rl")),
     (("num_relaxed_rounds",), ("fl_gradient",)),
-    (("num_layers", "stages"), SEARCHES),
+    (("num_layers", "stages", "ops"), SEARCHES),
     (("space", "fusion"), (*SEARCHES, "code")),
 )
 
@@ -185,6 +185,11 @@ class FLAGCNSSettings(FLAGCNSOptions):
                 f"--stages={self.stages}: expected two numbers, such as 3,5"
             )
         return architecture.check_stages(tuple(map(int, genes)))
+
+    def chosen_ops(self) -> architecture.Ops:
+        """The convolutions of a search's layers, in the order of all."""
+        named = self.ops or architecture.OPS
+        return tuple(op for op in architecture.OPS if op in named)
 
     def adam(self) -> OptimizerConfig:
         """The server's optimizer, of the shared weights and of each training."""

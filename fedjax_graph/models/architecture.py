@@ -50,6 +50,7 @@ Fusion = Literal["leaves", "all"]
 Space = Literal["paper", "2022"]
 FUSIONS: dict[Space, Fusion] = {"paper": "all", "2022": "leaves"}  # what each has
 Stages = tuple[int, int]  # activations IS and OS that are given; 0: any
+Ops = tuple[str, ...]  # some of OPS, in their order
 ANY_STAGES = (0, 0)
 INPUT = 0  # the index of the input stage in a diagram; layer i has index i
 
@@ -75,6 +76,16 @@ class Architecture(NamedTuple):
         return self.is_leaf if fusion == "leaves" else self.is_present
 
 
+class Choices(NamedTuple):
+    """Says what the codes of a search may have."""
+
+    stages: Stages = ANY_STAGES  # those that all have
+    ops: Ops = OPS  # of layers; a gene's number is the same whichever there are
+
+
+ANYTHING = Choices()
+
+
 class Diagram(NamedTuple):
     """Holds a code as a graph: the stages and the layers that are present."""
 
@@ -91,18 +102,20 @@ def largest_genes(num_layers: int) -> np.ndarray:
     return np.array([len(ACTIVATIONS), *layers, len(ACTIVATIONS)])
 
 
-def is_gene(num_layers: int, stages: Stages = ANY_STAGES) -> np.ndarray:
+def is_gene(num_layers: int, choices: Choices = ANYTHING) -> np.ndarray:
     """Marks the values [L + 2, 12 L + 1] that each gene of a code may have.
 
     Raises:
-      InputError: if a given stage is none.
+      InputError: if a given stage or op is none.
     """
     largest = largest_genes(num_layers)[:, None]
     smallest = np.ones_like(largest)
     smallest[1:-1] = 0
     values = np.arange(largest[1:-1].max() + 1)
     allowed = (smallest <= values) & (values <= largest)
-    for index, stage in zip((0, -1), check_stages(stages), strict=True):
+    is_op = np.isin((values - 1) % len(OPS), op_indices(choices.ops))
+    allowed[1:-1] &= (values == 0) | is_op
+    for index, stage in zip((0, -1), check_stages(choices.stages), strict=True):
         if stage:
             allowed[index] = values == stage
     return allowed
@@ -121,6 +134,32 @@ def check_stages(stages: Stages) -> Stages:
             f"input and the output stage, such as 3,5; known: 0 any, {_activations()}"
         )
     return stages
+
+
+def check_ops(ops: Ops) -> Ops:
+    """Returns ops if they are some of all, in their order.
+
+    Raises:
+      InputError: otherwise.
+    """
+    if not ops or tuple(op for op in OPS if op in ops) != tuple(ops):
+        raise InputError(
+            f"ops {', '.join(ops) or 'none'}: expected some of these, in this order: "
+            f"{', '.join(OPS)}"
+        )
+    return ops
+
+
+def op_indices(ops: Ops) -> np.ndarray:
+    """Finds where some of the ops are among all; errors as of `check_ops`."""
+    return np.array([OPS.index(op) for op in check_ops(ops)])
+
+
+def op_branches(ops: Ops) -> np.ndarray:
+    """Numbers all ops [12] by their places among some: 1 for the first, 0 if absent."""
+    branches = np.zeros(len(OPS), np.int32)
+    branches[op_indices(ops)] = np.arange(1, len(ops) + 1)
+    return branches
 
 
 def space_size(num_layers: int = NUM_LAYERS) -> int:
@@ -187,9 +226,9 @@ def random_codes(
     space: Space = "paper",
     absence: float | None = 0.2,
     num_certain: int = 2,
-    stages: Stages = ANY_STAGES,
+    choices: Choices = ANYTHING,
 ) -> jax.Array:
-    """Draws valid codes, every gene that is not 0 uniformly from its range.
+    """Draws valid codes, every gene that is not 0 uniformly from what it may be.
 
     In the paper's space, depths are uniform in 1 to L: gene i, if the first is 1, is 0
     with probability 1 / (L - i + 2), the first never.
@@ -203,13 +242,13 @@ def random_codes(
         all codes equally likely if no layer is certain.
       num_certain: in the space 2022, how many first layers are never absent; the
         default is what that code starts from.
-      stages: those that all codes have.
+      choices: what they may have.
 
     Returns:
       [num, L + 2] int32.
 
     Raises:
-      InputError: if a given stage is none, a number no count, or the absence no
+      InputError: if a given stage or op is none, a number no count, or the absence no
         probability.
     """
     arrays.check_count("num", num, 0)
@@ -218,20 +257,29 @@ def random_codes(
     if absence is not None and not 0 <= absence <= 1:
         raise InputError(f"absence={absence}: expected a number from 0 to 1")
     value_key, absence_key = jax.random.split(key)
-    largest = largest_genes(num_layers)
+    places = np.arange(1, num_layers + 1)
+    num_genes = np.ones(num_layers + 2, int) * len(ACTIVATIONS)
+    num_genes[1:-1] = len(choices.ops) * places
     shape = (num, num_layers + 2)
-    values = jax.random.randint(value_key, shape, 1, largest + 1)
+    values = jax.random.randint(value_key, shape, 1, num_genes + 1)
+    values = values.at[:, 1:-1].set(_genes(values[:, 1:-1] - 1, choices.ops))
     if check_space(space) == "paper":
         rates, num_certain = 1 / (num_layers + 2 - np.arange(num_layers + 2)), 1
     elif absence is None:
-        rates = 1 / (largest + 1)
+        rates = 1 / (num_genes + 1)
     else:
         rates = np.full(num_layers + 2, absence)
     rates[: num_certain + 1] = rates[-1] = 0
     codes = jnp.where(jax.random.bernoulli(absence_key, rates, shape), 0, values)
     given = np.zeros(num_layers + 2, np.int32)
-    given[[0, -1]] = check_stages(stages)
+    given[[0, -1]] = check_stages(choices.stages)
     return jnp.where(given > 0, given, codes)
+
+
+def _genes(numbers: jax.Array, ops: Ops) -> jax.Array:
+    """Writes the genes that are not 0 of some ops, counted from 0, as genes."""
+    predecessor, place = jnp.divmod(numbers, len(ops))
+    return len(OPS) * predecessor + jnp.asarray(op_indices(ops))[place] + 1
 
 
 def fair_codes(
@@ -240,32 +288,32 @@ def fair_codes(
     num_layers: int = NUM_LAYERS,
     *,
     space: Space = "paper",
-    stages: Stages = ANY_STAGES,
+    choices: Choices = ANYTHING,
 ) -> jax.Array:
     """Draws valid codes that use the sets of weights of a layer alike.
 
     In the paper's space depths are drawn as by `random_codes`, in that of 2022 all
-    layers are present. Where layer i is, its 12 i genes take turns in a drawn order:
-    each occurs as often as any other, up to one. This is after the strict fairness of
-    Chu, Zhang, Xu, "FairNAS", ICCV 2021, who have each op once in a step.
+    layers are present. Where layer i is, its genes, 12 i of all ops, take turns in a
+    drawn order: each occurs as often as any other, up to one. This is after the strict
+    fairness of Chu, Zhang, Xu, "FairNAS", ICCV 2021, who have each op once in a step.
 
     Args:
-      key, num, num_layers, space, stages: see `random_codes`.
+      key, num, num_layers, space, choices: see `random_codes`.
 
     Returns:
       [num, L + 2] int32.
     """
     code_key, *keys = jax.random.split(key, num_layers + 1)
     codes = random_codes(
-        code_key, num, num_layers, space=space, num_certain=num_layers, stages=stages
+        code_key, num, num_layers, space=space, num_certain=num_layers, choices=choices
     )
     is_present = jax.vmap(lambda code: decode(code, space).is_present)(codes)
     for layer, (key, present) in enumerate(zip(keys, is_present.T, strict=True), 1):
-        size = len(OPS) * layer
+        size = len(choices.ops) * layer
         orders = jax.random.split(key, -(-num // size))
         genes = jax.vmap(lambda key, n=size: jax.random.permutation(key, n))(orders)
         turn = jnp.cumsum(present) - 1
-        in_turn = genes.reshape(-1)[jnp.maximum(turn, 0)] + 1
+        in_turn = _genes(genes.reshape(-1)[jnp.maximum(turn, 0)], choices.ops)
         codes = codes.at[:, layer].set(jnp.where(present, in_turn, 0))
     return codes
 

@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_graph.core import trees
 from fedjax_graph.core.local import Model
-from fedjax_graph.models.architecture import OPS, decode
+from fedjax_graph.models.architecture import decode
 from fedjax_graph.models.linear import Linear
 from fedjax_graph.models.ops import plain_layer
 from fedjax_graph.models.supernet import SuperNet, empty_graph
@@ -63,9 +63,8 @@ class PackedNet:
             del key
             return jnp.zeros(num_weights), jnp.zeros(num_statistics)
 
-        branches = [absent, *map(draw, OPS)]
-        network = decode(code, net.space)
-        choices = jnp.where(network.is_present, network.op + 1, 0)
+        branches = [absent, *map(draw, net.ops)]
+        choices = net.choices_of(decode(code, net.space))
         keys = jax.random.split(layers_key, net.num_layers)
         layers, stats = jax.lax.map(
             lambda step: jax.lax.switch(step[0], branches, step[1]), (choices, keys)
@@ -83,7 +82,7 @@ class PackedNet:
     ) -> tuple[jax.Array, Any]:
         """Classifies nodes; arguments, result and errors as for `SuperNet.apply`."""
         self.net.check_code(code)
-        layers = [self._layer(op) for op in OPS]
+        layers = [self._layer(op) for op in self.net.ops]
         return self.net.apply_path(model, graph, code, mask, key=key, layers=layers)
 
     def _layer(self, op: str) -> Callable[..., tuple[jax.Array, Any]]:
@@ -103,13 +102,17 @@ class PackedNet:
         return jax.checkpoint(run, prevent_cse=False)
 
     def _row_sizes(self) -> tuple[int, int]:
-        """Counts numbers in a row of weights, and in one of statistics."""
+        """Counts numbers in a row of weights, and in one of statistics.
+
+        One at least, as arrays of none are not stored.
+        """
 
         def size(op, kind):
             return sum(x.size for x in jax.tree.leaves(_shapes(self.net, op)[kind]))
 
         weights, statistics = (
-            max(size(op, kind) for op in OPS) for kind in ("params", "batch_stats")
+            max(1, *(size(op, kind) for op in self.net.ops))
+            for kind in ("params", "batch_stats")
         )
         return weights, statistics
 

@@ -25,6 +25,7 @@ from fedjax_graph.models.architecture import (
     Architecture,
     Fusion,
     Space,
+    op_indices,
 )
 from fedjax_graph.models.message_passing import make_structure
 from fedjax_graph.models.ops import plain_layer
@@ -55,7 +56,8 @@ def relaxed(
       net: whose space it is.
       model, graph, mask, key: as for `SuperNet.apply`.
       probabilities: of options, which sum to 1. "input" and "output": [5], by
-        activation. "layers": [L, 1 + 12 L], by gene; 0 beyond a layer's largest.
+        activation. "layers": [L, 1 + 12 L], by gene; 0 beyond a layer's largest, and
+        of ops that the net does not have.
 
     Returns:
       Outputs [N, classes], and the running statistics, of which those of ops with a
@@ -73,7 +75,8 @@ def relaxed(
         )
     params, shares = model["params"], layer_shares(probabilities["layers"], net.space)
     structure = make_structure(graph, mask)
-    ops = [mixed_layer(op, net.width, net.space) for op in OPS]
+    ops = [mixed_layer(op, net.width, net.space) for op in net.ops]
+    shares = shares[:, op_indices(net.ops)]
 
     def slot(outputs, step):
         index, source, shares, weights, stats = step

@@ -35,10 +35,14 @@ from fedjax_graph.models.architecture import (
     OPS,
     Architecture,
     Fusion,
+    Ops,
     Space,
     check,
+    check_ops,
     decode,
     decode_static,
+    op_branches,
+    to_text,
 )
 from fedjax_graph.models.convolutions import Convolution
 from fedjax_graph.models.dropout import drop
@@ -114,6 +118,12 @@ class SuperNet(Checked):
     fusion: Fusion = "all"
     dropout: float = limited(0.0, lower=0, below=1)  # of both stages' inputs
     space: Space = "paper"
+    ops: Ops = OPS  # those of its codes' layers; there are weights of no other
+
+    def __post_init__(self) -> None:
+        """Checks types, limits and ops; raises `InputError`."""
+        super().__post_init__()
+        check_ops(self.ops)
 
     def init(self, key: jax.Array) -> Model:
         """Draws fresh weights, each set as for a network of its own."""
@@ -127,6 +137,7 @@ class SuperNet(Checked):
         layers = {
             op: draw_stacked(self.module(op), self._num_slots, key, graph)
             for op, key in zip(OPS, jax.random.split(layers_key, len(OPS)), strict=True)
+            if op in self.ops
         }
 
         def collect(kind):
@@ -171,8 +182,9 @@ class SuperNet(Checked):
             own behind it.
 
         Returns:
-          Outputs [N, classes] of the code's output stage, and the running statistics,
-          of which only those on the code's path are new.
+          Outputs [N, classes] of the code's output stage, NaN if a layer has an op that
+          is not here, and the running statistics, of which only those on the code's
+          path are new.
 
         Raises:
           InputError: if the code has another number of genes, or the edges are no
@@ -204,7 +216,8 @@ class SuperNet(Checked):
 
         Raises:
           InputError: if it has another number of genes, or they are no whole numbers,
-            or one whose value is known is out of its range.
+            or one whose value is known is out of its range or of an op that is not
+            here.
         """
         arrays.check_are_arrays(**{"architecture code": code})
         if code.shape != (self.num_layers + 2,):
@@ -213,11 +226,30 @@ class SuperNet(Checked):
                 f"{self.num_layers + 2} genes, of {self.num_layers} layers"
             )
         if arrays.is_known(code):
-            check(code, self.num_layers)
+            self.check_ops_of(check(code, self.num_layers))
         elif not jnp.issubdtype(code.dtype, jnp.integer):
             raise InputError(
                 f"architecture code of type {code.dtype}: expected whole numbers"
             )
+
+    def check_ops_of(self, code: Sequence[int]) -> None:
+        """Checks that the layers of a valid code have ops that are here.
+
+        Raises:
+          InputError: if one has not.
+        """
+        network = decode_static(code, self.space)
+        for layer in np.flatnonzero(network.is_present):
+            if (op := OPS[network.op[layer]]) not in self.ops:
+                raise InputError(
+                    f"architecture code {to_text(code)}: layer {layer + 1} is {op}; "
+                    f"expected one of {', '.join(self.ops)}"
+                )
+
+    def choices_of(self, architecture: Architecture) -> jax.Array:
+        """Numbers what each layer [L] is: 0 absent, i the i-th of `ops`."""
+        numbers = jnp.asarray(op_branches(self.ops))[architecture.op]
+        return jnp.where(architecture.is_present, numbers, 0)
 
     def with_path(self, model: Model, code: jax.Array, path: Model) -> Model:
         """Puts a `path`, or a part of one, back in its place in a model."""
@@ -250,7 +282,9 @@ class SuperNet(Checked):
           Outputs [N, classes], and the path's running statistics.
         """
         architecture, params = decode(code, self.space), path["params"]
-        layers = layers or [present_layer(op, self.width, self.space) for op in OPS]
+        layers = layers or [
+            present_layer(op, self.width, self.space) for op in self.ops
+        ]
         branches = [absent_layer, *layers]
         structure = make_structure(graph, mask)
 
@@ -269,7 +303,7 @@ class SuperNet(Checked):
         x = activate_stage(architecture.input_stage, product)
         outputs = jnp.zeros((self.num_layers + 1, *x.shape), x.dtype).at[0].set(x)
         indices = jnp.arange(1, self.num_layers + 1)
-        choices = jnp.where(architecture.is_present, architecture.op + 1, 0)
+        choices = self.choices_of(architecture)
         own = (params["layers"], path["batch_stats"])
         outputs, stats = jax.lax.scan(
             layer,
@@ -279,7 +313,11 @@ class SuperNet(Checked):
         x = jnp.tensordot(self._fusion_weights(architecture), outputs, axes=1)
         x = self.drop(x, output_key)
         x = fully_connected(params["output"], x)
-        return activate_stage(architecture.output_stage, x), stats
+        x = activate_stage(architecture.output_stage, x)
+        if self.ops != OPS:  # of a traced code `check_code` knows nothing
+            is_here = jnp.all(architecture.is_present == (choices > 0))
+            x = jnp.where(is_here, x, jnp.nan)
+        return x, stats
 
     def input_product(
         self, params: Params, nodes: jax.Array, key: jax.Array | None = None

@@ -35,7 +35,7 @@ from tests.algorithms.problems import NUM_CLIENTS, NUM_PADDED, all_problems
 from tests.algorithms.tiny_methods import CASES, CENTRALISED, SEARCHES, TINY
 from tests.conftest import forget_programs_if_many
 
-pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
+pytestmark = pytest.mark.usefixtures("rolled_scans")
 
 OWN_ROUNDS = {"fed_avg", "fed_sgd", "graphfl", "scaffold", "sfl_star"}  # of any task
 ABLATIONS = {  # `fl_agcns` with parts left out, `cnfgnn` without its aggregation

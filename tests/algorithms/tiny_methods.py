@@ -8,6 +8,7 @@ from tests.algorithms.problems import (
     Subgraphs,
     Traffic,
 )
+from tests.few_ops import FEW_OPS
 
 ON_TRAFFIC = {  # data that are one array for all, and random minibatches
     "fed_avg": {"aggregation_noise": 0.01},
@@ -94,6 +95,7 @@ SEARCH = {
     "num_classes": client_graphs.NUM_CLASSES,
     "num_layers": 2,
     "width": 4,
+    "ops": FEW_OPS,
     # Decay, or Adam would magnify noise where gradients are 0.
     "server_optimizer": {"name": "adam", "learning_rate": 0.02, "weight_decay": 0.01},
 }

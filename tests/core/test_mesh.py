@@ -22,7 +22,7 @@ from fedjax_graph.driver import rounds
 from tests.algorithms.problems import Seq2SeqTraffic, all_problems
 from tests.algorithms.tiny_methods import TINY
 
-pytestmark = pytest.mark.usefixtures("rolled_scans", "few_convolutions")
+pytestmark = pytest.mark.usefixtures("rolled_scans")
 
 MESHES = ("1x1", "2x1", "3x1", "4x1", "8x1", "2x2", "1x3", "5x1")  # clients x edges
 IN_SHORT = ("2x2",)  # which does not divide 5 clients; 3 not the minibatch either

@@ -116,7 +116,7 @@ def test_rates_have_a_source_and_an_order():
         assert falling == sorted(falling, reverse=True)
 
 
-@pytest.mark.usefixtures("rolled_scans", "few_convolutions")
+@pytest.mark.usefixtures("rolled_scans")
 @pytest.mark.parametrize("seeds", [pytest.param((3,), marks=pytest.mark.slow), (3, 4)])
 def test_what_is_compiled_is_the_program_of_a_run(train, monkeypatch, seeds):
     """Of four devices that are here, whose program of a run is the reference."""
@@ -196,9 +196,7 @@ def test_without_a_compiler_the_extra_is_named():
         pytest.param("fl_agcns", Subgraphs, marks=pytest.mark.slow),
     ],
 )
-def test_a_round_is_exported_for_all_platforms(
-    train, few_convolutions, method, problem
-):
+def test_a_round_is_exported_for_all_platforms(train, method, problem):
     """From one source; nothing is compiled."""
     data = (problem(train) if problem in (Traffic, Seq2SeqTraffic) else problem()).train
     values = TINY[problem][method]

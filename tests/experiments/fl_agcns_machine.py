@@ -8,6 +8,7 @@ from tests.experiments import binary
 NUM_NODES, NUM_CLASSES, NUM_FEATURES, NUM_CLIENTS = 60, 3, 6, 2
 NUM_LAYERS, NUM_GENERATIONS, NUM_WARM_UP, NUM_EPOCHS, NUM_RETRAIN = 3, 3, 1, 2, 2
 NUM_TRAINED, NUM_VALIDATED, NUM_TESTED = 15, 21, 24
+OPS = ("GINConv", "APPNP")  # with batch statistics, and without weights
 EVOLUTION = (
     "--fitness_from=shared",
     "--population_size=4",
@@ -20,7 +21,7 @@ SMALL = (  # flags, and the methods that they concern; None: all
     (("--supernet_steps=1",), (*EVOLUTIONARY, "fl_gradient")),
     (("--num_relaxed_rounds=1",), ("fl_gradient",)),
     (("--num_trials=2",), ("fl_random", "fl_rl")),
-    ((f"--num_layers={NUM_LAYERS}",), SEARCHES),
+    ((f"--num_layers={NUM_LAYERS}", f"--ops={','.join(OPS)}"), SEARCHES),
     (("--space=2022",), (*SEARCHES, "code")),
     ((f"--num_clients={NUM_CLIENTS}",), None),
     ((f"--num_epochs={NUM_EPOCHS}", f"--num_retrain={NUM_RETRAIN}"), None),
@@ -34,8 +35,8 @@ def small(methods):
 
 
 class Machine(binary.Machine):
-    def __init__(self, folder, preamble=""):
-        super().__init__(folder, "experiments.fl_agcns", preamble)
+    def __init__(self, folder):
+        super().__init__(folder, "experiments.fl_agcns")
 
     def command_line(self, workdir, *flags, methods=("gcn",)):
         return [

@@ -19,7 +19,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.results import OF_COMMAND
-from fedjax_graph.models import architecture, packed, relaxation, supernet
+from fedjax_graph.models import architecture, supernet
 from tests.experiments import binary
 from tests.experiments.fl_agcns_machine import (
     NUM_CLASSES,
@@ -43,26 +43,14 @@ METHODS = ("fl_agcns", "gcn")
 OTHERS = ("controller_eo", "client_eo", "fl_random", "fl_rl", "fl_gradient")
 ROUNDS_OF_OTHERS = (NUM_GENERATIONS, NUM_GENERATIONS, 2, 1, 1)
 CKKS = "--encryption=ckks"
-OPS = ("GINConv", "APPNP")  # with batch statistics, and without weights
-FEW_CONVOLUTIONS = f"""
-from fedjax_graph.models import architecture, packed, relaxation, supernet
-architecture.OPS = packed.OPS = relaxation.OPS = supernet.OPS = {OPS}
-"""
 
 
 @pytest.fixture(scope="module")
 def searching(tmp_path_factory):
-    """The machine where there are two convolutions."""
+    """The machine of these tests."""
     folder = tmp_path_factory.mktemp("machine")
     write_graph(folder)
-    return Machine(folder, FEW_CONVOLUTIONS)
-
-
-@pytest.fixture
-def few_convolutions(monkeypatch):
-    """The search space of that machine."""
-    for module in (architecture, packed, relaxation, supernet):
-        monkeypatch.setattr(module, "OPS", OPS)
+    return Machine(folder)
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +116,7 @@ def test_several_methods_are_run_and_recorded(searching, searches):
         assert entry["config"]["task"]["model"] == ("code" if is_found else method)
 
 
-def test_a_search_ends_with_a_code_and_its_network(
-    searching, searches, few_convolutions
-):
+def test_a_search_ends_with_a_code_and_its_network(searching, searches):
     entry = searching.entry("whole", "fl_agcns")
     code, found = entry["code"], entry["search"]
     assert all(type(gene) is int for gene in code)
@@ -216,7 +202,7 @@ def test_subgraphs_are_described(searching, searches):
 
 
 @pytest.mark.slow
-def test_every_search_finds_a_code(searching, more_searches, few_convolutions):
+def test_every_search_finds_a_code(searching, more_searches):
     found = searching.results("others")["methods"]
     assert list(found) == list(OTHERS)
     for (method, entry), rounds in zip(found.items(), ROUNDS_OF_OTHERS, strict=True):
@@ -234,7 +220,7 @@ def test_every_search_finds_a_code(searching, more_searches, few_convolutions):
 
 
 @pytest.mark.slow
-def test_a_search_from_scratch(searching, more_searches, few_convolutions):
+def test_a_search_from_scratch(searching, more_searches):
     entry = searching.entry("scratch", "fl_agcns")
     values = {
         name: tuple(x) if isinstance(x, list) else x
@@ -250,7 +236,7 @@ def test_a_search_from_scratch(searching, more_searches, few_convolutions):
 
 
 @pytest.mark.slow
-def test_finalists_are_judged_from_scratch(searching, more_searches, few_convolutions):
+def test_finalists_are_judged_from_scratch(searching, more_searches):
     entry = searching.entry("finalists", "fl_agcns")
     finalists = entry["search"]["finalists"]
     codes, scores = finalists["codes"], np.array(finalists["scores"])

@@ -16,7 +16,7 @@ import pytest
 from fedjax_graph.core import mesh, sharding, trees
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import architecture
-from fedjax_graph.models.architecture import OPS, parse
+from fedjax_graph.models.architecture import OPS, Choices, parse
 
 PUBLISHED = [1, 6, 0, 0, 6, 54, 55, 5]  # for Cora; layers 2 and 3 are absent
 decode_all = jax.jit(jax.vmap(lambda code: architecture.decode(code, "2022")))
@@ -160,10 +160,12 @@ def test_draws_belong_to_their_key():
 @pytest.mark.parametrize("stages", [(3, 5), (3, 0), (0, 5)])
 def test_given_stages(stages):
     """Of drawn codes, and of the values that genes may have."""
-    codes = np.asarray(random_codes(jax.random.key(6), 300, 2, stages=stages))
+    codes = np.asarray(random_codes(jax.random.key(6), 300, 2, choices=Choices(stages)))
     free = np.asarray(random_codes(jax.random.key(6), 300, 2))
     npt.assert_array_equal(codes[:, 1:-1], free[:, 1:-1])
-    allowed, anything = (architecture.is_gene(2, own) for own in (stages, (0, 0)))
+    allowed, anything = (
+        architecture.is_gene(2, own) for own in (Choices(stages), Choices())
+    )
     npt.assert_array_equal(allowed[1:-1], anything[1:-1])
     for index, stage in zip((0, -1), stages, strict=True):
         expected = [stage] if stage else [1, 2, 3, 4, 5]
@@ -171,10 +173,39 @@ def test_given_stages(stages):
         assert np.flatnonzero(allowed[index]).tolist() == expected
 
 
+@pytest.mark.parametrize("space", ["paper", "2022"])
+@pytest.mark.parametrize("draw", [random_codes, architecture.fair_codes])
+def test_some_of_the_ops(draw, space):
+    """Their genes alone occur, each about as often as any other of its layer."""
+    ops = ("GINConv", "APPNP", "GatedGraphConv")
+    codes = np.asarray(
+        draw(jax.random.key(8), 3000, 2, space=space, choices=Choices(ops=ops))
+    )
+    numbers = [OPS.index(op) + 1 for op in ops]
+    of_second = numbers + [12 + number for number in numbers]
+    allowed = architecture.is_gene(2, Choices(ops=ops))
+    for genes, mask, expected in zip(
+        codes.T[1:-1], allowed[1:-1], (numbers, of_second), strict=True
+    ):
+        assert np.flatnonzero(mask).tolist() == [0, *expected]
+        values, counts = np.unique(genes[genes > 0], return_counts=True)
+        assert values.tolist() == expected
+        assert counts.max() / counts.min() < 1.25
+    assert np.unique(codes[:, 0]).tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "ops", [(), ("GCN",), ("APPNP", "GINConv"), ("APPNP", "APPNP")]
+)
+def test_ops_that_are_not_some_of_all_in_order(ops):
+    with pytest.raises(InputError, match="ops .*: expected some of these.* GATConv, "):
+        random_codes(jax.random.key(0), 1, choices=Choices(ops=ops))
+
+
 @pytest.mark.parametrize("stages", [(6, 5), (-1, 0), (3,)])
 def test_stages_that_are_none(stages):
     with pytest.raises(InputError, match="expected the activations .* 0 any, 1 Sigm"):
-        random_codes(jax.random.key(0), 1, stages=stages)
+        random_codes(jax.random.key(0), 1, choices=Choices(stages))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from fedjax_graph.core import sparse_rows
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import supernet
 from fedjax_graph.models.packed import PackedNet
+from tests.few_ops import FEW_OPS
 from tests.models.supernet_cases import (
     NUM_CLASSES,
     NUM_FEATURES,
@@ -21,12 +22,14 @@ from tests.models.supernet_cases import (
     unpacked,
 )
 
-CODES = [(3, 1, 5, 5), (2, 3, 0, 4)]  # of `few_convolutions`: GIN of GAT; APPNP
+CODES = [(3, 1, 14, 5), (2, 6, 0, 4)]  # GIN of GAT; APPNP
 
 
 @pytest.fixture(scope="module")
-def net(few_convolutions):
-    return supernet.SuperNet(NUM_FEATURES, NUM_CLASSES, num_layers=2, width=4)
+def net():
+    return supernet.SuperNet(
+        NUM_FEATURES, NUM_CLASSES, num_layers=2, width=4, ops=FEW_OPS
+    )
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +102,9 @@ def test_sparse_features_are_read_as_dense_ones(net, programs):
         ([CODES[0], CODES[1]], r"shape \(2, 4\): expected 4 genes, of 2 layers"),
         ((0, 1, 5, 5), "input stage 0; expected one of"),
         ((3, 1, 5, 6), "output stage 6; expected one of"),
-        ((3, 13, 5, 5), r"layer 1 is 13, .* expected 0 \(absent\) to 3"),
-        ((3, 1, -1, 5), r"layer 2 is -1; expected 0 \(absent\) to 6"),
+        ((3, 13, 5, 5), r"layer 1 is 13, .* expected 0 \(absent\) to 12"),
+        ((3, 1, -1, 5), r"layer 2 is -1; expected 0 \(absent\) to 24"),
+        ((3, 1, 15, 5), "layer 2 is SAGEConv; expected one of GATConv, GINConv, APPNP"),
         ((3.0, 1.0, 5.0, 5.0), "type float32: expected a row of integers"),
     ],
 )

@@ -1,5 +1,6 @@
 """The SuperNet against convolutions put together by hand, and its own networks."""
 
+import dataclasses
 import functools
 
 import jax
@@ -98,6 +99,36 @@ def test_the_cases_cover_all_ops_and_weights():
     assert read == set(SLOTS)
     for index in (0, -1):
         assert {code[index] for code in CODES} == {1, 2, 3, 4, 5}
+
+
+def test_a_net_of_some_ops(quick_jit, net_model, net_convolve):
+    """Has the weights of those ops alone, which are drawn as among all."""
+    few = dataclasses.replace(NET, ops=("GINConv", "SGConv", "APPNP"))
+    key, (graph, mask) = jax.random.key(0), make_graph(3)
+    own, all_ops = quick_jit(few.init)(key), quick_jit(NET.init)(key)
+    kept = {"GINConv", "SGConv"}  # APPNP has no weights
+    assert own["params"]["layers"].keys() == kept
+    assert own["batch_stats"].keys() == {"GINConv"}
+    for op in kept:
+        jax.tree.map(
+            npt.assert_array_equal,
+            own["params"]["layers"][op],
+            all_ops["params"]["layers"][op],
+        )
+    model = {
+        "params": net_model["params"]
+        | {"layers": {op: net_model["params"]["layers"][op] for op in kept}},
+        "batch_stats": {"GINConv": net_model["batch_stats"]["GINConv"]},
+    }
+    run = quick_jit(few.apply)
+    for code in ((1, 6, 14, 17, 5), (3, 2, 0, 5, 5)):
+        outputs, _ = run(model, graph, jnp.array(code), mask)
+        expected, _ = compose(net_convolve, net_model, graph, code, mask)
+        npt.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+    outputs, _ = run(model, graph, jnp.array((3, 2, 1, 0, 5)), mask)
+    assert np.all(np.isnan(outputs))  # GAT, of which a traced code says nothing
+    with pytest.raises(InputError, match="layer 2 is GATConv; expected one of GINConv"):
+        few.apply(model, graph, jnp.array((3, 2, 1, 0, 5)), mask)
 
 
 def test_fusion_of_all_layers(net_model, quick_jit, net_convolve):

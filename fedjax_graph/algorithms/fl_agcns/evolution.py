@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from fedjax_graph.core import arrays
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.architecture import (
-    ANY_STAGES,
+    ANYTHING,
+    Choices,
     Space,
-    Stages,
     canonical,
     check_space,
     random_codes,
@@ -79,7 +79,7 @@ def mutate(
     key: jax.Array,
     codes: jax.Array,
     rate: float,
-    stages: Stages = ANY_STAGES,
+    choices: Choices = ANYTHING,
     space: Space = "paper",
 ) -> jax.Array:
     """Draws each gene of codes [P, L + 2] anew with probability `rate`.
@@ -90,7 +90,7 @@ def mutate(
     gene_key, value_key = jax.random.split(key)
     num, num_genes = codes.shape
     values = random_codes(
-        value_key, num, num_genes - 2, space=space, num_certain=0, stages=stages
+        value_key, num, num_genes - 2, space=space, num_certain=0, choices=choices
     )
     return jnp.where(jax.random.bernoulli(gene_key, rate, codes.shape), values, codes)
 
@@ -100,7 +100,7 @@ def offspring(
     population: jax.Array,
     crossover_rate: float,
     mutation_rate: float,
-    stages: Stages = ANY_STAGES,
+    choices: Choices = ANYTHING,
     space: Space = "paper",
 ) -> jax.Array:
     """Makes one child of each of a uniformly random half of a population.
@@ -111,7 +111,7 @@ def offspring(
       crossover_rate: probability of a crossover with another of the half; the others
         mutate.
       mutation_rate: of each gene.
-      stages: those that all codes of the population have.
+      choices: what codes may have, see `random_codes`.
       space: of the codes.
 
     Returns:
@@ -121,7 +121,7 @@ def offspring(
     parents = select(select_key, population, len(population) // 2)
     partners = jnp.roll(parents, 1, axis=0)  # their order is drawn
     crossed = crossover(crossover_key, parents, partners, space)
-    mutated = mutate(mutate_key, parents, mutation_rate, stages, space)
+    mutated = mutate(mutate_key, parents, mutation_rate, choices, space)
     is_crossed = jax.random.bernoulli(choice_key, crossover_rate, (len(parents), 1))
     return jnp.where(is_crossed, crossed, mutated)
 

@@ -158,7 +158,7 @@ def evolutionary(
             config.population_size,
             config.num_layers,
             space=config.space,
-            stages=config.stages,
+            choices=config.choices,
         )
         everybody = jnp.broadcast_to(codes, (len(data.client_ids), *codes.shape))
         populations = Populations(codes, everybody)
@@ -257,7 +257,7 @@ def fair_steps(config: FLAGCNSConfig, key: jax.Array) -> jax.Array:
         shape[0] * shape[1],
         config.num_layers,
         space=config.space,
-        stages=config.stages,
+        choices=config.choices,
     )
     return codes.reshape(*shape, -1)
 
@@ -267,7 +267,7 @@ def with_children(
 ) -> jax.Array:
     """Adds children to a population [P, L + 2]: [P + P // 2, L + 2]."""
     children = evolution.offspring(
-        key, codes, crossover_rate, config.rates.mutation, config.stages, config.space
+        key, codes, crossover_rate, config.rates.mutation, config.choices, config.space
     )
     return jnp.concatenate([codes, children])
 

@@ -35,7 +35,7 @@ from fedjax_graph.core import encryption, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.models.architecture import ANY_STAGES, Stages, is_gene
+from fedjax_graph.models.architecture import ANYTHING, Choices, is_gene
 from fedjax_graph.models.relaxation import relaxed
 from fedjax_graph.tasks import subgraphs
 
@@ -75,11 +75,11 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
     def init(key, data):
         del data
         weights_key, alphas_key = jax.random.split(key)
-        alphas = first_alphas(alphas_key, config.num_layers, config.stages)
+        alphas = first_alphas(alphas_key, config.num_layers, config.choices)
         optimizer = config.architecture_optimizer.build()
         learnt = Learnt(alphas, optimizer.init(alphas))
         weights = init_weights(config, weights_key)
-        code = derive(alphas, config.stages)
+        code = derive(alphas, config.choices)
         return RelaxationState(weights, code, jnp.int32(0), learnt)
 
     def round_(state, data, key):
@@ -95,7 +95,7 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
             (state.weights, state.learnt),
             jax.random.split(key, config.num_steps),
         )
-        code = derive(learnt.alphas, config.stages)
+        code = derive(learnt.alphas, config.choices)
         scorer = make_scorer(config, weights.model, data)
         (score,), by_client, scoring_cost = scorer.federated(code[None])
         is_scored = jnp.any(data.is_scored > 0, axis=1)
@@ -115,28 +115,28 @@ def fl_gradient(config: FLGradientConfig) -> FederatedAlgorithm:
 
 
 def first_alphas(
-    key: jax.Array, num_layers: int, stages: Stages = ANY_STAGES
+    key: jax.Array, num_layers: int, choices: Choices = ANYTHING
 ) -> jax.Array:
     """Draws the first alphas [L + 2, 12 L + 1], nearly equal."""
-    mask = is_gene(num_layers, stages)
+    mask = is_gene(num_layers, choices)
     return jnp.where(mask, FIRST_DEVIATION * jax.random.normal(key, mask.shape), 0)
 
 
-def masked(alphas: jax.Array, stages: Stages) -> jax.Array:
+def masked(alphas: jax.Array, choices: Choices) -> jax.Array:
     """Sets alphas to minus infinity where a gene has no such value."""
-    return jnp.where(is_gene(len(alphas) - 2, stages), alphas, -jnp.inf)
+    return jnp.where(is_gene(len(alphas) - 2, choices), alphas, -jnp.inf)
 
 
-def derive(alphas: jax.Array, stages: Stages = ANY_STAGES) -> jax.Array:
+def derive(alphas: jax.Array, choices: Choices = ANYTHING) -> jax.Array:
     """Picks the likeliest code [L + 2] int32."""
-    return jnp.argmax(masked(alphas, stages), axis=1).astype(jnp.int32)
+    return jnp.argmax(masked(alphas, choices), axis=1).astype(jnp.int32)
 
 
 def probabilities(
-    alphas: jax.Array, stages: Stages = ANY_STAGES
+    alphas: jax.Array, choices: Choices = ANYTHING
 ) -> dict[str, jax.Array]:
     """Computes the softmax over each gene's options, as `relaxed` takes it."""
-    rows = jax.nn.softmax(masked(alphas, stages))
+    rows = jax.nn.softmax(masked(alphas, choices))
     first, last = rows[:, 1:6][jnp.array([0, -1])]
     return {"input": first, "layers": rows[1:-1], "output": last}
 
@@ -227,7 +227,7 @@ def relaxed_loss(
         config.supernet,
         model,
         subgraphs.as_graph(client_data),
-        probabilities(alphas, config.stages),
+        probabilities(alphas, config.choices),
         client_data.is_real,
         key,
     )

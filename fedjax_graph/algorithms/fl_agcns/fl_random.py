@@ -92,7 +92,7 @@ def first_state(config: TrialConfig, key: jax.Array) -> TrialState:
 def draw_codes(config: TrialConfig, key: jax.Array, num: int) -> jax.Array:
     """Draws random codes [num, L + 2] of the search space."""
     return random_codes(
-        key, num, config.num_layers, space=config.space, stages=config.stages
+        key, num, config.num_layers, space=config.space, choices=config.choices
     )
 
 

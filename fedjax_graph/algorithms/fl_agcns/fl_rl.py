@@ -35,7 +35,7 @@ from fedjax_graph.core.checks import limited
 from fedjax_graph.core.local import Params
 from fedjax_graph.core.masks import mean_where
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.models.architecture import ANY_STAGES, NUM_LAYERS, Stages, is_gene
+from fedjax_graph.models.architecture import ANYTHING, NUM_LAYERS, Choices, is_gene
 from fedjax_graph.models.packed import PackedNet
 
 INIT_RANGE = 0.1  # GraphNAS's, of embeddings and decoders
@@ -56,7 +56,7 @@ class FLRLConfig(TrialConfig):
     @property
     def controller(self) -> "Controller":
         """The network that draws codes."""
-        return Controller(self.num_layers, self.controller_size, self.stages)
+        return Controller(self.num_layers, self.controller_size, self.choices)
 
 
 class Learnt(NamedTuple):
@@ -169,7 +169,7 @@ class Controller:
 
     num_layers: int = NUM_LAYERS
     size: int = 100
-    stages: Stages = ANY_STAGES
+    choices: Choices = ANYTHING
 
     @property
     def _cell(self) -> nn.OptimizedLSTMCell:
@@ -244,7 +244,7 @@ class Controller:
         steps = (
             params["embedding"],
             params["decoder"],
-            is_gene(self.num_layers, self.stages),
+            is_gene(self.num_layers, self.choices),
             sources,
         )
         _, (codes, taken, entropies) = jax.lax.scan(gene, (zeros, first), steps)

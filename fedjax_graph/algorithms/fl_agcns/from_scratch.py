@@ -54,7 +54,7 @@ def evolutionary(
     def init(key, data):
         num_rows = plan.num_evolving * size
         (code,) = random_codes(
-            key, 1, config.num_layers, space=config.space, stages=config.stages
+            key, 1, config.num_layers, space=config.space, choices=config.choices
         )
         cache = Cache(
             jnp.zeros((num_rows, config.num_layers + 2), jnp.int32),
@@ -77,7 +77,7 @@ def evolutionary(
     def first(state, data, key):
         del data
         codes = random_codes(
-            key, size, config.num_layers, space=config.space, stages=config.stages
+            key, size, config.num_layers, space=config.space, choices=config.choices
         )
         ranks = state.num_rounds * size + jnp.arange(size)
         return new_jobs(config, plan, state, codes, ranks < config.population_size)
@@ -148,7 +148,7 @@ def breed(
             population,
             crossover_rate,
             rates.mutation,
-            config.stages,
+            config.choices,
             config.space,
         )
         order = jnp.argsort(is_known(config, cache, made), stable=True)

@@ -34,9 +34,13 @@ from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import (
     ANY_STAGES,
     NUM_LAYERS,
+    OPS,
+    Choices,
     Fusion,
+    Ops,
     Space,
     Stages,
+    check_ops,
     check_stages,
 )
 from fedjax_graph.models.supernet import WIDTH, SuperNet
@@ -55,6 +59,7 @@ class SearchConfig(Checked):
     space: Space = "paper"
     fusion: Fusion = "all"
     stages: Stages = ANY_STAGES  # given to all codes; the code of 2022 has input 3
+    ops: Ops = OPS  # the convolutions that layers may have
     fitness: Fitness = "loss"
     # by what a code that is scored is normalised: running statistics, mixed over the
     # codes that were trained, or those of its own on the client's graph, as in training
@@ -68,9 +73,15 @@ class SearchConfig(Checked):
     clients_per_chunk: int | None = limited(None, lower=1)
 
     def __post_init__(self) -> None:
-        """Checks types, limits and stages; raises `InputError`."""
+        """Checks types, limits, stages and ops; raises `InputError`."""
         super().__post_init__()
         check_stages(self.stages)
+        check_ops(self.ops)
+
+    @property
+    def choices(self) -> Choices:
+        """What codes may have."""
+        return Choices(self.stages, self.ops)
 
     @property
     def supernet(self) -> SuperNet:
@@ -83,6 +94,7 @@ class SearchConfig(Checked):
             self.fusion,
             self.dropout,
             self.space,
+            self.ops,
         )
 
 

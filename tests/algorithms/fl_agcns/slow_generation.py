@@ -14,7 +14,9 @@ from fedjax_graph.models import architecture
 from fedjax_graph.models.architecture import canonical
 
 select = jax.jit(evolution.select, static_argnums=2)
-offspring = jax.jit(functools.partial(evolution.offspring, space="2022"))
+offspring = jax.jit(
+    functools.partial(evolution.offspring, space="2022"), static_argnames="choices"
+)
 random_codes = functools.partial(architecture.random_codes, space="2022")
 fair_codes = functools.partial(architecture.fair_codes, space="2022")
 client_keys = jax.jit(clients.client_keys)
@@ -75,7 +77,9 @@ def slow_generation(name, config, step, score, state, data, key):
         losses.append(loss)
 
     def breed(key, codes, rate):
-        children = offspring(key, codes, rate, config.rates.mutation)
+        children = offspring(
+            key, codes, rate, config.rates.mutation, choices=config.choices
+        )
         return np.concatenate([codes, children])
 
     everybody = population

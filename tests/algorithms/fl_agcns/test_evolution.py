@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_graph.algorithms.fl_agcns import evolution
 from fedjax_graph.models import architecture
-from fedjax_graph.models.architecture import canonical, check, largest_genes
+from fedjax_graph.models.architecture import Choices, canonical, check, largest_genes
 
 SIZE, NUM_LAYERS, NUM_CLIENTS = 10, 3, 3
 seeds = st.integers(0, 10**6)
@@ -48,8 +48,8 @@ def networks(codes):
 @hypothesis.given(seed=seeds)
 def test_children_keep_given_stages(seed):
     key, stages = jax.random.key(seed), (3, 5)
-    codes = random_codes(key, SIZE, NUM_LAYERS, stages=stages)
-    children = np.asarray(any_offspring(key, codes, 0.2, 0.9, stages))
+    codes = random_codes(key, SIZE, NUM_LAYERS, choices=Choices(stages))
+    children = np.asarray(any_offspring(key, codes, 0.2, 0.9, Choices(stages)))
     assert np.all(children[:, [0, -1]] == stages)
     assert np.any(children[:, 1:-1] != np.asarray(codes)[: len(children), 1:-1])
 

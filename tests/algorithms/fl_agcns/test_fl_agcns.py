@@ -34,14 +34,16 @@ from tests.algorithms.fl_agcns.slow_generation import (
     slow_quotas,
 )
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES
+from tests.few_ops import FEW_OPS
 
-pytestmark = pytest.mark.usefixtures("quick_compiles", "few_convolutions")
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 CONFIG = FLAGCNSConfig(
     NUM_FEATURES,
     NUM_CLASSES,
     num_layers=3,
     width=4,
+    ops=FEW_OPS,
     population_size=10,
     codes_per_step=4,
     num_steps=3,
@@ -170,7 +172,7 @@ def test_a_generation_of_the_supernet(train, quick_jit):
     algorithm = module.fl_agcns(config)
     state = quick_jit(algorithm.init)(jax.random.key(1), train)
     key = jax.random.key(2)
-    draw = jax.vmap(lambda key: random_codes(key, 6, 2))
+    draw = jax.vmap(lambda key: random_codes(key, 6, 2, choices=CONFIG.choices))
     own = draw(jax.random.split(key, NUM_CLIENTS))
     populations = state.populations._replace(clients=own)
     state = state._replace(
@@ -233,6 +235,7 @@ def evolving(algorithm, train, seed=0):
         jax.random.key(100 + seed),
         NUM_CLIENTS * CONFIG.population_size,
         CONFIG.num_layers,
+        choices=CONFIG.choices,
     )
     populations = state.populations._replace(
         clients=drawn.reshape(state.populations.clients.shape)

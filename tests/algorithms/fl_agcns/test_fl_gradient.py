@@ -14,7 +14,7 @@ from fedjax_graph.algorithms.fl_agcns.fl_gradient import FLGradientConfig, Learn
 from fedjax_graph.algorithms.fl_agcns.search import Weights, init_weights
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.trees import take
-from fedjax_graph.models.architecture import OPS, check
+from fedjax_graph.models.architecture import OPS, Choices, check
 from fedjax_graph.models.relaxation import relaxed
 from fedjax_graph.tasks import subgraphs
 from tests import client_graphs
@@ -68,9 +68,9 @@ def test_the_derived_code_is_the_likeliest(seed):
 
 
 def test_given_stages_are_certain():
-    alphas = fl_gradient.first_alphas(jax.random.key(0), 2, (3, 0))
-    assert fl_gradient.derive(alphas, (3, 0))[0] == 3
-    mixed = fl_gradient.probabilities(alphas, (3, 0))
+    alphas = fl_gradient.first_alphas(jax.random.key(0), 2, Choices((3, 0)))
+    assert fl_gradient.derive(alphas, Choices((3, 0)))[0] == 3
+    mixed = fl_gradient.probabilities(alphas, Choices((3, 0)))
     npt.assert_array_equal(mixed["input"], [0, 0, 1, 0, 0])
     npt.assert_allclose(mixed["output"], 0.2, atol=1e-3)
 

@@ -32,29 +32,31 @@ from tests.client_graphs import (
     NUM_TRAINED,
     NUM_VALIDATED,
 )
+from tests.few_ops import FEW_OPS
 from tests.models.supernet_cases import unpacked
 
-pytestmark = pytest.mark.usefixtures("quick_compiles", "few_convolutions")
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 CONFIG = TrialConfig(
     NUM_FEATURES,
     NUM_CLASSES,
     num_layers=2,
     width=4,
+    ops=FEW_OPS,
     space="2022",
     fusion="leaves",
     server_optimizer=OptimizerConfig("adam", 0.02, weight_decay=0.01),
     num_epochs=4,
     codes_per_round=3,
 )
-CODES = [(3, 2, 4, 5), (2, 0, 3, 4)]  # GIN and GAT of it; APPNP
+CODES = [(3, 2, 13, 5), (2, 0, 6, 4)]  # GIN and GAT of it; APPNP
 
 
 # --- Trials --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def run_trial(few_convolutions, quick_jit):
+def run_trial(quick_jit):
     return quick_jit(make_trial(CONFIG))
 
 
@@ -210,7 +212,11 @@ def test_the_best_of_all_trials_is_kept(numbers, train, quick_jit):
         key = jax.random.key(number)
         state, metrics = round_(state, train, key)
         code_key, trial_key = jax.random.split(key)
-        codes = np.asarray(random_codes(code_key, 3, CONFIG.num_layers, space="2022"))
+        codes = np.asarray(
+            random_codes(
+                code_key, 3, CONFIG.num_layers, space="2022", choices=CONFIG.choices
+            )
+        )
         scores, by_client = [], []
         for code, own_key in zip(codes, jax.random.split(trial_key, 3), strict=True):
             by_client.append(np.asarray(scores_of(code)))

@@ -15,7 +15,7 @@ from fedjax_graph.algorithms.fl_agcns import fl_rl
 from fedjax_graph.algorithms.fl_agcns.fl_rl import Controller, FLRLConfig, Learnt
 from fedjax_graph.algorithms.fl_agcns.search import WORST
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.models.architecture import check, space_size
+from fedjax_graph.models.architecture import Choices, check, space_size
 from tests import client_graphs
 
 CONTROLLER = Controller(num_layers=2, size=4)
@@ -117,7 +117,7 @@ def test_a_code_that_does_not_exist_has_no_probability(params):
 
 def test_given_stages_are_certain(params):
     """Their genes have no say in the probability of a code, nor an entropy."""
-    given = dataclasses.replace(CONTROLLER, stages=(3, 5))
+    given = dataclasses.replace(CONTROLLER, choices=Choices((3, 5)))
     codes, log_probs, _ = given.sample(params, jax.random.key(0), 50)
     assert np.all(np.asarray(codes)[:, [0, -1]] == (3, 5))
     npt.assert_allclose(given.log_prob(params, codes), log_probs, rtol=1e-5)

@@ -28,14 +28,16 @@ from fedjax_graph.models.packed import PackedNet
 from fedjax_graph.tasks import subgraphs
 from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES
+from tests.few_ops import FEW_OPS
 
-pytestmark = pytest.mark.usefixtures("quick_compiles", "few_convolutions")
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 CONFIG = FLAGCNSConfig(
     NUM_FEATURES,
     NUM_CLASSES,
     num_layers=3,
     width=4,
+    ops=FEW_OPS,
     population_size=12,
     num_generations=3,
     first_epochs=3,

@@ -28,27 +28,29 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks import subgraphs
 from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES, alone
+from tests.few_ops import FEW_OPS
 
-pytestmark = pytest.mark.usefixtures("quick_compiles", "few_convolutions")
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 CONFIG = SearchConfig(
     NUM_FEATURES,
     NUM_CLASSES,
     num_layers=2,
     width=4,
+    ops=FEW_OPS,
     space="2022",
     fusion="leaves",
     server_optimizer=OptimizerConfig("adam", 0.02, weight_decay=0.01),
 )
 NET, OPTIMIZER = CONFIG.supernet, CONFIG.server_optimizer
-CODES = np.array([[1, 2, 5, 5], [3, 2, 3, 4], [3, 0, 4, 5]])  # GIN thrice, APPNP, GAT
-OTHERS = np.array([[2, 0, 2, 5], [4, 3, 6, 1], [1, 0, 0, 2]])  # GIN, APPNP twice, none
+CODES = np.array([[1, 2, 14, 5], [3, 2, 6, 4], [3, 0, 13, 5]])  # GIN thrice, APPNP, GAT
+OTHERS = np.array([[2, 0, 2, 5], [4, 6, 18, 1], [1, 0, 0, 2]])  # GIN, APPNP twice, none
 KEY = jax.random.key(0)  # of dropout; there is none but where a test says so
 ERROR = 2e-8  # of an encrypted sum, see `encryption.CKKS`
 
 
 @pytest.fixture(scope="module")
-def model(draw_params, few_convolutions):
+def model(draw_params):
     drawn = draw_params(NET.init)
     for stats in drawn["batch_stats"].values():
         stats["norm"]["var"] = np.abs(stats["norm"]["var"]) + 0.1
