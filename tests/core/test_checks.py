@@ -173,6 +173,7 @@ SENSELESS = [
     (FLAGCNSConfig, SEARCHED, "fitness", "zz"),
     (FLAGCNSConfig, SEARCHED, "client_share", 2.0),
     (FLAGCNSConfig, SEARCHED, "stages", (9, 9)),
+    (FLAGCNSConfig, SEARCHED, "ops", ("APPNP", "GINConv")),
     (FLAGCNSConfig, SEARCHED, "server_optimizer", "adam"),
     (FLRLConfig, SEARCHED, "baseline_decay", 3.0),
     (FLGradientConfig, SEARCHED, "num_steps", 0),

@@ -59,6 +59,8 @@ BAD = {  # flags: words of the line
     ("--dropout=1",): ["--dropout=1"],
     ("--stages=6,5",): ["stages 6,5", "3 ReLU"],
     ("--stages=ReLU",): ["--stages=ReLU", "such as 3,5"],
+    ("--ops=GCN",): ["--ops=GCN: name one or more of GATConv, GINConv"],
+    ("--ops=",): ["--ops=: name one or more of GATConv"],
     ("--fusion=none",): ["--fusion", "leaves", "all"],
     ("--encryption=rsa",): ["--encryption", "ckks"],
     (f"--num_clients={NUM_NODES + 1}",): [f"{NUM_NODES + 1}", f"{NUM_NODES}"],

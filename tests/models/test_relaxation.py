@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import relaxation
-from fedjax_graph.models.architecture import decode
+from fedjax_graph.models.architecture import OPS, decode
 from fedjax_graph.models.supernet import SuperNet
 from tests.models.supernet_cases import (
     CODES,
@@ -130,9 +130,11 @@ def test_shares_in_the_fusion_are_those_of_all_codes(chances, fusion):
     npt.assert_allclose(shares, expected / expected.sum(), rtol=1e-4)
 
 
-def test_a_mixture_of_two_ops_and_of_stages(relaxed, net_convolve, draw_params):
+@pytest.mark.parametrize("ops", [OPS, ("GATConv", "SAGEConv")])
+def test_a_mixture_of_two_ops_and_of_stages(relaxed, net_convolve, draw_params, ops):
     """A single layer: 0.3 SAGE, 0.7 GAT; the input stage in part Tanh, in part ReLU."""
-    net = SuperNet(NUM_FEATURES, NUM_CLASSES, num_layers=1, width=4, **OF_2022)
+    sizes = {"num_layers": 1, "width": 4, "ops": ops}
+    net = SuperNet(NUM_FEATURES, NUM_CLASSES, **sizes, **OF_2022)
     model, (graph, mask) = draw_params(net.init, 1), make_graph(2)
     probabilities = {
         "input": jnp.array([0, 0.6, 0.4, 0, 0]),
