@@ -17,7 +17,7 @@ class FLAGCNSOptions(Study):
     """What can be chosen of the searches and of the trainings."""
 
     subject: ClassVar[str] = "FL-AGCNS: search and trainings"
-    duration: ClassVar[str] = "Without flags: one to three minutes on a CPU."
+    duration: ClassVar[str] = "Without flags: a minute or two on a CPU."
     system: ClassVar[str] = "fl_agcns"
     refused: ClassVar[Mapping[str, str]] = {
         "num_rounds": "a search has --num_generations, --num_trials or "

@@ -17,8 +17,9 @@ from fedjax_graph.models import architecture
 
 SHORT_RUN = {  # without a dataset
     "num_clients": 4,
-    "num_layers": 3,
+    "num_layers": 2,
     "stages": "3,5",
+    "ops": ("SAGEConv", "GCNConv", "APPNP", "ARMAConv"),
     "num_generations": 2,
     "population_size": 18,
     "codes_per_step": 8,
