@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from experiments.studies.base import Study
 from experiments.studies.options import MOST, option
@@ -17,6 +17,15 @@ OF_THE_STUDY = (
 )
 """Fields that have flags of their own, as those have that `trust_values` gives, or that
 no study of methods has."""
+
+
+class Setting(NamedTuple):
+    """Holds a setting of a method, as it was given."""
+
+    text: str  # all of it
+    method: str
+    fields: list[str]  # more than one where nested
+    value: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,22 +57,21 @@ class MethodSettings(TrustStudy):
           InputError: naming the setting that cannot be read.
         """
         found: dict[str, Any] = {}
-        for text in self.method_settings or ():
-            path, _, value = text.partition("=")
-            name, *fields = path.split(".")
-            if name != method:
+        own = self.own_fields(registered)
+        config_type = algorithms.get_method(registered).config_type
+        for given in self._given_settings():
+            if given.method != method:
                 continue
-            own = self.own_fields(registered)
-            if fields[0] not in own:
+            first = given.fields[0]
+            if first not in own:
                 raise InputError(
-                    f"--method_settings={text}: {fields[0]!r} is no setting of "
-                    f"{method}{meant(fields[0], own)}; known: {', '.join(own) or None}"
+                    f"--method_settings={given.text}: {first!r} is no setting of "
+                    f"{method}{meant(first, own)}; known: {', '.join(own) or None}"
                 )
-            config_type = algorithms.get_method(registered).config_type
             try:
-                configs.put(config_type, fields, value, found, largest=MOST)
+                configs.put(config_type, given.fields, given.value, found, largest=MOST)
             except InputError as error:
-                raise InputError(f"--method_settings={text}: {error}") from error
+                raise InputError(f"--method_settings={given.text}: {error}") from error
         return found
 
     def check_settings(
@@ -74,20 +82,9 @@ class MethodSettings(TrustStudy):
         Raises:
           InputError: naming the first that is not.
         """
-        seen: set[str] = set()
-        for text in self.method_settings or ():
-            path, equals, _ = text.partition("=")
-            name, _, fields = path.partition(".")
-            if path in seen:
-                raise InputError(f"--method_settings={text}: {path} is given twice")
-            seen.add(path)
-            if not (equals and fields):
-                raise InputError(
-                    f"--method_settings={text}: expected METHOD.FIELD=VALUE, as "
-                    "fed_prox.proximal_weight=0.001"
-                )
-            # Of several methods to compile, each is compiled by a study of its own.
-            known = methods if self.compile_for is None else self.known_methods()
+        # Of several methods to compile, each is compiled by a study of its own.
+        known = methods if self.compile_for is None else self.known_methods()
+        for text, name, *_ in self._given_settings():
             if name not in known:
                 raise InputError(
                     f"--method_settings={text}: {name} is none of the methods that run"
@@ -95,3 +92,23 @@ class MethodSettings(TrustStudy):
                 )
         for method in methods:
             self.settings_of(method, registered(method))
+
+    def _given_settings(self) -> list[Setting]:
+        """Takes `method_settings` apart.
+
+        Raises:
+          InputError: naming the first that is no setting, or that is given twice.
+        """
+        found: dict[str, Setting] = {}
+        for text in self.method_settings or ():
+            path, equals, value = text.partition("=")
+            method, *fields = path.split(".")
+            if path in found:
+                raise InputError(f"--method_settings={text}: {path} is given twice")
+            if not (equals and any(fields)):
+                raise InputError(
+                    f"--method_settings={text}: expected METHOD.FIELD=VALUE, as "
+                    "fed_prox.proximal_weight=0.001"
+                )
+            found[path] = Setting(text, method, fields, value)
+        return list(found.values())
