@@ -1,7 +1,7 @@
 """FL-AGCNS's networks on a small graph: of two codes, the better by validation.
 
-A search (`fg.get_method("fl_agcns")`) draws its codes from all twelve convolutions, and
-compiles them all: `python -m experiments.fl_agcns` does it on a graph like this one.
+A search (`fg.get_method("fl_agcns")`) draws its codes from all twelve convolutions, or
+some (`ops`), and compiles them all: `python -m experiments.fl_agcns` runs one.
 """
 
 import fedjax_graph as fg

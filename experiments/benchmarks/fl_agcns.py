@@ -69,7 +69,9 @@ def benchmark_fl_agcns(settings: BenchmarkSettings) -> dict[str, Any]:
     generation, compile_s = compiled(method.round, state, data, key)
 
     num_codes = config.population_size + config.population_size // 2
-    codes = random_codes(key, num_codes, config.num_layers, space=config.space)
+    codes = random_codes(
+        key, num_codes, config.num_layers, space=config.space, choices=config.choices
+    )
     own_codes = jnp.broadcast_to(codes, (num_clients, *codes.shape))
 
     def score(model, data, codes, own_codes):

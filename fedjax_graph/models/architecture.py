@@ -142,9 +142,10 @@ def check_ops(ops: Ops) -> Ops:
     Raises:
       InputError: otherwise.
     """
-    if not ops or tuple(op for op in OPS if op in ops) != tuple(ops):
+    is_row = isinstance(ops, tuple) and len(ops) > 0
+    if not is_row or tuple(op for op in OPS if op in ops) != ops:
         raise InputError(
-            f"ops {', '.join(ops) or 'none'}: expected some of these, in this order: "
+            f"ops {ops!r}: expected a tuple of some of these, in this order: "
             f"{', '.join(OPS)}"
         )
     return ops

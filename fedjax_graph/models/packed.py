@@ -64,10 +64,10 @@ class PackedNet:
             return jnp.zeros(num_weights), jnp.zeros(num_statistics)
 
         branches = [absent, *map(draw, net.ops)]
-        choices = net.choices_of(decode(code, net.space))
+        numbers = net.branches_of(decode(code, net.space))
         keys = jax.random.split(layers_key, net.num_layers)
         layers, stats = jax.lax.map(
-            lambda step: jax.lax.switch(step[0], branches, step[1]), (choices, keys)
+            lambda step: jax.lax.switch(step[0], branches, step[1]), (numbers, keys)
         )
         params = {"input": stages[0], "layers": layers, "output": stages[1]}
         return {"params": params, "batch_stats": stats}

@@ -57,7 +57,7 @@ def relaxed(
       model, graph, mask, key: as for `SuperNet.apply`.
       probabilities: of options, which sum to 1. "input" and "output": [5], by
         activation. "layers": [L, 1 + 12 L], by gene; 0 beyond a layer's largest, and
-        of ops that the net does not have.
+        of ops that the net does not have, or all outputs are NaN.
 
     Returns:
       Outputs [N, classes], and the running statistics, of which those of ops with a
@@ -76,7 +76,9 @@ def relaxed(
     params, shares = model["params"], layer_shares(probabilities["layers"], net.space)
     structure = make_structure(graph, mask)
     ops = [mixed_layer(op, net.width, net.space) for op in net.ops]
-    shares = shares[:, op_indices(net.ops)]
+    is_here = np.isin(np.arange(len(OPS)), op_indices(net.ops))
+    is_known = jnp.all(jnp.where(is_here, 0, shares) == 0)  # else all is NaN
+    shares = shares[:, is_here]
 
     def slot(outputs, step):
         index, source, shares, weights, stats = step
@@ -96,7 +98,10 @@ def relaxed(
     _, output_key = net.dropout_keys(key)
     x = net.drop(jnp.tensordot(weights, outputs, axes=1), output_key)
     product = fully_connected(take(params["output"], 0), x)
-    return mix_stage(probabilities["output"], product), stats
+    outputs = mix_stage(probabilities["output"], product)
+    if net.ops != OPS:
+        outputs = jnp.where(is_known, outputs, jnp.nan)
+    return outputs, stats
 
 
 def by_source(probabilities: jax.Array) -> jax.Array:

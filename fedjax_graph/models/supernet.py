@@ -188,7 +188,7 @@ class SuperNet(Checked):
 
         Raises:
           InputError: if the code has another number of genes, or the edges are no
-            weights.
+            weights; see `check_code`.
         """
         path = self.path(model, code)
         outputs, stats = self.apply_path(path, graph, code, mask, product, key)
@@ -246,7 +246,7 @@ class SuperNet(Checked):
                     f"expected one of {', '.join(self.ops)}"
                 )
 
-    def choices_of(self, architecture: Architecture) -> jax.Array:
+    def branches_of(self, architecture: Architecture) -> jax.Array:
         """Numbers what each layer [L] is: 0 absent, i the i-th of `ops`."""
         numbers = jnp.asarray(op_branches(self.ops))[architecture.op]
         return jnp.where(architecture.is_present, numbers, 0)
@@ -289,9 +289,9 @@ class SuperNet(Checked):
         structure = make_structure(graph, mask)
 
         def layer(outputs, step):
-            index, choice, source, own = step
+            index, number, source, own = step
             output, stats = jax.lax.switch(
-                choice, branches, *own, outputs[source], structure
+                number, branches, *own, outputs[source], structure
             )
             return outputs.at[index].set(output), stats
 
@@ -303,19 +303,19 @@ class SuperNet(Checked):
         x = activate_stage(architecture.input_stage, product)
         outputs = jnp.zeros((self.num_layers + 1, *x.shape), x.dtype).at[0].set(x)
         indices = jnp.arange(1, self.num_layers + 1)
-        choices = self.choices_of(architecture)
+        numbers = self.branches_of(architecture)
         own = (params["layers"], path["batch_stats"])
         outputs, stats = jax.lax.scan(
             layer,
             mesh.varying(outputs),
-            (indices, choices, architecture.source, own),
+            (indices, numbers, architecture.source, own),
         )
         x = jnp.tensordot(self._fusion_weights(architecture), outputs, axes=1)
         x = self.drop(x, output_key)
         x = fully_connected(params["output"], x)
         x = activate_stage(architecture.output_stage, x)
         if self.ops != OPS:  # of a traced code `check_code` knows nothing
-            is_here = jnp.all(architecture.is_present == (choices > 0))
+            is_here = jnp.all(architecture.is_present == (numbers > 0))
             x = jnp.where(is_here, x, jnp.nan)
         return x, stats
 

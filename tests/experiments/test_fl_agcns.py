@@ -10,6 +10,7 @@ from experiments.studies import fl_agcns_output, fl_agcns_problem
 from experiments.studies.fl_agcns import FLAGCNSStudy
 from experiments.studies.fl_agcns_problem import draw_split
 from experiments.studies.fl_agcns_runs import retraining_seeds
+from experiments.studies.fl_agcns_settings import SHORT_RUN
 from fedjax_graph.core.sparse_rows import SparseRows
 from fedjax_graph.data.graphs import client_subgraphs, synthetic
 from fedjax_graph.driver import diagrams
@@ -186,7 +187,8 @@ def test_without_a_dataset_it_is_synthetic_and_short(training, more_outputs):
     flags = found["settings"]["flags"]
     assert found["dataset"] == "synthetic_mixed"
     assert (flags["num_generations"], flags["num_retrain"]) == (2, 3)
-    assert found["settings"]["subgraphs"]["num_clients"] == 3
+    assert flags["ops"] == list(SHORT_RUN["ops"])
+    assert found["settings"]["subgraphs"]["num_clients"] == 4
 
 
 def test_all_nodes_of_a_small_class_train():

@@ -33,6 +33,7 @@ from tests.experiments.fl_agcns_machine import (
     NUM_TESTED,
     NUM_TRAINED,
     NUM_VALIDATED,
+    OPS,
     Machine,
     losses,
     output,
@@ -208,6 +209,9 @@ def test_every_search_finds_a_code(searching, more_searches):
     for (method, entry), rounds in zip(found.items(), ROUNDS_OF_OTHERS, strict=True):
         code = architecture.check(entry["code"], NUM_LAYERS)
         space = entry["search"]["config"]["space"]
+        network = architecture.decode_static(code, space)
+        found_ops = {architecture.OPS[op] for op in network.op[network.is_present]}
+        assert found_ops <= set(OPS)
         assert entry["code"] == architecture.canonical(code, space).tolist()
         assert entry["search"]["num_rounds"] == rounds
         assert len(losses(searching, "others", f"{method}_search")) == rounds

@@ -160,6 +160,16 @@ def test_a_mixture_of_two_ops_and_of_stages(relaxed, net_convolve, draw_params, 
     npt.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_ops_that_a_net_does_not_have(relaxed, draw_params):
+    """What is said of them is not left out in silence."""
+    sizes = {"num_layers": 1, "width": 4, "ops": ("APPNP",)}
+    net = SuperNet(NUM_FEATURES, NUM_CLASSES, **sizes, **OF_2022)
+    model, (graph, _) = draw_params(net.init, 1), make_graph(2)
+    for code, is_here in (((5, 6, 5), True), ((5, 1, 5), False)):
+        outputs, _ = relaxed(net, model, graph, certain(code, 1))
+        assert np.all(np.isfinite(outputs) == is_here)
+
+
 def test_a_layer_that_may_be_absent(net_model, net_apply, relaxed):
     """Who reads it reads its output if present, or else the input stage."""
     graph, _ = make_graph(2)

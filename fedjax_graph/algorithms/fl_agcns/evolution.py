@@ -85,7 +85,8 @@ def mutate(
     """Draws each gene of codes [P, L + 2] anew with probability `rate`.
 
     In the space 2022 a mutated layer, also one of the first two, is absent with
-    probability 0.2, as later layers are at the start. Given stages stay as they are.
+    probability 0.2, as later layers are at the start. Genes are drawn from `choices`,
+    so given stages stay as they are.
     """
     gene_key, value_key = jax.random.split(key)
     num, num_genes = codes.shape

@@ -13,7 +13,8 @@ as `fl_random` does, and is one step of REINFORCE (Williams, 1992):
 
 The controller is the server's: clients learn of codes alone. At first its genes are
 nearly uniform, so in the paper's space, where the first absent layer ends a code, four
-of five codes have all layers, where the other searches begin with uniform depths.
+of five codes of all ops have all six layers, where the other searches begin with
+uniform depths.
 """
 
 import dataclasses

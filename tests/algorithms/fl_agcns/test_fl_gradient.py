@@ -14,10 +14,11 @@ from fedjax_graph.algorithms.fl_agcns.fl_gradient import FLGradientConfig, Learn
 from fedjax_graph.algorithms.fl_agcns.search import Weights, init_weights
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.trees import take
-from fedjax_graph.models.architecture import OPS, Choices, check
+from fedjax_graph.models.architecture import OPS, Choices, check, is_gene
 from fedjax_graph.models.relaxation import relaxed
 from fedjax_graph.tasks import subgraphs
 from tests import client_graphs
+from tests.few_ops import FEW_OPS
 
 SIZES = (client_graphs.NUM_FEATURES, client_graphs.NUM_CLASSES)
 OF_2022 = {"space": "2022", "fusion": "leaves"}
@@ -65,6 +66,18 @@ def test_the_derived_code_is_the_likeliest(seed):
     check(code, 2)
     alphas[[0, 3], 0] = alphas[[0, 3], 6:] = alphas[1, 13:] = -np.inf
     assert code.tolist() == alphas.argmax(axis=1).tolist()
+
+
+def test_ops_that_are_left_out_are_impossible():
+    choices = Choices(ops=FEW_OPS)
+    alphas = fl_gradient.first_alphas(jax.random.key(0), 2, choices)
+    shares = fl_gradient.probabilities(alphas, choices)["layers"]
+    npt.assert_array_equal(shares > 0, is_gene(2, choices)[1:-1])
+    alphas = jnp.where(is_gene(2, choices), alphas, 9)  # what nothing trains
+    check(fl_gradient.derive(alphas, choices), 2)
+    assert set(np.asarray(fl_gradient.derive(alphas, choices)[1:-1] - 1) % 12) <= {
+        OPS.index(op) for op in FEW_OPS
+    } | {11}  # 0, an absent layer
 
 
 def test_given_stages_are_certain():

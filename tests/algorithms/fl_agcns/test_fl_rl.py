@@ -15,8 +15,9 @@ from fedjax_graph.algorithms.fl_agcns import fl_rl
 from fedjax_graph.algorithms.fl_agcns.fl_rl import Controller, FLRLConfig, Learnt
 from fedjax_graph.algorithms.fl_agcns.search import WORST
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.models.architecture import Choices, check, space_size
+from fedjax_graph.models.architecture import Choices, check, is_gene, space_size
 from tests import client_graphs
+from tests.few_ops import FEW_OPS
 
 CONTROLLER = Controller(num_layers=2, size=4)
 SMALL = Controller(num_layers=1, size=3)
@@ -117,8 +118,11 @@ def test_a_code_that_does_not_exist_has_no_probability(params):
 
 def test_given_stages_are_certain(params):
     """Their genes have no say in the probability of a code, nor an entropy."""
-    given = dataclasses.replace(CONTROLLER, choices=Choices((3, 5)))
+    choices = Choices((3, 5), FEW_OPS)
+    given = dataclasses.replace(CONTROLLER, choices=choices)
     codes, log_probs, _ = given.sample(params, jax.random.key(0), 50)
+    for genes, allowed in zip(codes.T, is_gene(2, choices), strict=True):
+        assert allowed[genes].all()
     assert np.all(np.asarray(codes)[:, [0, -1]] == (3, 5))
     npt.assert_allclose(given.log_prob(params, codes), log_probs, rtol=1e-5)
     assert np.all(log_probs > CONTROLLER.log_prob(params, codes) + 1)

@@ -6,6 +6,7 @@ evolution and halving.
 
 import dataclasses
 import functools
+import itertools
 import types
 
 import jax
@@ -23,7 +24,7 @@ from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.sparse_rows import SparseRows
-from fedjax_graph.models.architecture import canonical, check, decode_static
+from fedjax_graph.models.architecture import canonical, check, decode_static, is_gene
 from fedjax_graph.models.packed import PackedNet
 from fedjax_graph.tasks import subgraphs
 from tests import client_graphs
@@ -139,7 +140,9 @@ def hand_made():
     """
     random, size = np.random.default_rng(0), CONFIG.population_size
     stages = [(1, 1), *((i + 1, 5) for i in range(NUM_CLIENTS)), (3, 3)]
-    middles = np.array(list(np.ndindex(3, 6, 9))) + 1  # no gene is 0
+    allowed = is_gene(CONFIG.num_layers, CONFIG.choices)[1:-1]
+    genes = [np.flatnonzero(row)[1:] for row in allowed]  # none is 0
+    middles = np.array(list(itertools.product(*genes)))
     codes = [
         np.insert(middles[index], (0, 3), ends)
         for ends in stages
