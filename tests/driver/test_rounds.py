@@ -6,15 +6,19 @@ from contextlib import nullcontext
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.testing as npt
 import pytest
 
+from fedjax_graph.algorithms import get_method, make_config
 from fedjax_graph.core import mesh
 from fedjax_graph.core.communication import Bytes, Ledger, up
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.trees import no_leaf
 from fedjax_graph.driver import plots, programs, rounds
 from fedjax_graph.driver.config import RunConfig
-from fedjax_graph.driver.seeds import of_seed
+from fedjax_graph.driver.seeds import init_seeds, of_seed
 from fedjax_graph.driver.writers import read_records
+from tests.algorithms.problems import Subgraphs
 from tests.driver.scripted import (
     ALGORITHM,
     FALLING,
@@ -366,8 +370,19 @@ def test_nothing_is_written_without_a_folder_or_rounds(tmp_path, monkeypatch):
 
 
 COMPILING = tuple(
-    f"Compiling jit({name})" for name in ("init", "_advance_seeds", "_evaluate_seeds")
+    f"Compiling jit({name})"
+    for name in ("_init_seeds", "_advance_seeds", "_evaluate_seeds")
 )
+
+
+def test_first_states_are_compiled_quickly_to_the_same_bits():
+    """Of a network with draws, statistics and an optimizer's state."""
+    problem, seeds = Subgraphs(), np.arange(3, dtype=np.uint32)
+    settings = {"task": Subgraphs.TASK | {"model": "gat"}}
+    algorithm = get_method("fed_sgd").factory(make_config("fed_sgd", settings))
+    found = programs.init(algorithm, seeds, problem.train, no_leaf)
+    expected = jax.jit(lambda data: init_seeds(algorithm, seeds, data))(problem.train)
+    jax.tree.map(npt.assert_array_equal, found, expected)
 
 
 def test_nothing_is_compiled_twice(tmp_path, caplog):
