@@ -189,8 +189,7 @@ class FLAGCNSSettings(FLAGCNSOptions):
 
     def chosen_ops(self) -> architecture.Ops:
         """The convolutions of a search's layers, in the order of all."""
-        named = self.ops or architecture.OPS
-        return tuple(op for op in architecture.OPS if op in named)
+        return architecture.in_order(self.ops or architecture.OPS)
 
     def adam(self) -> OptimizerConfig:
         """The server's optimizer, of the shared weights and of each training."""

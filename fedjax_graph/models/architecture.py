@@ -26,7 +26,7 @@ others run on the host.
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -93,12 +93,13 @@ class Diagram(NamedTuple):
     edges: list[tuple[int, int]]  # (from, to)
 
 
-def largest_genes(num_layers: int) -> np.ndarray:
+def largest_genes(num_layers: int, num_ops: int = len(OPS)) -> np.ndarray:
     """Returns the largest value of each gene, [L + 2]; stages begin at 1, others at 0.
 
-    Any row of genes in their ranges is a valid code.
+    Any row of genes in their ranges is a valid code. With fewer ops it is how many
+    genes there are, but for 0.
     """
-    layers = [len(OPS) * i for i in range(1, num_layers + 1)]
+    layers = [num_ops * i for i in range(1, num_layers + 1)]
     return np.array([len(ACTIVATIONS), *layers, len(ACTIVATIONS)])
 
 
@@ -142,13 +143,17 @@ def check_ops(ops: Ops) -> Ops:
     Raises:
       InputError: otherwise.
     """
-    is_row = isinstance(ops, tuple) and len(ops) > 0
-    if not is_row or tuple(op for op in OPS if op in ops) != ops:
+    if not (ops and isinstance(ops, tuple) and in_order(ops) == ops):
         raise InputError(
             f"ops {ops!r}: expected a tuple of some of these, in this order: "
             f"{', '.join(OPS)}"
         )
     return ops
+
+
+def in_order(ops: Collection[str]) -> Ops:
+    """Returns those of all ops that are among some, in the order of all."""
+    return tuple(op for op in OPS if op in ops)
 
 
 def op_indices(ops: Ops) -> np.ndarray:
@@ -258,9 +263,7 @@ def random_codes(
     if absence is not None and not 0 <= absence <= 1:
         raise InputError(f"absence={absence}: expected a number from 0 to 1")
     value_key, absence_key = jax.random.split(key)
-    places = np.arange(1, num_layers + 1)
-    num_genes = np.ones(num_layers + 2, int) * len(ACTIVATIONS)
-    num_genes[1:-1] = len(choices.ops) * places
+    num_genes = largest_genes(num_layers, len(choices.ops))
     shape = (num, num_layers + 2)
     values = jax.random.randint(value_key, shape, 1, num_genes + 1)
     values = values.at[:, 1:-1].set(_genes(values[:, 1:-1] - 1, choices.ops))

@@ -25,7 +25,7 @@ from fedjax_graph.models.architecture import (
     Architecture,
     Fusion,
     Space,
-    op_indices,
+    op_branches,
 )
 from fedjax_graph.models.message_passing import make_structure
 from fedjax_graph.models.ops import plain_layer
@@ -76,9 +76,8 @@ def relaxed(
     params, shares = model["params"], layer_shares(probabilities["layers"], net.space)
     structure = make_structure(graph, mask)
     ops = [mixed_layer(op, net.width, net.space) for op in net.ops]
-    is_here = np.isin(np.arange(len(OPS)), op_indices(net.ops))
-    is_known = jnp.all(jnp.where(is_here, 0, shares) == 0)  # else all is NaN
-    shares = shares[:, is_here]
+    is_here = op_branches(net.ops) > 0
+    shares, others = shares[:, is_here], shares[:, ~is_here]
 
     def slot(outputs, step):
         index, source, shares, weights, stats = step
@@ -100,7 +99,7 @@ def relaxed(
     product = fully_connected(take(params["output"], 0), x)
     outputs = mix_stage(probabilities["output"], product)
     if net.ops != OPS:
-        outputs = jnp.where(is_known, outputs, jnp.nan)
+        outputs = jnp.where(jnp.any(others), jnp.nan, outputs)
     return outputs, stats
 
 

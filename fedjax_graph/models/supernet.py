@@ -226,13 +226,13 @@ class SuperNet(Checked):
                 f"{self.num_layers + 2} genes, of {self.num_layers} layers"
             )
         if arrays.is_known(code):
-            self.check_ops_of(check(code, self.num_layers))
+            self._check_ops(check(code, self.num_layers))
         elif not jnp.issubdtype(code.dtype, jnp.integer):
             raise InputError(
                 f"architecture code of type {code.dtype}: expected whole numbers"
             )
 
-    def check_ops_of(self, code: Sequence[int]) -> None:
+    def _check_ops(self, code: Sequence[int]) -> None:
         """Checks that the layers of a valid code have ops that are here.
 
         Raises:
