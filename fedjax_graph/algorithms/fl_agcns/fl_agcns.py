@@ -190,9 +190,7 @@ def evolutionary(
         def evolve(before):
             codes = before.controller
             if with_controller:
-                codes = with_children(
-                    config, controller_key, codes, config.rates.crossover
-                )
+                codes = with_children(config, controller_key, codes, config.rates)
             ranked = rank(config, scorer, codes)
             if not with_clients:
                 return before._replace(controller=ranked.codes), ranked
@@ -263,12 +261,10 @@ def fair_steps(config: FLAGCNSConfig, key: jax.Array) -> jax.Array:
 
 
 def with_children(
-    config: FLAGCNSConfig, key: jax.Array, codes: jax.Array, crossover_rate: float
+    config: FLAGCNSConfig, key: jax.Array, codes: jax.Array, rates: evolution.Rates
 ) -> jax.Array:
     """Adds children to a population [P, L + 2]: [P + P // 2, L + 2]."""
-    children = evolution.offspring(
-        key, codes, crossover_rate, config.rates.mutation, config.choices, config.space
-    )
+    children = evolution.offspring(key, codes, rates, config.choices, config.space)
     return jnp.concatenate([codes, children])
 
 
@@ -286,7 +282,7 @@ def evolve_clients(
     """Evolves each client's population [K, P, L + 2] by a generation, best first."""
 
     def breed(key, codes):
-        return with_children(config, key, codes, config.rates.client_crossover)
+        return with_children(config, key, codes, config.rates.of_clients)
 
     keys = clients.client_keys(key, data.client_ids)
     codes = jax.vmap(breed)(keys, populations)

@@ -135,27 +135,20 @@ def breed(
 ) -> jax.Array:
     """Makes the codes [C, L + 2] of a generation, of which `share` are the clients'."""
     controller_key, clients_key = jax.random.split(key)
-    rates, size = config.rates, config.num_children
+    size = config.num_children
 
     def best_by(scores):
         rows = jnp.argsort(-scores, stable=True)[: config.population_size]
         is_code = scores[rows] > NEVER
         return jnp.where(is_code[:, None], cache.codes[rows], cache.codes[rows[0]])
 
-    def children(key, population, crossover_rate):
-        made = evolution.offspring(
-            key,
-            population,
-            crossover_rate,
-            rates.mutation,
-            config.choices,
-            config.space,
-        )
+    def children(key, population, rates):
+        made = evolution.offspring(key, population, rates, config.choices, config.space)
         order = jnp.argsort(is_known(config, cache, made), stable=True)
         return made[order[:size]]
 
     def own_children(key, population):
-        return children(key, population, rates.client_crossover)
+        return children(key, population, config.rates.of_clients)
 
     own = jax.vmap(best_by, in_axes=1)(cache.client_scores)
     order = jnp.argsort(data.client_ids)  # whatever the order of their data
@@ -166,7 +159,7 @@ def breed(
     population = evolution.merge(
         best_by(cache.scores[:, 0]), trees.take(own, order), weights, share
     )
-    made = children(controller_key, population, rates.crossover)
+    made = children(controller_key, population, config.rates)
     sent = communication.up(trees.take(own_made, order), Fraction(1, len(order)))
     return evolution.merge(made, sent, weights, share)
 

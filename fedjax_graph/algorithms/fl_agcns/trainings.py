@@ -42,6 +42,7 @@ class EvolutionConfig(SearchConfig):
     crossover_rate: float | None = limited(None, lower=0, upper=1)
     client_crossover_rate: float | None = limited(None, lower=0, upper=1)
     mutation_rate: float | None = limited(None, lower=0, upper=1)
+    shrink_rate: float | None = limited(None, lower=0, upper=1)
     client_share: float = limited(
         0.5, lower=0, upper=1
     )  # d before the first generation
@@ -64,9 +65,10 @@ class EvolutionConfig(SearchConfig):
     @property
     def rates(self) -> evolution.Rates:
         """The rates of the evolution: those given, and the space's."""
-        given = (self.crossover_rate, self.client_crossover_rate, self.mutation_rate)
-        pairs = zip(given, evolution.RATES[self.space], strict=True)
-        return evolution.Rates(*(x if own is None else own for own, x in pairs))
+        names = evolution.Rates._fields
+        own = {name: getattr(self, f"{name}_rate") for name in names}
+        own = {name: rate for name, rate in own.items() if rate is not None}
+        return evolution.RATES[self.space]._replace(**own)
 
     @property
     def num_children(self) -> int:

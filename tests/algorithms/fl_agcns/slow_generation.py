@@ -15,7 +15,8 @@ from fedjax_graph.models.architecture import canonical
 
 select = jax.jit(evolution.select, static_argnums=2)
 offspring = jax.jit(
-    functools.partial(evolution.offspring, space="2022"), static_argnames="choices"
+    functools.partial(evolution.offspring, space="2022"),
+    static_argnames=("rates", "choices"),
 )
 random_codes = functools.partial(architecture.random_codes, space="2022")
 fair_codes = functools.partial(architecture.fair_codes, space="2022")
@@ -76,17 +77,15 @@ def slow_generation(name, config, step, score, state, data, key):
         weights, loss = step(weights, step_key, codes)
         losses.append(loss)
 
-    def breed(key, codes, rate):
-        children = offspring(
-            key, codes, rate, config.rates.mutation, choices=config.choices
-        )
+    def breed(key, codes, rates):
+        children = offspring(key, codes, rates, choices=config.choices)
         return np.concatenate([codes, children])
 
     everybody = population
     if evolves and name != "client_eo":
-        everybody = breed(controller_key, population, config.rates.crossover)
+        everybody = breed(controller_key, population, config.rates)
     own = [
-        breed(key, codes, config.rates.client_crossover)
+        breed(key, codes, config.rates.of_clients)
         for key, codes in zip(
             client_keys(clients_key, data.client_ids),
             state.populations.clients,

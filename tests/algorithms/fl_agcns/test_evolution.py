@@ -11,6 +11,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.algorithms.fl_agcns import evolution
+from fedjax_graph.algorithms.fl_agcns.evolution import Rates
 from fedjax_graph.models import architecture
 from fedjax_graph.models.architecture import (
     Choices,
@@ -28,7 +29,7 @@ properties = functools.partial(hypothesis.settings, deadline=None, derandomize=T
 random_codes = functools.partial(architecture.random_codes, space="2022")
 draw = jax.jit(lambda seed: random_codes(jax.random.key(seed), SIZE, NUM_LAYERS))
 any_offspring = functools.partial(evolution.offspring, space="2022")
-offspring = jax.jit(any_offspring)
+offspring = jax.jit(any_offspring, static_argnums=2)
 survivors = jax.jit(
     functools.partial(evolution.survivors, space="2022"), static_argnums=2
 )
@@ -38,6 +39,10 @@ crossover = jax.jit(functools.partial(evolution.crossover, space="2022"))
 mutate = jax.jit(functools.partial(evolution.mutate, space="2022"))
 canonical_all = jax.jit(jax.vmap(lambda code: canonical(code, "2022")))
 RATE = evolution.RATES["2022"].mutation
+
+
+def rates(crossover, mutation=RATE, shrink=0.0):
+    return Rates(crossover, crossover, mutation, shrink)
 
 
 def rows(codes):
@@ -57,7 +62,7 @@ def test_children_are_of_the_choices(seed):
     """They have the given stages, and no other ops."""
     key, choices = jax.random.key(seed), Choices((3, 5), FEW_OPS)
     codes = random_codes(key, SIZE, NUM_LAYERS, choices=choices)
-    children = np.asarray(any_offspring(key, codes, 0.2, 0.9, choices))
+    children = np.asarray(any_offspring(key, codes, Rates(0.2, 0.2, 0.9, 0.1), choices))
     for genes, allowed in zip(children.T, is_gene(NUM_LAYERS, choices), strict=True):
         assert allowed[genes].all()
     assert np.any(children[:, 1:-1] != np.asarray(codes)[: len(children), 1:-1])
@@ -118,19 +123,19 @@ def test_extreme_rates_of_mutation(rate, changes):
 @hypothesis.given(seed=seeds, rate=st.sampled_from([0.0, 0.2, 0.5, 1.0]))
 def test_children_are_valid_codes(seed, rate):
     codes, key = draw(seed), jax.random.key(seed)
-    children = offspring(key, codes, rate, RATE)
+    children = offspring(key, codes, rates(rate, shrink=0.3))
     assert children.shape == (SIZE // 2, NUM_LAYERS + 2)
     for child in rows(children):
         check(child, NUM_LAYERS)
-    npt.assert_array_equal(children, offspring(key, codes, rate, RATE))
+    npt.assert_array_equal(children, offspring(key, codes, rates(rate, shrink=0.3)))
 
 
 def test_children_of_crossovers_have_their_parents_genes():
     codes = draw(0)
-    children = offspring(jax.random.key(4), codes, 1.0, RATE)
+    children = offspring(jax.random.key(4), codes, rates(1.0))
     for index in range(NUM_LAYERS + 2):
         assert set(children[:, index].tolist()) <= set(codes[:, index].tolist())
-    unchanged = offspring(jax.random.key(4), codes, 0.0, 0.0)
+    unchanged = offspring(jax.random.key(4), codes, rates(0.0, 0.0))
     assert set(rows(unchanged)) <= set(rows(codes))
     assert len(set(rows(unchanged))) == SIZE // 2
 
@@ -138,8 +143,35 @@ def test_children_of_crossovers_have_their_parents_genes():
 def test_rate_of_crossovers():
     """With every gene mutated, a child of two equal parents is no mutant if crossed."""
     codes = jnp.full((4000, NUM_LAYERS + 2), -1)
-    children = offspring(jax.random.key(5), codes, 0.2, 1.0)
+    children = offspring(jax.random.key(5), codes, rates(0.2, 1.0))
     npt.assert_allclose(jnp.mean(children[:, 0] < 0), 0.2, atol=0.04)
+
+
+@pytest.mark.parametrize(
+    ("space", "code", "cuts"),
+    [
+        ("paper", [2, 6, 19, 7, 5], {(2, 6, 0, 0, 5), (2, 6, 19, 0, 5)}),
+        ("paper", [2, 6, 0, 7, 5], {(2, 6, 0, 7, 5)}),  # of one layer
+        ("2022", [2, 6, 0, 7, 5], {(2, 6, 0, 0, 5)}),
+        ("2022", [2, 0, 19, 0, 5], {(2, 0, 19, 0, 5)}),
+        ("2022", [2, 6, 0, 0, 5], {(2, 6, 0, 0, 5)}),
+    ],
+)
+def test_a_code_shrinks_to_any_fewer_layers(space, code, cuts):
+    codes = jnp.tile(jnp.array(code), (6000, 1))
+    shrunk = rows(evolution.shrink(jax.random.key(6), codes, space))
+    assert set(shrunk) == cuts
+    counts = [shrunk.count(cut) for cut in cuts]
+    npt.assert_allclose(np.divide(counts, 6000), 1 / len(cuts), atol=0.02)
+
+
+def test_rate_of_shrinking():
+    """With no other mutation, mutants of equal parents differ if they shrank."""
+    codes = jnp.tile(jnp.array([2, 6, 19, 7, 5]), (8000, 1))
+    children = offspring(jax.random.key(7), codes, rates(0.5, 0.0, 0.4))
+    npt.assert_allclose(jnp.mean(children[:, 3] == 0), 0.5 * 0.4, atol=0.03)
+    mutants = offspring(jax.random.key(7), codes, rates(0.0, 1.0, 1.0))
+    npt.assert_array_equal(mutants[:, :2], codes[:4000, :2])
 
 
 # --- Survivors -----------------------------------------------------------------------
@@ -214,7 +246,7 @@ def test_the_best_never_gets_worse():
     @functools.partial(jax.vmap, in_axes=(0, 0))
     def run(key, codes):
         def generation(codes, key):
-            children = any_offspring(key, codes, 0.5, RATE)
+            children = any_offspring(key, codes, rates(0.5))
             both = jnp.concatenate([codes, children])
             codes, scores = survivors(both, fitness(both), SIZE)
             return codes, scores
