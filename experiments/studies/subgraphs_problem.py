@@ -12,6 +12,7 @@ from experiments.studies.subgraphs_settings import (
     SubgraphSettings,
 )
 from fedjax_graph import data
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import (
     client_subgraphs,
     node_dataset,
@@ -101,6 +102,13 @@ def make_problem(study: SubgraphSettings) -> Problem:
     split = client_subgraphs.client_split(
         dataset.labels, parts.owners, study.fractions(), study.seed
     )
+    for kind, nodes in split._asdict().items():
+        if not len(nodes):
+            raise InputError(
+                f"--split_ratio={study.split_ratio}: the share of {kind} nodes of a "
+                f"class is below one with each of the {len(parts.nodes)} clients; ask "
+                "for fewer --num_clients or a larger share"
+            )
     problem = Problem(dataset, parts, split, study.normalise_features)
     splits = problem.deal()
     leaves = jax.tree.leaves(splits["train"])

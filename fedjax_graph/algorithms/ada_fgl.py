@@ -4,10 +4,10 @@ Li, Wu, Zhang, Sun, Li, Wang, "AdaFGL: A New Paradigm for Federated Node Classif
 with Topology Heterogeneity", ICDE 2024. In its first rounds it is FedAvg. In the later
 ones the global model stays as it is and gives P, the probabilities of a client's nodes,
 and the client trains the networks of `models.adaptive_propagation`, which has Eqs. 1 to
-5. Then Eq. 4 is scored. The later rounds exchange nothing. Differences from the paper:
-what it leaves open is OpenFGL's (Eq. 3 compares logits with P, Eq. 4 takes a softmax of
-P; a step a round, moments last), and a client without a training node, whose networks
-nothing trains, is scored by the global model.
+5. Then Eq. 4 is scored. All clients get the global model once more before the later
+rounds, in which nothing crosses. Differences from the paper: what it leaves open is
+OpenFGL's (Eq. 3 compares logits with P, Eq. 4 takes a softmax of P; a step a round,
+moments last); a client that has no training node is scored by the global model.
 """
 
 import dataclasses
@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.core import aggregation, channel, clients
+from fedjax_graph.core import aggregation, channel, clients, communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
+from fedjax_graph.core.client_state import plain
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedState, task_round
 from fedjax_graph.core.local import optimizer_step
@@ -102,12 +103,17 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
     def alone(state, data, key):
         server = state.server
         run = task_round(config, beside(server.models), step, aggregation.none)
-        train_key, _ = task.round_keys(key)
-        models, loss = run(state.models, data, train_key)
+        models, loss = run(state.models, data, task.round_keys(key)[0])
         server = server._replace(num_rounds=server.num_rounds + 1)
         return state._replace(server=server, models=models), {"train_loss": loss}
 
-    phases = Phase(1, together), Phase(config.federated_rounds + 1, alone)
+    def download(state, data):
+        communication.down(plain(state.server.models), len(data.client_ids))
+
+    phases = Phase(1, together), Phase(config.federated_rounds + 1, alone, download)
+
+    def shared_logits(state, data):
+        return common_logits(state.server.models, data)
 
     def own_logits(state, data):
         def one(params, client_data, homophily):
@@ -119,23 +125,18 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         mapped = clients.map_clients(one, clients.eval_clients_per_chunk())
         own = mapped(state.models["params"], client_data, state.homophily)
         is_trained = data.client_weights[:, None, None] > 0
-        return jnp.where(is_trained, own, common_logits(state.server.models, data))
+        return jnp.where(is_trained, own, shared_logits(state, data))
 
     def logits(state, data):
-        return jax.lax.cond(
-            state.server.num_rounds > config.federated_rounds,
-            own_logits,
-            lambda state, data: common_logits(state.server.models, data),
-            *(state, data),
-        )
-
-    def evaluate(state, data):
-        return subgraphs.evaluate_outputs(logits(state, data), data, settings.fitness)
+        is_late = state.server.num_rounds > config.federated_rounds
+        return jax.lax.cond(is_late, own_logits, shared_logits, state, data)
 
     return FederatedAlgorithm(
         init=init,
         round=by_phase(phases, lambda state: state.server.num_rounds),
-        evaluate=evaluate,
+        evaluate=lambda state, data: subgraphs.evaluate_outputs(
+            logits(state, data), data, settings.fitness
+        ),
         predict=lambda state, data: jax.nn.softmax(logits(state, data)),
         monitor=task.monitor,
         reads_all_clients=averaging.reads_all_clients,

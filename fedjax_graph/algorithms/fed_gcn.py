@@ -22,7 +22,7 @@ With 2 hops these are the logits of the GCN on the whole graph. Then FedAvg.
 
 Differences from the paper: the sums are not encrypted; with 1 hop, Eq. 3 has no term of
 outside neighbours. The exchange stands in `init`, where the ledger finds it and counts
-all of a client's rows, those of copies and padding too: of 1 hop as many as of 2.
+all of a client's rows, padding too, both ways: of 1 hop as many as of 2.
 """
 
 import dataclasses

@@ -11,15 +11,16 @@ from the u_i that the server sent, and sends theta_i with its functional embeddi
     a_ij = exp(tau cos(h_i, h_j)) / sum_k exp(tau cos(h_i, h_k))              (3)
     u_i = sum_j a_ij theta_j                                                  (4)
 
-G has blocks of nodes with random edges inside and normal features; all clients have it
-before the first round, which the ledger does not count. Masks are of kernels, begin at
-1, and where |mu| is below 1e-3 count as 0 when a model is used.
+G has blocks of nodes with random edges inside and normal features; all clients draw it
+from one seed, so that no ledger has it (OpenFGL's server sends it). Masks are of
+kernels, begin at 1, and where |mu| is below 1e-3 count as 0 when a model is used.
 
 Differences from the paper: the lambdas are 0 by default, as in the released code and in
 OpenFGL, whose penalties are of detached tensors and have no gradient (a live 1e-3 is
 larger than the gradient of most mask entries); f are the logits, where that code takes
-the layer before a classifier that ours has not; G has a given number of edges; `score`
-is of theta_i * mu_i after local steps.
+the layer before a classifier that ours has not, and keeps its clients' Adam where ours
+begins anew in each round; G has a given number of edges; `score` is of theta_i * mu_i
+after local steps.
 """
 
 import dataclasses

@@ -18,7 +18,7 @@ neighbours to its whole graph, on which classifiers are trained and averaged. Nu
 are those of this list, v training nodes; half of the validation nodes are hidden.
 
 For Eq. 3 clients send their generators and encodings to all others in each step, and
-get gradients back: so the ledger counts the rounds of generators, padding too.
+get gradients of both back: so the ledger counts the rounds of generators, padding too.
 Differences from the paper: the task's classifier reads all neighbours. In OpenFGL 1.1.0
 edges lead from nodes to generated neighbours only, which so change nothing; classifiers
 begin as the mean of those of Eq. 4, and count alike.

@@ -15,9 +15,9 @@ by the minimum cut of a graph with weights max(D) - D, where D are the distances
 dynamic time warping of the clients' norms of the gradient over the last rounds.
 
 Differences from the paper: its experiments are on whole graphs, ours on any task; as in
-OpenFGL the norm is that of a round's last gradient, splits begin after `first_rounds`
-rounds, and one cluster a round is split, that of the lowest client, after which the
-norms are gathered anew. A client that does not take part keeps its last norm.
+OpenFGL clients count alike in Eq. 2's mean, the norm is that of a round's last
+gradient, splits begin after `first_rounds` rounds, and one cluster a round is split,
+of the lowest client; then norms are gathered anew. Who stays away keeps its last norm.
 """
 
 import dataclasses

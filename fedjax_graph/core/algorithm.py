@@ -25,6 +25,9 @@ class Phase(NamedTuple):
 
     first_round: int  # 1 is the first of a run
     round: Callable[[State, Data, jax.Array], tuple[State, Metrics]]
+    opening: Callable[[State, Data], Any] | None = None
+    """Marks what crosses once, before the first of these rounds, for the ledger alone:
+    it is traced, and not run."""
 
 
 class FederatedAlgorithm(NamedTuple):

@@ -135,7 +135,17 @@ def _read(hint: Any, text: str) -> Any:
                 return tuple(_read(item_hint, item) for item_hint, item in items)
         elif choice is str:
             return text
-    raise InputError(f"{text!r} found, expected {checks.described(hint)}")
+    tuples = [x for x in _choices(hint) if typing.get_origin(x) is tuple]
+    expected = _as_written(tuples[0]) if tuples else checks.described(hint)
+    raise InputError(f"{text!r} found, expected {expected}")
+
+
+def _as_written(hint: Any) -> str:
+    """How a command line has a tuple."""
+    args = typing.get_args(hint)
+    if args[-1] is Ellipsis:
+        return f"{checks.described(args[0])}, or several with an x between"
+    return f"{len(args)} values with an x between, each {checks.described(args[0])}"
 
 
 def _names(config_type: type) -> dict[str, dataclasses.Field[Any]]:

@@ -127,14 +127,17 @@ class Loop:
 
         algorithm = programs.traced_once(self._algorithm)
         args = mesh.abstract(jax.eval_shape(of_first, seed_state.state, self._data[0]))
-        _, data, key = args
-        self.ledger = communication.Ledger(
-            communication.bytes_per_round(algorithm.init, key, data),
-            tuple(
-                (phase.first_round, communication.bytes_per_round(phase.round, *args))
-                for phase in algorithm.phases or (Phase(1, algorithm.round),)
-            ),
-        )
+        state, data, key = args
+        rounds = []
+        for first, round_, opening in algorithm.phases or (Phase(1, algorithm.round),):
+            size = communication.bytes_per_round(round_, *args)
+            if opening:
+                once = communication.bytes_per_round(opening, state, data)
+                rounds.append((first, size.plus(once)))
+                first += 1
+            rounds.append((first, size))
+        before = communication.bytes_per_round(algorithm.init, key, data)
+        self.ledger = communication.Ledger(before, tuple(rounds))
         if algorithm.privacy is not None:
             args = algorithm.round, *args
             self._num_releases = privacy.releases_per_round(*args)

@@ -40,11 +40,11 @@ def generator_loss(
         size = clients.cohort_size(num_clients, participation)
         real = Fraction(size, mesh.padded_size(size))  # of what devices share
         sent = {name: params["generator"][name] for name in nets.GENERATES}
-        to_all = num_clients * real
+        to_all = num_clients * real  # one way there, and gradients of all others back
         sent = communication.down(communication.up(sent, to_all), to_all)
         generator = params["generator"] | sent
         z = nets.encode(net, generator, as_graph(impaired), keys[0])
-        z = communication.down(communication.up(z, real), (num_clients - 1) * real)
+        z = communication.down(communication.up(z, to_all), to_all)
         made = Neighbours(*nets.generate(net, generator, z, keys[3], True))
         wanted = mending.hidden_neighbours(own, hidden, net.num_places)
         mended = mending.fill(mending.remaining(impaired, hidden), made)

@@ -10,6 +10,7 @@ It writes `data/openfgl/problem.npz`, what all start from, and a file for each m
 all in float64. OpenFGL is left as it is, but for `openfgl_changes.py` and this:
 
 - everybody trains the two-layer GCN, of the weights in `problem.npz`, without dropout;
+  FED-PUB's has masks and no masked classifier, so that clients are compared by logits;
 - a method whose clients know of a round's number is told it, and is given each round
   optimizers without a past, as ours have with `--client_optimizer=adam`, but for
   `fed_avg_goes_on`.

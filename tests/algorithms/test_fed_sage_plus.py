@@ -188,7 +188,7 @@ def test_the_server_steps_as_told(train, quick_jit):
 
 
 def test_the_ledger_counts_generators_or_classifiers(train):
-    """A generator and encodings to four others, and four gradients back, in a step."""
+    """A generator and encodings to four others, and gradients back, in a step."""
 
     def cost(participation):
         values = {"generator_rounds": 3, "participation": participation}
@@ -204,9 +204,10 @@ def test_the_ledger_counts_generators_or_classifiers(train):
     generator, encodings = 0, MOST_NODES * LATENT
     for wide, narrow in ((LATENT, 4), SIZES, (5, PLACES * NUM_FEATURES)):
         generator += (wide + 1) * narrow
-    up, down = NUM_CLIENTS * generator + encodings, NUM_CLIENTS * generator
+    up = generator + encodings + 4 * (generator + encodings)  # own, others' gradients
+    down = 4 * (generator + encodings) + generator + encodings  # others', own gradients
     assert early.up == 4 * STEPS * NUM_CLIENTS * up
-    assert early.down == 4 * STEPS * NUM_CLIENTS * (down + 4 * encodings)
+    assert early.down == 4 * STEPS * NUM_CLIENTS * down
     for everybody, two in zip((early, later), cost(0.4), strict=True):
         assert two.times(NUM_CLIENTS) == everybody.times(2)
 

@@ -89,17 +89,19 @@ def exchange_of_a_run(name, values, data, num_rounds):
 
 
 @pytest.mark.slow
-def test_ada_fgls_clients_exchange_nothing_once_they_train_alone():
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+def test_ada_fgls_clients_get_the_last_model_before_they_train_alone(participation):
+    """All of them, as any may train in a later round, in which nothing crosses."""
     values = {"federated_rounds": 2, "num_hops": 1, "hidden_size": 4}
     data = client_graphs.make_splits()["train"]
-    found = exchange_of_a_run("ada_fgl", values, data, 4)
-    sent = K * MODEL
-    assert [found.until(number).up for number in range(5)] == [
-        *(0, sent, 2 * sent),
-        *(2 * sent, 2 * sent),
+    values |= {"participation": participation}
+    found = exchange_of_a_run("ada_fgl", values, data, 5)
+    sent = round(participation * K) * MODEL
+    assert [found.until(number) for number in range(6)] == [
+        *((0, 0), (sent, sent), (2 * sent, 2 * sent)),
+        *[(2 * sent, 2 * sent + K * MODEL)] * 3,
     ]
-    assert found.until(4) == (2 * sent, 2 * sent)
-    assert found.per_round(4) == (sent // 2, sent // 2)
+    assert found.per_round(5) == (2 * sent // 5, (2 * sent + K * MODEL) // 5)
 
 
 def test_fed_gcns_exchange_before_the_rounds_counts_once():

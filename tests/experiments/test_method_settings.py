@@ -48,9 +48,11 @@ def test_a_tuple_is_read_with_an_x_between_its_items():
     assert found["generator"]["num_places"] == 5
 
 
-def test_a_tuple_of_another_length_is_refused():
-    with pytest.raises(InputError, match="'32' found, expected a tuple"):
-        read("fed_sage_plus.generator.layer_sizes=32")
+@pytest.mark.parametrize("text", ["32", "1x2x3", "(8;16)", ""])
+def test_a_tuple_of_another_length_is_refused(text):
+    expected = "expected 2 values with an x between, each a whole number"
+    with pytest.raises(InputError, match=f"{re.escape(repr(text))} found, {expected}"):
+        read(f"fed_sage_plus.generator.layer_sizes={text}")
 
 
 def test_settings_of_methods_that_are_compiled_one_by_one_are_known():

@@ -291,6 +291,10 @@ def test_every_partition_deals_all_nodes(partition):
         ("--balance is of --partition=louvain", {"partition": "metis", "balance": 3}),
         ("--concentration is of", {"concentration": 0.5}),
         ("split '20/20'", {"split_ratio": "20/20"}),
+        (
+            "--split_ratio=20/40/40: the share of train nodes of a class is below one",
+            {"num_clients": 2000, "partition": "random"},
+        ),
         ("unknown method 'fed_none'", {"methods": ("fed_none",)}),
         (
             "num_rounds=1: ada_fgl trains what it is scored by from round 2 on",
