@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_graph.algorithms import get_method, make_config
 from fedjax_graph.core import mesh
-from fedjax_graph.core.communication import Bytes, Ledger, up
+from fedjax_graph.core.communication import Bytes, Ledger, down, up
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import no_leaf
 from fedjax_graph.driver import plots, programs, rounds
@@ -166,6 +166,18 @@ def test_the_ledger_counts_what_comes_before_the_rounds_and_each_of_them():
     sending = ALGORITHM._replace(init=lambda *args: up(ALGORITHM.init(*args)))
     state = Bytes(up=4 + 4 + 5 * 4 + 5 * 2)  # two numbers, weights and momentum
     assert found(sending) == Ledger(state, ((1, sent),))
+
+
+def test_the_ledger_counts_the_opening_of_a_phase_once():
+    def opening(state, data):
+        return down(state.weights)
+
+    phases = [phase._replace(opening=opening) for phase in WITH_PHASES.phases]
+    algorithm = WITH_PHASES._replace(phases=tuple(phases))
+    ledger = run(make_script(FALLING), algorithm=algorithm).communication
+    downloads = [ledger.until(number).down for number in range(7)]
+    assert downloads == [0, 20, 20, 20, 40, 40, 40]  # in rounds 1 and 4
+    assert [ledger.until(number).up for number in (3, 6)] == [60, 60]
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 5)])
