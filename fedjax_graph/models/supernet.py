@@ -375,9 +375,10 @@ class SuperNet(Checked):
         """Builds the network of one code.
 
         Raises:
-          InputError: if the code is not valid.
+          InputError: if the code is not valid, or a layer's op is none of `ops`.
         """
         genes = check(code, self.num_layers).tolist()
+        self._check_ops(genes)
         return Network(
             tuple(genes),
             self.num_classes,
@@ -411,11 +412,7 @@ class SuperNet(Checked):
         return {"params": own_params, "batch_stats": own(path["batch_stats"])}
 
     def num_parameters(self, code: Sequence[int]) -> int:
-        """Counts the parameters of the network of one code.
-
-        Raises:
-          InputError: if the code is not valid.
-        """
+        """Counts the parameters of the network of one code; errors as `network`."""
         init = self.network(code).init
         drawn = jax.eval_shape(init, jax.random.key(0), empty_graph(self.num_features))
         return sum(x.size for x in jax.tree.leaves(drawn["params"]))

@@ -129,6 +129,8 @@ def test_a_net_of_some_ops(quick_jit, net_model, net_convolve):
     assert np.all(np.isnan(outputs))  # GAT, of which a traced code says nothing
     with pytest.raises(InputError, match="layer 2 is GATConv; expected one of GINConv"):
         few.apply(model, graph, jnp.array((3, 2, 1, 0, 5)), mask)
+    with pytest.raises(InputError, match="layer 2 is GATConv"):
+        few.num_parameters((3, 2, 1, 0, 5))
 
 
 def test_fusion_of_all_layers(net_model, quick_jit, net_convolve):
