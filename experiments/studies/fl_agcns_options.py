@@ -89,12 +89,6 @@ class FLAGCNSOptions(Study):
         lower=1,
     )
     population_size: int = option(60, "Architectures in a population.", lower=2)
-    shrink_rate: float = option(
-        0.0,
-        "Share of an evolutionary search's mutants that lose their last layers.",
-        lower=0,
-        upper=1,
-    )
     num_warm_up: int | None = option(
         None,
         "With shared weights: first generations, without evolution; by default none, "

@@ -94,7 +94,6 @@ def search_values(
         ),
         "fitness_from": study.fitness_from,
         "population_size": study.population_size,
-        "shrink_rate": study.shrink_rate,
     }
     if method == "fl_rl":
         values["codes_per_round"] = min(FLRLConfig.codes_per_round, study.num_trials)

@@ -41,10 +41,7 @@ OF_SHARED = (  # what only a search by shared weights has a use for
 OF_SCRATCH = ("first_epochs", "rungs")  # likewise
 CONCERN = (  # options, and the methods that have a use for them
     (
-        (
-            *("num_generations", "population_size", "shrink_rate"),
-            *("fitness_from", "codes_per_step"),
-        ),
+        ("num_generations", "fitness_from", "population_size", "codes_per_step"),
         EVOLUTIONARY,
     ),
     (("num_warm_up", "warm_up_codes", "num_finalists", *OF_SCRATCH), EVOLUTIONARY),

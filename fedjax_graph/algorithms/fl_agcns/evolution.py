@@ -7,10 +7,7 @@ or else by mutation, and the best of parents and children survive. In the paper'
 a child has each gene of either parent with equal chances, and a mutated gene is drawn
 as in the first population. In that of 2022 ours are the single cut of the crossover
 (Holland, "Adaptation in Natural and Artificial Systems", 1975) and how a mutated gene
-is drawn. A network counts once however often it occurs. Ours, and off by default, are
-children that lose their last layers (the shrink mutation of Poli, Langdon, McPhee, "A
-Field Guide to Genetic Programming", 2008, Section 5.2.2): a mutated gene makes a code
-shorter in one of twenty cases, and codes grow while their fitness does not.
+is drawn. A network counts once however often it occurs.
 
 A population is an array of codes [P, L + 2], see `architecture`; larger fitness [P] is
 better. Everything can be traced, and mapped over clients.
@@ -29,7 +26,6 @@ from fedjax_graph.models.architecture import (
     Space,
     canonical,
     check_space,
-    decode,
     random_codes,
 )
 
@@ -40,7 +36,6 @@ class Rates(NamedTuple):
     crossover: float  # of the controller's children; the others mutate
     client_crossover: float  # of a client's
     mutation: float  # of each gene
-    shrink: float = 0.0  # of those that mutate: those that lose layers instead
 
     @property
     def of_clients(self) -> "Rates":
@@ -106,18 +101,6 @@ def mutate(
     return jnp.where(jax.random.bernoulli(gene_key, rate, codes.shape), values, codes)
 
 
-def shrink(key: jax.Array, codes: jax.Array, space: Space = "paper") -> jax.Array:
-    """Cuts codes [P, L + 2] behind one of their layers but the last, all as likely.
-
-    A code of one layer stays as it is, and one of two or more keeps one.
-    """
-    is_present = jax.vmap(lambda code: decode(code, space).is_present)(codes)
-    counts = jnp.cumsum(is_present, axis=1)
-    depths = counts[:, -1:]
-    kept = jax.random.randint(key, depths.shape, 1, jnp.maximum(depths, 2))
-    return codes.at[:, 1:-1].multiply(counts <= kept)
-
-
 def offspring(
     key: jax.Array,
     population: jax.Array,
@@ -143,11 +126,6 @@ def offspring(
     partners = jnp.roll(parents, 1, axis=0)  # their order is drawn
     crossed = crossover(crossover_key, parents, partners, space)
     mutated = mutate(mutate_key, parents, rates.mutation, choices, space)
-    if rates.shrink:
-        share_key, shrink_key = jax.random.split(jax.random.fold_in(mutate_key, 0))
-        shrunk = shrink(shrink_key, parents, space)
-        is_shrunk = jax.random.bernoulli(share_key, rates.shrink, (len(parents), 1))
-        mutated = jnp.where(is_shrunk, shrunk, mutated)
     is_crossed = jax.random.bernoulli(choice_key, rates.crossover, (len(parents), 1))
     return jnp.where(is_crossed, crossed, mutated)
 

@@ -42,7 +42,6 @@ class EvolutionConfig(SearchConfig):
     crossover_rate: float | None = limited(None, lower=0, upper=1)
     client_crossover_rate: float | None = limited(None, lower=0, upper=1)
     mutation_rate: float | None = limited(None, lower=0, upper=1)
-    shrink_rate: float | None = limited(None, lower=0, upper=1)
     client_share: float = limited(
         0.5, lower=0, upper=1
     )  # d before the first generation

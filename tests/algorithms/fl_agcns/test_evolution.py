@@ -41,8 +41,8 @@ canonical_all = jax.jit(jax.vmap(lambda code: canonical(code, "2022")))
 RATE = evolution.RATES["2022"].mutation
 
 
-def rates(crossover, mutation=RATE, shrink=0.0):
-    return Rates(crossover, crossover, mutation, shrink)
+def rates(crossover, mutation=RATE):
+    return Rates(crossover, crossover, mutation)
 
 
 def rows(codes):
@@ -62,7 +62,7 @@ def test_children_are_of_the_choices(seed):
     """They have the given stages, and no other ops."""
     key, choices = jax.random.key(seed), Choices((3, 5), FEW_OPS)
     codes = random_codes(key, SIZE, NUM_LAYERS, choices=choices)
-    children = np.asarray(any_offspring(key, codes, Rates(0.2, 0.2, 0.9, 0.1), choices))
+    children = np.asarray(any_offspring(key, codes, Rates(0.2, 0.2, 0.9), choices))
     for genes, allowed in zip(children.T, is_gene(NUM_LAYERS, choices), strict=True):
         assert allowed[genes].all()
     assert np.any(children[:, 1:-1] != np.asarray(codes)[: len(children), 1:-1])
@@ -123,11 +123,11 @@ def test_extreme_rates_of_mutation(rate, changes):
 @hypothesis.given(seed=seeds, rate=st.sampled_from([0.0, 0.2, 0.5, 1.0]))
 def test_children_are_valid_codes(seed, rate):
     codes, key = draw(seed), jax.random.key(seed)
-    children = offspring(key, codes, rates(rate, shrink=0.3))
+    children = offspring(key, codes, rates(rate))
     assert children.shape == (SIZE // 2, NUM_LAYERS + 2)
     for child in rows(children):
         check(child, NUM_LAYERS)
-    npt.assert_array_equal(children, offspring(key, codes, rates(rate, shrink=0.3)))
+    npt.assert_array_equal(children, offspring(key, codes, rates(rate)))
 
 
 def test_children_of_crossovers_have_their_parents_genes():
@@ -145,33 +145,6 @@ def test_rate_of_crossovers():
     codes = jnp.full((4000, NUM_LAYERS + 2), -1)
     children = offspring(jax.random.key(5), codes, rates(0.2, 1.0))
     npt.assert_allclose(jnp.mean(children[:, 0] < 0), 0.2, atol=0.04)
-
-
-@pytest.mark.parametrize(
-    ("space", "code", "cuts"),
-    [
-        ("paper", [2, 6, 19, 7, 5], {(2, 6, 0, 0, 5), (2, 6, 19, 0, 5)}),
-        ("paper", [2, 6, 0, 7, 5], {(2, 6, 0, 7, 5)}),  # of one layer
-        ("2022", [2, 6, 0, 7, 5], {(2, 6, 0, 0, 5)}),
-        ("2022", [2, 0, 19, 0, 5], {(2, 0, 19, 0, 5)}),
-        ("2022", [2, 6, 0, 0, 5], {(2, 6, 0, 0, 5)}),
-    ],
-)
-def test_a_code_shrinks_to_any_fewer_layers(space, code, cuts):
-    codes = jnp.tile(jnp.array(code), (6000, 1))
-    shrunk = rows(evolution.shrink(jax.random.key(6), codes, space))
-    assert set(shrunk) == cuts
-    counts = [shrunk.count(cut) for cut in cuts]
-    npt.assert_allclose(np.divide(counts, 6000), 1 / len(cuts), atol=0.02)
-
-
-def test_rate_of_shrinking():
-    """With no other mutation, mutants of equal parents differ if they shrank."""
-    codes = jnp.tile(jnp.array([2, 6, 19, 7, 5]), (8000, 1))
-    children = offspring(jax.random.key(7), codes, rates(0.5, 0.0, 0.4))
-    npt.assert_allclose(jnp.mean(children[:, 3] == 0), 0.5 * 0.4, atol=0.03)
-    mutants = offspring(jax.random.key(7), codes, rates(0.0, 1.0, 1.0))
-    npt.assert_array_equal(mutants[:, :2], codes[:4000, :2])
 
 
 # --- Survivors -----------------------------------------------------------------------

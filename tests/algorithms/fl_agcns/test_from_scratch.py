@@ -237,20 +237,6 @@ def test_children_of_clients_cross_at_a_rate_of_their_own(hand_made, train, quic
     assert any(tuple(code) not in known for code in sent)
 
 
-def test_mutants_of_a_generation_shrink(hand_made, train, quick_jit):
-    """Where all do, what is new is the beginning of a known code."""
-    rates = {"crossover_rate": 0.0, "client_crossover_rate": 0.0, "shrink_rate": 1.0}
-    config = dataclasses.replace(CONFIG, **rates)
-    breed = quick_jit(functools.partial(from_scratch.breed, config))
-    known = {tuple(code) for code in np.asarray(hand_made.codes).tolist()}
-    cut = {(*c[:i], *[0] * (4 - i), c[4]) for c in known for i in (2, 3)}
-    for share in (0.0, 1.0):
-        made = np.asarray(breed(hand_made, train, jax.random.key(0), share)).tolist()
-        new = {tuple(code) for code in made} - known
-        assert new
-        assert new <= cut
-
-
 @pytest.mark.slow
 def test_a_resumed_search_ends_as_if_never_stopped(cut_and_whole, monkeypatch):
     monkeypatch.setattr(trainings, "make_epoch", scores_by_hand)
