@@ -34,17 +34,17 @@ SHORT_RUN = {  # without a dataset
 SHORT_RUN_DATASET = "synthetic_mixed"
 SHORT_RUN_METHODS = ("fl_agcns", "gcn", "appnp", "sage_relu")
 SHARED_GENERATIONS = 250  # the paper's
-OF_SHARED = (  # what only a search by shared weights has a use for
+SHARED_OPTIONS = (  # what only a search by shared weights has a use for
     *("num_warm_up", "warm_up_codes", "scored_by", "num_finalists"),
     *("codes_per_step", "supernet_steps"),
 )
-OF_SCRATCH = ("first_epochs", "rungs")  # likewise
+SCRATCH_OPTIONS = ("first_epochs", "rungs")  # likewise
 CONCERN = (  # options, and the methods that have a use for them
     (
         ("num_generations", "fitness_from", "population_size", "codes_per_step"),
         EVOLUTIONARY,
     ),
-    (("num_warm_up", "warm_up_codes", "num_finalists", *OF_SCRATCH), EVOLUTIONARY),
+    (("num_warm_up", "warm_up_codes", "num_finalists", *SCRATCH_OPTIONS), EVOLUTIONARY),
     (("supernet_steps", "scored_by"), (*EVOLUTIONARY, "fl_gradient")),
     (("num_trials",), ("fl_random", "fl_rl")),
     (("num_relaxed_rounds",), ("fl_gradient",)),
@@ -66,7 +66,9 @@ class FLAGCNSSettings(FLAGCNSOptions):
         """This study; without a dataset, its short form where nothing is given."""
         if self.dataset is not None:
             return self
-        passed_over = OF_SCRATCH if self.fitness_from == "shared" else OF_SHARED
+        passed_over = (
+            SCRATCH_OPTIONS if self.fitness_from == "shared" else SHARED_OPTIONS
+        )
         short = {
             name: value
             for name, value in SHORT_RUN.items()
@@ -122,7 +124,9 @@ class FLAGCNSSettings(FLAGCNSOptions):
         FL-Gradient has steps of shared weights whatever the others are judged by.
         """
         is_shared = self.fitness_from == "shared"
-        other, names = ("scratch", OF_SCRATCH) if is_shared else ("shared", OF_SHARED)
+        other, names = (
+            ("scratch", SCRATCH_OPTIONS) if is_shared else ("shared", SHARED_OPTIONS)
+        )
         of_gradient = ("supernet_steps", "scored_by")
         passed_over = of_gradient if "fl_gradient" in methods else ()
         for name in filter(self.is_given, names):

@@ -21,7 +21,8 @@ SuperNet's gradient, though only touched weights have one.
 That is fitness from `shared` weights. By default it is that of trainings from
 `scratch`, see `from_scratch`.
 
-`controller_eo` (d = 0) and `client_eo` (d = 1) are the ablations of Table 5.
+`controller_eo` (d = 0) and `client_eo` (d = 1) are the ablations of Table 5, whose text
+has them the other way round, against its own definition of d as the clients' share.
 """
 
 import dataclasses
@@ -52,10 +53,10 @@ from fedjax_graph.models.architecture import Space, fair_codes, random_codes
 
 FitnessFrom = Literal["scratch", "shared"]
 FAIR_KEY = 2**31  # folded in; far from the numbers of steps
-OF_SHARED = (  # fields that only a search by shared weights has a use for
-    *("num_steps", "codes_per_step", "num_warm_up", "warm_up_codes", "scored_by"),
-)
-OF_SCRATCH = ("num_generations", "first_epochs", "num_epochs", "rungs")  # likewise
+OF_SHARED = ("num_steps", "codes_per_step", "num_warm_up", "warm_up_codes", "scored_by")
+"""Fields that only a search by shared weights has a use for."""
+OF_SCRATCH = ("num_generations", "first_epochs", "num_epochs", "rungs")
+"""Fields that only a search from scratch has a use for."""
 WARM_UP: dict[Space, int] = {"paper": 0, "2022": 50}
 
 

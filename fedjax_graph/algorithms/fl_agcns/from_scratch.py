@@ -1,12 +1,13 @@
 """FL-AGCNS without shared weights: a code's fitness is what it reaches from scratch.
 
 Evolution is that of Wang et al., arXiv 2104.04141, Algorithms 1 and 2, at the
-controller and at the clients; what judges codes is not. Where a graph is small, a
-training of 15 epochs costs as much as a code's share in the SuperNet's and ranks codes
-better. Such a training says all scores of a code at once, the federated one (Eq. 1) and
-each client's, each the best of its epochs. So the controller's population is the best
-of all codes that were trained, by the federated score, and a client's the best by its
-own: no code that was good is ever lost. A round trains `num_children` codes:
+controller and at the clients; what judges codes is not: where a graph is small, all
+trainings of a search cost a fifth of the gradients of codes that the SuperNet's takes.
+A training says all scores of a code at once, the federated one (Eq. 1) and each
+client's, each the best of its epochs. So a client's population is the best of all codes
+that were trained, by its own score, and the controller's the best by the federated one
+and, in a share d, the clients' best: no code that was good is ever lost. A round trains
+`num_children` codes:
 
     at first    the first population, drawn at random
     then        a generation: the controller's children and the clients', in the shares
@@ -150,17 +151,21 @@ def breed(
     def own_children(key, population):
         return children(key, population, config.rates.of_clients)
 
+    best = best_by(cache.scores[:, 0])
+    if isinstance(share, float) and not share:  # of a search at the controller alone
+        return children(controller_key, best, config.rates)
     own = jax.vmap(best_by, in_axes=1)(cache.client_scores)
     order = jnp.argsort(data.client_ids)  # whatever the order of their data
     weights = sender_weights(data)[order]
     own_made = jax.vmap(own_children)(
         clients.client_keys(clients_key, data.client_ids), own
     )
-    population = evolution.merge(
-        best_by(cache.scores[:, 0]), trees.take(own, order), weights, share
+    parents, sent = (  # at most as many codes as one population or generation has
+        communication.up(trees.take(codes, order), Fraction(1, len(order)))
+        for codes in (own, own_made)
     )
+    population = evolution.merge(best, parents, weights, share)
     made = children(controller_key, population, config.rates)
-    sent = communication.up(trees.take(own_made, order), Fraction(1, len(order)))
     return evolution.merge(made, sent, weights, share)
 
 

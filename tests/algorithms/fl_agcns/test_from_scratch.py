@@ -131,6 +131,14 @@ def test_all_rounds_of_a_search(name, train, monkeypatch):
     assert metrics[-1]["code_epochs"] == 0  # beyond the last round
 
 
+def test_the_default_search_costs_a_fifth_of_the_papers():
+    """First trainings of 60 and 6 x 20 codes, then 18, 6 twice and 4 twice more."""
+    default = FLAGCNSConfig(NUM_FEATURES, NUM_CLASSES)
+    num = trainings.most_code_epochs(default)
+    assert num == (60 + 6 * 20) * 15 + (18 + 6 * 2 + 4 * 2) * 50 == 4600
+    assert num < trainings.MOST_CODE_EPOCHS / 5
+
+
 @pytest.fixture(scope="module")
 def hand_made():
     """A cache where the first and last gene of a code say whose favourite it is.
@@ -266,9 +274,13 @@ def test_a_search_reads_sparse_features_as_dense_ones(train, quick_jit):
     jax.tree.map(close, sparse.weights, dense.weights)
 
 
-def test_what_crosses_is_counted(train):
-    """A model down and a gradient up each epoch, and two numbers of each client."""
-    algorithm = module.controller_eo(CONFIG)
+@pytest.mark.parametrize("name", METHODS)
+def test_what_crosses_is_counted(name, train):
+    """A model down and a gradient up each epoch, a score of each client, and codes.
+
+    Clients send up to a population to breed from, and up to a generation of children.
+    """
+    algorithm = METHODS[name](CONFIG)
     state = jax.eval_shape(algorithm.init, jax.random.key(0), train)
     found = communication.bytes_per_round(
         algorithm.round, state, train, jax.random.key(0)
@@ -276,7 +288,8 @@ def test_what_crosses_is_counted(train):
     size = 4 * sum(x.size for x in jax.tree.leaves(state.weights.model))
     epochs, num_codes = PLAN.num_steps * PLAN.chunk, CONFIG.num_children
     sent = found.up - epochs * NUM_CLIENTS * (size + 4)
-    assert 0 <= sent <= num_codes * 5 * 4  # what no client has to breed
+    num_sent = 0 if name == "controller_eo" else CONFIG.population_size + num_codes
+    assert sent == num_sent * 5 * 4
     codes = NUM_CLIENTS * num_codes * 5 * 4
     assert found.down == epochs * NUM_CLIENTS * size + codes
 
