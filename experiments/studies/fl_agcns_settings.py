@@ -34,17 +34,20 @@ SHORT_RUN = {  # without a dataset
 SHORT_RUN_DATASET = "synthetic_mixed"
 SHORT_RUN_METHODS = ("fl_agcns", "gcn", "appnp", "sage_relu")
 SHARED_GENERATIONS = 250  # the paper's
-SHARED_OPTIONS = (  # what only a search by shared weights has a use for
-    *("num_warm_up", "warm_up_codes", "scored_by", "num_finalists"),
-    *("codes_per_step", "supernet_steps"),
-)
-SCRATCH_OPTIONS = ("first_epochs", "rungs")  # likewise
+OPTIONS_OF = {  # a `fitness_from`, and what only a search by it has a use for
+    "shared": (
+        *("num_warm_up", "warm_up_codes", "scored_by", "num_finalists"),
+        *("codes_per_step", "supernet_steps"),
+    ),
+    "scratch": ("first_epochs", "rungs"),
+}
 CONCERN = (  # options, and the methods that have a use for them
     (
         ("num_generations", "fitness_from", "population_size", "codes_per_step"),
         EVOLUTIONARY,
     ),
-    (("num_warm_up", "warm_up_codes", "num_finalists", *SCRATCH_OPTIONS), EVOLUTIONARY),
+    (("num_warm_up", "warm_up_codes", "num_finalists"), EVOLUTIONARY),
+    (OPTIONS_OF["scratch"], EVOLUTIONARY),
     (("supernet_steps", "scored_by"), (*EVOLUTIONARY, "fl_gradient")),
     (("num_trials",), ("fl_random", "fl_rl")),
     (("num_relaxed_rounds",), ("fl_gradient",)),
@@ -66,9 +69,7 @@ class FLAGCNSSettings(FLAGCNSOptions):
         """This study; without a dataset, its short form where nothing is given."""
         if self.dataset is not None:
             return self
-        passed_over = (
-            SCRATCH_OPTIONS if self.fitness_from == "shared" else SHARED_OPTIONS
-        )
+        passed_over = OPTIONS_OF[self._other_fitness()]
         short = {
             name: value
             for name, value in SHORT_RUN.items()
@@ -123,15 +124,15 @@ class FLAGCNSSettings(FLAGCNSOptions):
 
         FL-Gradient has steps of shared weights whatever the others are judged by.
         """
-        is_shared = self.fitness_from == "shared"
-        other, names = (
-            ("scratch", SCRATCH_OPTIONS) if is_shared else ("shared", SHARED_OPTIONS)
-        )
+        other = self._other_fitness()
         of_gradient = ("supernet_steps", "scored_by")
         passed_over = of_gradient if "fl_gradient" in methods else ()
-        for name in filter(self.is_given, names):
+        for name in filter(self.is_given, OPTIONS_OF[other]):
             if name not in passed_over:
                 raise InputError(f"--{name}: of a search with --fitness_from={other}")
+
+    def _other_fitness(self) -> str:
+        return "scratch" if self.fitness_from == "shared" else "shared"
 
     def chosen_methods(self) -> list[str]:
         """The methods that the settings name.
