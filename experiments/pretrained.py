@@ -28,6 +28,9 @@ class PretrainedStudy(Options):
     )
     method: str = option("cnfgnn", "Of that run.")
     to: str | None = option(None, "The file to write, which ends in .npz.")
+    note: str | None = option(
+        None, "What its card should say beside, such as where earlier rounds were run."
+    )
 
     def run(self) -> None:
         """Does what the options say.
@@ -36,14 +39,14 @@ class PretrainedStudy(Options):
           InputError: one line, where there is no such model or run.
         """
         if self.workdir is None:
-            if self.to is not None or self.is_given("method"):
-                raise InputError("--to and --method need --workdir, that of a run")
+            if self.to or self.note or self.is_given("method"):
+                raise InputError("--to, --method and --note need --workdir, of a run")
             self._show()
             return
         if self.to is None or not self.to.endswith(".npz") or self.name:
             raise InputError("--workdir needs --to=FILE.npz, and no --name")
         card = pretrained.pack(
-            pathlib.Path(self.workdir), self.method, pathlib.Path(self.to)
+            pathlib.Path(self.workdir), self.method, pathlib.Path(self.to), self.note
         )
         _print(card)
 

@@ -51,6 +51,7 @@ class CNFGNNStudy(CNFGNNOptions):
         Raises:
           InputError: one line, where an option or a file does not fit.
         """
+        self.set_up_jax()
         if self.pretrained is not None:
             with tempfile.TemporaryDirectory() as name:
                 folder = pathlib.Path(name)
@@ -61,7 +62,6 @@ class CNFGNNStudy(CNFGNNOptions):
                 changes = {x: v for x, v in changes.items() if not self.is_given(x)}
                 changes |= {"workdir": name, "methods": (method,), "pretrained": None}
                 return dataclasses.replace(self, **changes).run_loaded()
-        self.set_up_jax()
         methods = self.chosen_methods()
         configs.check_optimizers(self, methods)
         dataset = self.load_network()

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fedjax_graph import algorithms
-from fedjax_graph.core import trees
+from fedjax_graph.core import mesh, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files, limits
@@ -104,17 +104,21 @@ def _is_count(value: Any, most: int) -> bool:
     return type(value) is int and 0 <= value < most
 
 
-def pack(workdir: pathlib.Path, method: str, path: pathlib.Path) -> dict[str, Any]:
+def pack(
+    workdir: pathlib.Path, method: str, path: pathlib.Path, note: str | None = None
+) -> dict[str, Any]:
     """Writes the best state of a run's first seed.
 
     Args:
       workdir: of a run on a traffic network.
       method: a trained one of it.
       path: of the file, which ends in .npz.
+      note: what the card should say beside, such as where earlier rounds were run.
 
     Returns:
       The card, of that seed: the best round and the last one, the validation curve,
-      and of a run that ended its test scores, command, commit, hardware and versions.
+      the note, and of a run that ended its test scores, with command, commit, hardware
+      and versions of the last command, which may have been resumed elsewhere.
 
     Raises:
       InputError: if there is no such run, or it cannot be read.
@@ -125,6 +129,8 @@ def pack(workdir: pathlib.Path, method: str, path: pathlib.Path) -> dict[str, An
     best_round = int(seeds.best_round[0])
     rounds = {"best_round": best_round, "last_round": int(seeds.round[0])}
     card = _card(workdir, method, algorithm.monitor, **rounds) | rounds
+    if note is not None:
+        card["note"] = note
     settings = settings | {"seeds": settings["seeds"][:1]}
     about = {"method": method, "settings": settings, "card": card}
     arrays = {
@@ -246,7 +252,8 @@ def _leaves_used(algorithm: FederatedAlgorithm, state: Any, data: Data) -> list[
     def use(state):
         return algorithm.predict(state, data), algorithm.evaluate(state, data)
 
-    return trees.leaves_read(use, state)
+    with mesh.on_first():  # what is mapped over devices would read all
+        return trees.leaves_read(use, state)
 
 
 def _card(

@@ -9,6 +9,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.algorithms import get_method, make_config
+from fedjax_graph.core import mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import pretrained, rounds
 from fedjax_graph.driver.checkpoint import Checkpoints
@@ -87,6 +88,16 @@ def test_only_what_is_read_is_kept(run, packed):
     assert sum(x.size for x in state.values()) == sum(sizes)
 
 
+def test_a_mesh_of_devices_changes_nothing(run, packed, tmp_path):
+    """Under one a client's work is mapped over devices, which seems to read all."""
+    with mesh.restored():
+        jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:2]))
+        pretrained.pack(run[0], run[1], tmp_path / "model.npz")
+        load_forecaster(packed[0])
+    one, other = (pretrained.read(str(x)) for x in (packed[0], tmp_path / "model.npz"))
+    assert list(one.state) == list(other.state)
+
+
 def test_its_forecasts_are_those_of_the_run(run, packed, network):
     workdir, method, *_ = run
     ours, theirs = load_forecaster(packed[0]), load_forecaster(workdir, method)
@@ -108,7 +119,7 @@ def packed_beside(run, tmp_path, entry):
     results = {"dataset": "tiny", "settings": settings, "methods": methods}
     path = workdir / "results.json"
     path.write_text(json.dumps(results))
-    card = pretrained.pack(workdir, method, tmp_path / "model.npz")
+    card = pretrained.pack(workdir, method, tmp_path / "model.npz", note="of a GPU")
     path.unlink()
     return card
 
@@ -120,6 +131,7 @@ def test_a_card_names_no_folder(run, tmp_path):
     expected = "python -m experiments.cnfgnn --dataset=tiny.npz --num_rounds=2"
     assert card["command"] == expected
     assert card["test"] == {"rmse": 1.5}
+    assert card["note"] == "of a GPU"
     assert str(run[0]) not in json.dumps(card)
 
 

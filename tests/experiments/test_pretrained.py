@@ -1,6 +1,8 @@
 """The pretrained models as a user meets them."""
 
 import json
+import os
+import shlex
 
 import numpy.testing as npt
 import pytest
@@ -9,6 +11,7 @@ from experiments.pretrained import PretrainedStudy
 from experiments.studies.cnfgnn import CNFGNNStudy
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import pretrained
+from tests.experiments import forks
 
 
 def test_models_are_listed_and_shown(capsys):
@@ -23,7 +26,32 @@ def test_models_are_listed_and_shown(capsys):
     assert card["method"] == "cnfgnn"
     assert card["dataset"] == "synthetic"
     assert card["parameters"] > 10_000
+
+
+@pytest.mark.parametrize("name", pretrained.names())
+def test_a_card_names_a_command_that_anybody_can_give(name):
+    card = pretrained.read(name).card
+    words = shlex.split(card["command"])
+    given = {word.partition("=")[0].removeprefix("--") for word in words}
+    assert not given & set(pretrained.OWN_FLAGS)
     assert len(card["source"]["git_commit"]) == 40  # and not "dirty"
+
+
+# Asked for a number that is not JAX's own, in a process that has not used JAX.
+SCORED = """
+import jax
+from experiments.studies.cnfgnn import CNFGNNStudy
+def stop(study):
+    print(jax.device_count(), study.methods)
+    raise SystemExit
+CNFGNNStudy.chosen_methods = stop
+CNFGNNStudy(pretrained="synthetic_cnfgnn", eval_only=True, num_cpu_devices=3).run()
+"""
+
+
+def test_a_model_is_scored_on_as_many_devices_as_asked():
+    process = forks.run(SCORED, environment=dict(os.environ))
+    assert (process.stdout, process.stderr) == ("3 ('cnfgnn',)\n", "")
 
 
 @pytest.mark.slow
@@ -55,7 +83,8 @@ def test_what_only_training_reads_is_the_models(monkeypatch, name, given, expect
         scored.append(study)
         raise InputError("enough")
 
-    monkeypatch.setattr(CNFGNNStudy, "set_up_jax", stop)
+    monkeypatch.setattr(CNFGNNStudy, "set_up_jax", lambda study: None)
+    monkeypatch.setattr(CNFGNNStudy, "chosen_methods", stop)
     with pytest.raises(InputError, match="enough"):
         CNFGNNStudy(pretrained=name, eval_only=True, **given).run()
     assert scored[0].sampling_decay == expected
@@ -68,8 +97,9 @@ def test_what_only_training_reads_is_the_models(monkeypatch, name, given, expect
         ({"workdir": "runs/mine"}, "--workdir needs --to=FILE.npz"),
         ({"workdir": "runs/mine", "to": "mine.txt"}, "--workdir needs --to=FILE.npz"),
         ({"name": "nothing"}, "no such model"),
-        ({"name": "synthetic_cnfgnn", "to": "x.npz"}, "--to and --method need --workd"),
-        ({"method": "sfl"}, "--to and --method need --workdir"),
+        ({"name": "synthetic_cnfgnn", "to": "x.npz"}, "--method and --note need --wor"),
+        ({"method": "sfl"}, "--method and --note need --workdir"),
+        ({"note": "of a GPU"}, "--method and --note need --workdir"),
     ],
 )
 def test_what_does_not_fit_is_one_line(options, words):

@@ -53,6 +53,7 @@ from fedjax_graph.core.client_state import (
     or_in_opt_state,
 )
 from fedjax_graph.core.clients import cohort_size
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import (
     FederatedConfig,
     FederatedState,
@@ -135,6 +136,11 @@ def _sfl(
         reason = "under start='own' clients begin at models that no other knows"
         instead = "use start='global' or 'personal'"
         channel.refuse(config, reason, "privacy", instead=instead)
+        if config.score == "local" and not config.pull_weight:
+            raise InputError(
+                "start='own' with score='local' and pull_weight=0: no client would "
+                "learn from another, as in `local`; give pull_weight a value"
+            )
     if config.start == "own" or config.score == "local":
         keeping = LocalModelTask(config.task, config.score)
         config = dataclasses.replace(config, task=keeping)

@@ -21,6 +21,7 @@ from fedjax_graph.algorithms.sfl.sfl import (
     sfl_star,
 )
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
 from fedjax_graph.core.misbehaviour import Misbehaviour
 from tests.algorithms import quadratic
@@ -162,6 +163,14 @@ def test_who_is_not_sampled_keeps_its_model(data, quick_jit):
     is_kept = np.all(to_rows(before.models) == to_rows(after.models), axis=1)
     sampled = Twin(data, TASK, 0.6).cohort(KEYS[1])
     assert set(np.flatnonzero(~is_kept)) == set(sampled)
+
+
+@pytest.mark.parametrize("factory", [sfl, sfl_per, sfl_lg, sfl_star])
+def test_what_is_local_training_is_not_called_sfl(factory):
+    config = {sfl_star: SFLStarConfig}.get(factory, SFLConfig)(TASK, start="own")
+    factory(config)  # whose u_i are mixed
+    with pytest.raises(InputError, match="as in `local`; give pull_weight a value"):
+        factory(dataclasses.replace(config, score="local"))
 
 
 @pytest.mark.parametrize("start", ["global", "personal", "own"])
