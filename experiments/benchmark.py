@@ -52,6 +52,7 @@ class BenchmarkStudy(BenchmarkSettings):
         Raises:
           InputError: one line, where a setting or a file does not fit.
         """
+        self.check_refused()
         self.set_up_jax()
         figures = {
             "system": self.system,

@@ -2,6 +2,8 @@
 
 import dataclasses
 import sys
+from collections.abc import Mapping
+from typing import ClassVar
 
 from experiments.studies.options import option
 from experiments.studies.surroundings import DataOptions, MachineOptions
@@ -35,6 +37,15 @@ TINY = {
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchmarkSettings(DataOptions, MachineOptions):
     """What is measured of one system."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("coordinator", "num_processes", "process_id"),
+            "the benchmarks run in one process",
+        ),
+        "compile_for": "what is here is measured; the binaries compile for other chips",
+        "profile": "the binaries trace their rounds",
+    }
 
     system: str = option("cnfgnn", "What to measure.", choices=SYSTEMS)
     json: bool = option(False, "Print one JSON line instead of a table.")

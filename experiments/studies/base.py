@@ -7,8 +7,6 @@ does; `dataclasses.replace` makes another one of it, and a sweep is a list of th
 import abc
 import contextlib
 import dataclasses
-import io
-import json
 import os
 import pathlib
 import shlex
@@ -27,6 +25,12 @@ from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import compile_for
 
 MOST_ROUNDS = 2**31 - 1  # they are counted in 32 bits
+COMPILES = {  # options that are not for --compile_for, and what it compiles instead
+    "coordinator": "compiles in one process",
+    "sweep": "compiles one run",
+    "eval_only": "compiles what trains",
+    "pretrained": "compiles what trains",
+}
 PATIENCE = 20  # rounds without a better validation figure, where none is given
 
 
@@ -215,39 +219,22 @@ class Study(DataOptions, MachineOptions, FolderOptions):
                     stack.enter_context(contextlib.redirect_stdout(nowhere))
                 stack.enter_context(self.holding_folders())
                 return super().run()
-        if self.coordinator is not None:
-            raise InputError("--compile_for compiles in one process, not --coordinator")
+        for name, reason in COMPILES.items():
+            if getattr(self, name, None):
+                raise InputError(f"--compile_for {reason}, not --{name}")
         if self.methods and "all" in self.methods:
             raise InputError("--compile_for: name the methods; all is none")
-        if getattr(self, "sweep", None):
-            raise InputError("--compile_for compiles one run, not --sweep")
-        records = []
-        for method in self.compiled_methods():
-            name, report = self._compiled(method)
-            print("\n".join([f"{name}: {report.lines()[0]}", *report.lines()[1:]]))
-            records.append({"method": name, **dataclasses.asdict(report)})
-            print(json.dumps(records[-1]), flush=True)
-        return records
-
-    def compiled_methods(self) -> tuple[str, ...]:
-        """What `compile_for` compiles: the methods named, else the system's own."""
-        return self.methods or (self.system,)
-
-    def _compiled(self, method: str) -> tuple[str, compile_for.Report]:
-        """Prepares a run of one method, and compiles what it would train first.
-
-        A search has more rounds than one kind, and GraphFL's self-training a teacher:
-        the name says which was compiled.
-        """
         with tempfile.TemporaryDirectory() as folder:
-            workdir = str(pathlib.Path(folder, "run"))
-            one = dataclasses.replace(self, methods=(method,), workdir=workdir)
+            workdir, methods = str(pathlib.Path(folder, "run")), self.compiled_methods()
+            changed = dataclasses.replace(self, methods=methods, workdir=workdir)
             try:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    super(Study, one).run()
+                return super(Study, changed).run()
             except compile_for.Compiled as done:
-                return done.args
-        raise InputError(f"--compile_for: {method} has no round")
+                return done.records
+
+    def compiled_methods(self) -> tuple[str, ...] | None:
+        """`methods` under `compile_for`: those named, else the system's own."""
+        return self.methods or (self.system,)
 
 
 # --- Methods -------------------------------------------------------------------------

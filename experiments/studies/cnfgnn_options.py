@@ -206,6 +206,10 @@ class CNFGNNOptions(TrafficStudy):
         own = paper.of_dataset(self.network_name, self.is_inductive)
         return own.get(name, default)
 
+    def compiled_methods(self) -> tuple[str, ...] | None:
+        """See `Study.compiled_methods`; a strategy names one as well."""
+        return self.methods if self.strategy else super().compiled_methods()
+
     def chosen_methods(self) -> list[str]:
         """The methods that `strategy` and `methods` name, each once.
 

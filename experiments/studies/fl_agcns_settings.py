@@ -134,6 +134,10 @@ class FLAGCNSSettings(FLAGCNSOptions):
     def _other_fitness(self) -> str:
         return "scratch" if self.fitness_from == "shared" else "shared"
 
+    def compiled_methods(self) -> tuple[str, ...] | None:
+        """See `Study.compiled_methods`; a code names one as well."""
+        return self.methods if self.code else super().compiled_methods()
+
     def chosen_methods(self) -> list[str]:
         """The methods that the settings name.
 

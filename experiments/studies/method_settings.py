@@ -82,10 +82,8 @@ class MethodSettings(TrustStudy):
         Raises:
           InputError: naming the first that is not.
         """
-        # Of several methods to compile, each is compiled by a study of its own.
-        known = methods if self.compile_for is None else self.known_methods()
         for text, name, *_ in self._given_settings():
-            if name not in known:
+            if name not in methods:
                 raise InputError(
                     f"--method_settings={text}: {name} is none of the methods that run"
                     f"{meant(name, list(methods))}: {', '.join(methods)}"

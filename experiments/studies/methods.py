@@ -39,7 +39,7 @@ def check_concerns(
     Raises:
       InputError: naming the first option that would do nothing.
     """
-    if any(concerned) or study.compile_for is not None:  # compiles one after another
+    if any(concerned):
         return
     for name in filter(study.is_given, names):
         raise InputError(f"--{name} concerns none of the methods {', '.join(methods)}")

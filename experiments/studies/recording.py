@@ -66,7 +66,12 @@ class Record(Generic[Outcome]):
 
         Returns:
           The entries of `results.json` of these methods.
+
+        Raises:
+          compile_for.Compiled: with what was compiled instead, if the study says so.
         """
+        if self._study.compile_for is not None:
+            running.compile_all(methods, run_one)
 
         def write(entries: dict[str, Entry]) -> None:
             args = self._workdir, self._dataset, self._settings, entries

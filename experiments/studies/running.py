@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import pathlib
 import re
 import zlib
@@ -183,11 +184,44 @@ def _compile(
     splits: dict[str, Data],
     run_config: rounds.RunConfig,
 ) -> NoReturn:
-    """Compiles a round for the chip of `compile_for`; its report ends the study."""
+    """Compiles a round for the chip of `compile_for`, and prints its report.
+
+    A search has more rounds than one kind, and GraphFL's self-training a teacher: what
+    is trained first is compiled, and `name` says which it was.
+
+    Raises:
+      compile_for.Compiled: with the report's record.
+    """
     target = compile_for.parse(study.compile_for)
     args = algorithm, splits, run_config, target, study.edge_parts
     report = compile_for.compile_round(*args)
-    raise compile_for.Compiled(name, report)
+    first, *lines = report.lines()
+    print("\n".join([f"{name}: {first}", *lines]))
+    record = {"method": name, **dataclasses.asdict(report)}
+    print(json.dumps(record), flush=True)
+    raise compile_for.Compiled([record])
+
+
+def compile_all(methods: Sequence[str], run_one: Callable[[str], Any]) -> NoReturn:
+    """Compiles a round of each method, see `run_method`.
+
+    Args:
+      methods: names.
+      run_one: see `run_all`.
+
+    Raises:
+      compile_for.Compiled: with the records of all.
+      InputError: if a method has no round.
+    """
+    records = []
+    for method in methods:
+        try:
+            run_one(method)
+        except compile_for.Compiled as done:
+            records += done.records
+        else:
+            raise InputError(f"--compile_for: {method} has no round")
+    raise compile_for.Compiled(records)
 
 
 def run_all(
@@ -241,10 +275,15 @@ def config_defaults(config: Any) -> dict[str, Any]:
 def announce(
     study: Study, text: str, notes: Sequence[str], workdir: pathlib.Path
 ) -> None:
-    """Prints what runs on what, and what was done to the data."""
+    """Prints what runs on what, and what was done to the data.
+
+    Where that is only compiled, not on what.
+    """
     for note in notes:
         print(f"note: {note}")
     print(text)
+    if study.compile_for is not None:
+        return
     verb = "scoring" if study.eval_only else "writing to"
     print(f"on {mesh.device_kind()}; {verb} {workdir}", flush=True)
 

@@ -176,7 +176,11 @@ def parse(text: str) -> Target:
 
 
 class Compiled(Exception):  # noqa: N818
-    """Ends a run that was only to be compiled: what was compiled, and its `Report`."""
+    """Ends a run that was only to be compiled; has the records of its `Report`s."""
+
+    def __init__(self, records: list[dict[str, Any]]) -> None:
+        super().__init__(records)
+        self.records = records
 
 
 @dataclasses.dataclass(frozen=True)

@@ -291,11 +291,6 @@ def test_the_band_of_what_is_exchanged_is_that_of_a_sample(monkeypatch, tmp_path
     assert list(one.spread) == [0, 0]
 
 
-def test_what_is_compiled_method_by_method_has_options_of_others():
-    study = CNFGNNStudy(methods=("cnfgnn",), gru_layers=2, compile_for="h200x1")
-    assert study.chosen_methods() == ["cnfgnn"]
-
-
 # --- Bad input ------------------------------------------------------------------------
 
 

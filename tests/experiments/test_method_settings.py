@@ -55,17 +55,6 @@ def test_a_tuple_of_another_length_is_refused(text):
         read(f"fed_sage_plus.generator.layer_sizes={text}")
 
 
-def test_settings_of_methods_that_are_compiled_one_by_one_are_known():
-    texts = "fed_gta.kappa=0.3", "fed_prox.proximal_weight=1"
-    study = SubgraphStudy(
-        methods=("fed_gta",), compile_for="v5e:2x2", method_settings=texts
-    )
-    assert study.chosen_methods() == ["fed_gta"]
-    wrong = dataclasses.replace(study, method_settings=("fed_gat.kappa=1",))
-    with pytest.raises(InputError, match="fed_gat is none of the methods"):
-        wrong.chosen_methods()
-
-
 def test_nested_settings_leave_the_other_defaults_as_they_are():
     name = "ada_fgl.personal_optimizer"
     found = read(f"{name}.learning_rate=0.5", f"{name}.clip_norm=2")

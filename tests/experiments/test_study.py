@@ -21,7 +21,7 @@ from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import mesh, optimizers, processes
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.driver import results
+from fedjax_graph.driver import compile_for, results
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 from tests import tables
 from tests.experiments import binary
@@ -143,6 +143,14 @@ SCHEDULED = "adam,schedule=cosine"
         (SFLStudy, {"given": frozenset({"datset"})}, "expected a frozenset of names"),
         (SFLStudy, {"client_graph": "none", "methods": ("fed_avg",)}, "concerns none"),
         (benchmark.BenchmarkStudy, {"peer": True}, "--peer needs --peer_script=FILE"),
+        *(
+            (benchmark.BenchmarkStudy, {name: value}, f"--{name}: {reason}")
+            for name, value, reason in (
+                ("compile_for", "h200x1", "what is here is measured"),
+                ("coordinator", "here:1", "the benchmarks run in one process"),
+                ("profile", "trace", "the binaries trace their rounds"),
+            )
+        ),
         (SFLStudy, {"client_optimizer": 3}, "--client_optimizer=3: expected a str"),
         *(
             (study_type, {"compile_for": "h200"}, "compile_for=h200: expected a chip")
@@ -152,6 +160,16 @@ SCHEDULED = "adam,schedule=cosine"
             CNFGNNStudy,
             {"compile_for": "v5e:2x2", "methods": ("all",)},
             "--compile_for: name the methods",
+        ),
+        (
+            GraphFLStudy,
+            {"compile_for": "v5e:2x2", "eval_only": True},
+            "--compile_for compiles what trains, not --eval_only",
+        ),
+        (
+            CNFGNNStudy,
+            {"compile_for": "v5e:2x2", "sweep": "rounds"},
+            "--compile_for compiles one run, not --sweep",
         ),
     ],
 )
@@ -169,23 +187,57 @@ def test_what_does_not_fit_is_refused_before_a_folder_is_made(
 
 
 @pytest.mark.parametrize(
-    ("study_type", "first"),
+    ("study_type", "options", "expected"),
     [
-        *((study_type, study_type.system) for study_type in SYSTEMS),
-        (SubgraphStudy, "local"),
+        *((study_type, {}, [study_type.system]) for study_type in SYSTEMS),
+        (SubgraphStudy, {}, ["local"]),
+        (SFLStudy, {"methods": ("fed_avg",)}, ["fed_avg"]),
+        (
+            CNFGNNStudy,
+            {"strategy": ("sl", "at_fedavg")},
+            ["split_learning", "cnfgnn"],
+        ),
+        (
+            CNFGNNStudy,
+            {"strategy": ("sl",), "methods": ("gru_fedavg", "cnfgnn"), "gru_layers": 2},
+            ["split_learning", "gru_fedavg", "cnfgnn"],
+        ),
+        (FLAGCNSStudy, {"code": "5,6,0,5"}, ["code"]),
+        (
+            FLAGCNSStudy,
+            {"code": "5,6,0,5", "methods": ("fl_agcns",)},
+            ["fl_agcns", "code"],
+        ),
+        (
+            SubgraphStudy,
+            {
+                "methods": ("fed_gta", "fed_prox"),
+                "method_settings": ("fed_gta.kappa=0.3", "fed_prox.proximal_weight=1"),
+            },
+            ["fed_gta", "fed_prox"],
+        ),
     ],
 )
-def test_a_method_is_compiled_where_none_is_named(monkeypatch, study_type, first):
-    def compiled(self, method):
-        raise InputError(f"{method} it is")
+def test_the_methods_of_a_run_are_compiled(monkeypatch, study_type, options, expected):
+    def compile_all(methods, run_one):
+        raise compile_for.Compiled([{"method": method} for method in methods])
 
-    monkeypatch.setattr(study_type, "_compiled", compiled)
-    for methods, expected in ((None, first), (("fed_avg",), "fed_avg")):
-        study = study_type(compile_for="v5e:2x2", methods=methods)
-        with pytest.raises(InputError, match=f"^{expected} it is$"):
-            study.run()
-    named = study_type(methods=(first,))
-    assert named.choose_methods(named.known_methods(), ()) == [first]
+    monkeypatch.setattr(running, "compile_all", compile_all)
+    monkeypatch.setattr(study_type, "set_up_jax", lambda *args, **settings: None)
+    study = study_type(compile_for="v5e:2x2", **options)
+    assert [record["method"] for record in study.run()] == expected
+
+
+def test_what_has_no_round_is_not_compiled():
+    def run_one(method):
+        if method == "sfl":
+            raise compile_for.Compiled([{"method": method}])
+
+    with pytest.raises(compile_for.Compiled) as done:
+        running.compile_all(["sfl", "sfl"], run_one)
+    assert done.value.records == [{"method": "sfl"}] * 2
+    with pytest.raises(InputError, match="--compile_for: local has no round"):
+        running.compile_all(["sfl", "local"], run_one)
 
 
 def test_an_optimizer_may_be_given_as_a_config():
