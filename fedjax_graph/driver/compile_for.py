@@ -100,7 +100,7 @@ class Target:
 
     name: str
     chip: Chip
-    topology: str  # as the compiler writes it
+    topology: str  # as the compiler writes it, of GPUs slices x hosts x GPUs
 
     @property
     def backend(self) -> str:
@@ -172,7 +172,7 @@ def parse(text: str) -> Target:
             f"compile_for={text}: expected at most {GPUS_OF_A_MACHINE} GPUs, those of "
             "a machine; between machines the rates of the chips' table do not hold"
         )
-    return Target(text, chip, text if tpus else f"1x{found[2]}x1")
+    return Target(text, chip, text if tpus else f"1x1x{found[2]}")
 
 
 class Compiled(Exception):  # noqa: N818

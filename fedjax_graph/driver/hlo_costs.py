@@ -44,6 +44,7 @@ _HOST_CALL = re.compile(r"is_host_transfer=true|xla_(ffi_)?python|MoveToHost")
 _FREE_CALL = re.compile(r"AllocateBuffer|Sharding|AssumeGather|annotate")
 # as an attribute, or in what XLA tells cuBLAS
 _PRECISION = re.compile(r'operand_precision(?:=\{|":\[")(\w+)')
+_CONVOLUTION_CALL = "__cudnn$conv"
 _PRODUCT_CALL = re.compile(r"gemm|matmul|cublas", re.IGNORECASE)
 
 
@@ -62,9 +63,6 @@ class Instruction:
         return dict(_NAMED.findall(self.rest)).get(key)
 
 
-_SUMMED = ("flops", "bytes", "kernels", "host_transfers", "unknown_loops", "seconds")
-
-
 @dataclasses.dataclass
 class Costs:
     """Sums over a program, on each device."""
@@ -80,9 +78,10 @@ class Costs:
 
     def add(self, other: "Costs", times: float = 1) -> None:
         """Adds what happens `times` times."""
-        for field in _SUMMED:
-            value = getattr(self, field) + times * getattr(other, field)
-            setattr(self, field, value)
+        for field in dataclasses.fields(self):
+            if field.name != "collectives":
+                mine, theirs = (getattr(x, field.name) for x in (self, other))
+                setattr(self, field.name, mine + times * theirs)
         for kind, found in other.collectives.items():
             mine = self.collectives.setdefault(kind, {"count": 0, "bytes": 0})
             for key, value in found.items():
@@ -123,6 +122,19 @@ def num_bytes(shape: str, everywhere: bool = False) -> float:
         for dtype, dims, layout in _ARRAY.findall(shape)
         if everywhere or "S(1)" not in layout
     )
+
+
+def _first_array(shape: str) -> str:
+    """The first array of a tuple, or the array that it is."""
+    found = _ARRAY.search(shape)
+    return found[0] if found else ""
+
+
+def _is_library_product(line: Instruction) -> bool:
+    """Whether a library computes a product or a convolution."""
+    is_call = line.kind == "custom-call"
+    is_product = _CONVOLUTION_CALL in line.rest or _PRODUCT_CALL.search(line.rest)
+    return is_call and bool(is_product)
 
 
 def _prefetched(shape: str) -> float:
@@ -226,7 +238,7 @@ class _Program:
             for x in found.values()
             if x.kind == "constant" and x.shape.startswith(("s32[]", "u32[]"))
         ]
-        return max(limits, default=None)
+        return max(limits, default=0) or None
 
     @staticmethod
     def _branches(line: Instruction) -> list[str]:
@@ -267,16 +279,9 @@ class _Program:
     ) -> Iterator[tuple[float, str]]:
         if line.kind in ("dot", "convolution"):
             yield _product(line, lines)
-        elif line.kind == "custom-call" and "__cudnn$conv" in line.rest:
-            yield _cudnn(line, lines)
-        elif line.kind == "custom-call" and _PRODUCT_CALL.search(line.rest):
-            found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', line.rest)
-            left = lines[line.operands[0]].shape
-            places = [int(x) for x in re.findall(r"\d+", found[1])] if found else []
-            contracted = math.prod(_dims(left)[i] for i in places)
-            first = _ARRAY.search(line.shape)
-            size = _size(first[2]) if first else 0
-            yield 2.0 * size * contracted, _with_precision(left, line.rest)
+        elif _is_library_product(line):
+            is_convolution = _CONVOLUTION_CALL in line.rest
+            yield (_cudnn if is_convolution else _cublas)(line, lines)
         for own in inside.values():
             if own.kind in ("dot", "convolution"):
                 yield _product(own, inside)
@@ -297,7 +302,10 @@ class _Program:
         if kind in ("dynamic-update-slice", "scatter"):
             return 2 * num_bytes(shapes[-1] if kind == "scatter" else shapes[1])
         if not inside:
-            return num_bytes(line.shape) + sum(map(num_bytes, shapes))
+            written = line.shape
+            if _is_library_product(line):  # and the library's scratch behind it
+                written = _first_array(written)
+            return num_bytes(written) + sum(map(num_bytes, shapes))
         return self._written(line, inside) + sum(
             self._read(number, shape, inside) for number, shape in enumerate(shapes)
         )
@@ -362,6 +370,16 @@ def _with_precision(operand: str, rest: str) -> str:
         return dtype
     found = _PRECISION.search(rest)
     return f"{dtype}_{found[1].lower() if found else 'default'}"
+
+
+def _cublas(line: Instruction, lines) -> tuple[float, str]:
+    """FLOPs of a product by cuBLAS, and the type of its operands."""
+    found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', line.rest)
+    left = lines[line.operands[0]].shape
+    places = [int(x) for x in re.findall(r"\d+", found[1])] if found else []
+    contracted = math.prod(_dims(left)[i] for i in places)
+    size = math.prod(_dims(_first_array(line.shape)))
+    return 2.0 * size * contracted, _with_precision(left, line.rest)
 
 
 def _cudnn(line: Instruction, lines) -> tuple[float, str]:

@@ -49,7 +49,7 @@ MOVES = {"all-to-all", "reduce-scatter"}  # of hidden states, or of mixed models
 @pytest.mark.parametrize(
     ("text", "platform", "topology", "backend"),
     [
-        ("h200x8", "cuda", "1x8x1", "gpu"),
+        ("h200x8", "cuda", "1x1x8", "gpu"),
         ("h100x1", "cuda", "1x1x1", "gpu"),
         ("v5e:16x16", "tpu", "v5e:16x16", "tpu"),
         ("v5p:2x2x2", "tpu", "v5p:2x2x2", "tpu"),

@@ -231,6 +231,18 @@ def test_a_batched_product_of_a_tpu_is_one_product_each():
     assert flops == pytest.approx(2 * 207 * 48 * 64 * 192)
 
 
+def test_a_librarys_scratch_is_no_traffic():
+    """Nothing says how much of it is written."""
+    line = (
+        "%p = (f32[8,16]{1,0}, s8[4194304]{0}) custom-call(%a, %b), "
+        'custom_call_target="__cublas$gemm", '
+        'backend_config={"lhs_contracting_dimensions":["1"]}'
+    )
+    costs = analyse_lines(PAIR, line)
+    assert costs.flops == 2 * 8 * 16 * 32
+    assert costs.bytes == 4 * (32 * 16 + 8 * 16)  # `a` is on the chip
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [  # as GPU and TPU compilers write products
