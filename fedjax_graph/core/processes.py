@@ -121,10 +121,13 @@ def gather(text: str = "") -> list[str]:
     client = distributed.global_state.client
     if count() == 1 or client is None:
         return [text]
-    place = f"meeting {next(_meetings)}"
+    number = next(_meetings)
+    place = f"meeting {number}"
     own = distributed.global_state.process_id
     client.key_value_set(f"{place}/{own:08}", f"{text}.")  # which is not empty
     client.wait_at_barrier(place, 1000 * MEETING_SECONDS)
+    if is_first():  # all have read what was said before, or they would not be here
+        client.key_value_delete(f"meeting {number - 1}/")
     return [said[:-1] for _, said in sorted(client.key_value_dir_get(f"{place}/"))]
 
 

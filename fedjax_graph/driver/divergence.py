@@ -20,7 +20,8 @@ class Divergence:
 
     `watch` is what its rounds are traced with: nothing unless clients are left out, so
     that a run which stops costs no more than one which ignores what is not finite. It
-    finds out whose fault it was by computing the last rounds once more.
+    finds out whose fault it was by computing the last rounds once more. Of several
+    processes the first alone is told of clients, so the others ask it.
     """
 
     def __init__(self, name: str, on_nan: OnNaN) -> None:
@@ -66,8 +67,10 @@ class Divergence:
         """
         if self._on_nan == "ignore":
             return
-        known = losses[losses != NO_LOSS]
-        if not np.all(np.isfinite(known)) or round_ in self._deserted:
+        is_bad = not np.all(np.isfinite(losses[losses != NO_LOSS]))
+        if self.watch:
+            is_bad |= processes.any_says(round_ in self._deserted)
+        if is_bad:
             self._stop(f"the training loss of round {round_}", again)
 
     def check_state(
@@ -121,7 +124,8 @@ class Divergence:
         ways = "try a smaller learning rate"
         if found and not self.watch:
             ways += ", or go on from the last checkpoint with on_nan=skip_client"
-        raise InputError(f"{self._name}: {what} is not finite: {who}; {ways}")
+        said = processes.gather(f"{who}; {ways}")[0]
+        raise InputError(f"{self._name}: {what} is not finite: {said}")
 
 
 def floats(tree: Any) -> list[np.ndarray]:

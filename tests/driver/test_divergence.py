@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_graph.algorithms.ditto import DittoConfig, ditto
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.core import faults
+from fedjax_graph.core import faults, processes
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.mesh import make_mesh
@@ -259,6 +259,20 @@ def test_what_came_first_is_named(round_, is_trial, who):
     divergence.watch.report(2, np.array([3, 7]), np.ones(2), is_finite)
     with pytest.raises(InputError, match=f"round 2 is not finite: {who}"):
         divergence.check_losses(2, np.array([np.nan]), again=None)
+
+
+def test_other_processes_ask_the_first_who_it_was(monkeypatch):
+    """It alone is told of clients."""
+    told = "yes", "it began in round 2 with client 7; try this"
+
+    def gather(text=""):
+        return [told[bool(text)], text]
+
+    monkeypatch.setattr(processes, "gather", gather)
+    divergence = Divergence("fake", "skip_client")
+    message = "^fake: the training loss of round 2 is not finite: it began in round 2 w"
+    with pytest.raises(InputError, match=message):
+        divergence.check_losses(2, np.ones(1), lambda watch: None)
 
 
 def unmarked(weights=ALONE):
