@@ -157,7 +157,7 @@ def run_method(
             **also,
             "num_devices": mesh.num_devices(),
             "num_processes": processes.count(),
-            "precision": study.precision_in_effect(),
+            "precision": study.precision_computed(),
             "eval_every": study.eval_every,
         }
     )

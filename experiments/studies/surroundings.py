@@ -187,6 +187,10 @@ class MachineOptions(Options):
             return self.precision
         return AUTO_PRECISION[self.backend()]
 
+    def precision_computed(self) -> str:
+        """`precision_in_effect`, but of a CPU, which has float32 whatever is asked."""
+        return "float32" if self.backend() == "cpu" else self.precision_in_effect()
+
     def set_up_jax(self, copied_bytes: int = 0) -> None:
         """Applies the precision, makes the CPU's cores devices, and sets the mesh.
 

@@ -21,9 +21,9 @@ from fedjax_graph.driver.loop import Loop, load_or_init
 from fedjax_graph.driver.programs import evaluate_seeds
 from fedjax_graph.driver.seeds import check_chosen
 
-# What may differ when a checkpoint is only scored, and when a run is resumed.
-TRAINING_SETTINGS = ("num_devices", "num_processes", "precision", "eval_every")
-ROUNDING_SETTINGS = ("num_devices", "num_processes")
+# What may differ when a run is resumed, and when a checkpoint is only scored.
+ROUNDING_SETTINGS = ("num_devices", "num_processes", "precision")
+TRAINING_SETTINGS = (*ROUNDING_SETTINGS, "eval_every")
 
 
 class RunResult(NamedTuple):
@@ -145,13 +145,15 @@ def _open_checkpoints(folder, settings, resume, eval_only, defaults) -> Checkpoi
     if not resume:
         checkpoints.close()
         raise InputError(f"{folder}: holds another run; resume it or name a new folder")
-    before, now = (
-        [(found or {}).get(key, 1) for key in ROUNDING_SETTINGS]
-        for found in (checkpoints.settings(), settings)
-    )
-    if before != now:
+    before, now = checkpoints.settings(), settings or {}
+    parts = ("num_devices", "num_processes")
+    devices, ours = ([found.get(key, 1) for key in parts] for found in (before, now))
+    if devices != ours:
         print(
-            f"note: {folder}: so far on {before[0]} devices of {before[1]} processes, "
-            f"and now on {now[0]} of {now[1]}, which agree up to rounding"
+            f"note: {folder}: so far on {devices[0]} devices of {devices[1]} processes,"
+            f" and now on {ours[0]} of {ours[1]}, which agree up to rounding"
         )
+    products, own = (found.get("precision") for found in (before, now))
+    if products != own:
+        print(f"note: {folder}: products so far in {products}, and now in {own}")
     return checkpoints

@@ -320,6 +320,28 @@ def test_other_settings_are_refused_by_name(tmp_path):
         )
 
 
+def test_what_computes_may_change_and_is_said_to(tmp_path, capsys):
+    script = make_script(FALLING)
+    places = (
+        {"num_devices": 2, "num_processes": 1, "precision": "float32"},
+        {"num_devices": 2, "num_processes": 1, "precision": "tf32"},
+        {"num_devices": 4, "num_processes": 2, "precision": "tf32"},
+    )
+    notes = (
+        [],
+        ["products so far in float32, and now in tf32"],
+        ["so far on 2 devices of 1 processes, and now on 4 of 2, which agree up to"],
+    )
+    for number, (settings, expected) in enumerate(zip(places, notes, strict=True)):
+        config = RunConfig(2 + number)
+        args = "fake", ALGORITHM, script, config, tmp_path, settings
+        rounds.run(*args, resume=number > 0)
+        lines = capsys.readouterr().out.splitlines()
+        found = [line for line in lines if line.startswith("note: ")]
+        assert len(found) == len(expected)
+        assert all(x in line for x, line in zip(expected, found, strict=True))
+
+
 def test_a_run_is_not_written_over(tmp_path):
     script = make_script(FALLING)
     run(script, tmp_path, num_rounds=2)

@@ -349,7 +349,10 @@ def test_the_automatic_precision_is_that_of_what_computes(
     monkeypatch.setattr(mesh, "backend", lambda: backend)
     study = SFLStudy(precision="auto", compile_for=target)
     assert study.precision_in_effect() == expected
-    assert dataclasses.replace(study, precision="tf32").precision_in_effect() == "tf32"
+    asked = dataclasses.replace(study, precision="tf32")
+    assert asked.precision_in_effect() == "tf32"
+    is_cpu = expected == "float32"
+    assert asked.precision_computed() == ("float32" if is_cpu else "tf32")
 
 
 @pytest.mark.parametrize("name", ["compilation_cache", "profile"])
