@@ -83,8 +83,7 @@ class Study(DataOptions, MachineOptions, FolderOptions):
           InputError: naming the flag.
         """
         super().__post_init__()
-        if self.compile_for is not None:
-            compile_for.parse(self.compile_for)
+        _ = self.target
         if self.clients_per_chunk != "auto":  # which asks JAX for the device
             self.chunk()
 
@@ -194,9 +193,7 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         Raises:
           InputError: if the option cannot be read.
         """
-        backend = None
-        if self.compile_for is not None:
-            backend = compile_for.parse(self.compile_for).backend
+        backend = self.target.backend if self.target else None
         return clients.parse_clients_per_chunk(self.clients_per_chunk, backend)
 
     # --- Chips that are not here -----------------------------------------------------

@@ -89,7 +89,7 @@ class FolderOptions(Options):
             )
         make_folder("workdir", workdir)
         is_locked = not os.access(workdir, os.W_OK)
-        if any(processes.gather("yes" if is_locked else "")):
+        if processes.any_says(is_locked):
             raise InputError(
                 f"--workdir={workdir} is not writable; name another folder"
             )

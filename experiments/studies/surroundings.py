@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import time
 from typing import Any, ClassVar
 
 import jax
@@ -17,9 +18,11 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import limits
 from fedjax_graph.data.download import cache_folder
 from fedjax_graph.driver import compile_for
+from fedjax_graph.driver.compile_for import Target
 
 MOST_COPIED_BYTES = 1.3 * 2**30
 MOST_CPU_DEVICES = 8  # each holds a copy of what is not shared out
+UNUSED_SECONDS = 30 * 24 * 3600  # after which a compiled program is removed
 _JAX_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 AUTO_PRECISION = {"cpu": "float32", "gpu": "tf32", "tpu": "bfloat16"}
 
@@ -176,9 +179,14 @@ class MachineOptions(Options):
         common = {name: x for name, x in self.record().items() if name not in own}
         processes.agree("the command line", json.dumps(common, default=str))
 
+    @property
+    def target(self) -> Target | None:
+        """What is compiled for, instead of computed."""
+        return compile_for.parse(self.compile_for) if self.compile_for else None
+
     def backend(self) -> str:
         """The platform that computes, or is compiled for: `cpu`, `gpu` or `tpu`."""
-        target = self.compile_for and compile_for.parse(self.compile_for)
+        target = self.target
         return target.backend if target else mesh.backend()
 
     def precision_in_effect(self) -> str:
@@ -237,19 +245,20 @@ class MachineOptions(Options):
 
     def _keep_programs(self) -> None:
         """Lets JAX keep what it compiles, small programs too: a start has dozens."""
-        folder = self.compilation_cache
-        is_shared = processes.count() > 1  # of whom JAX lets the first alone keep any
-        is_left_out = self.compile_for is not None or is_shared
-        if folder == "off" or (is_left_out and not folder):
-            jax.config.update("jax_compilation_cache_dir", None)
-        elif folder or (
-            self.keeps_programs and not jax.config.jax_compilation_cache_dir
-        ):
-            folder = folder or str(programs_folder())
-            jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_compilation_cache_dir", self._programs_kept_in())
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         compilation_cache.reset_cache()  # of what another run in the process used
+
+    def _programs_kept_in(self) -> str | None:
+        """The folder that is named, the environment's, or the user's own; or none."""
+        named, is_alone = self.compilation_cache, processes.count() == 1
+        if named is not None:
+            return None if named == "off" else named
+        if self.compile_for is not None or not is_alone:
+            return None  # of several processes JAX lets the first alone keep any
+        ours = make_programs_folder if self.keeps_programs else lambda: None
+        return jax.config.jax_compilation_cache_dir or ours()
 
 
 def usual_cpu_devices() -> int:
@@ -260,3 +269,24 @@ def usual_cpu_devices() -> int:
 def programs_folder() -> pathlib.Path:
     """Where compiled programs are kept where nobody says where."""
     return cache_folder() / "programs"
+
+
+def make_programs_folder() -> str | None:
+    """Makes it, without the programs that no run has read for a while.
+
+    Returns:
+      Its path; None, with a note, where there can be none.
+    """
+    folder, oldest = programs_folder(), time.time() - UNUSED_SECONDS
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in folder.iterdir():
+            found = file.stat()
+            if max(found.st_atime, found.st_mtime) < oldest:
+                file.unlink()
+    except FileNotFoundError:  # another run does the same
+        pass
+    except OSError as error:
+        print(f"note: compiled programs are not kept: {folder}: {error.strerror}")
+        return None
+    return str(folder)

@@ -57,15 +57,11 @@ class Machine(binary.Machine):
                 f"--num_processes={num_processes}",
                 f"--process_id={i}",
             ]
-            # A program that one is writing another might read.
-            environment = self._environment | {
-                "JAX_COMPILATION_CACHE_DIR": str(self.folder / f"programs{i}")
-            }
             code = self._preamble + binary.RUN
             started.append(
                 subprocess.Popen(
                     [sys.executable, "-W", "error", "-c", code, self.module, *line],
-                    env=environment,
+                    env=self._environment,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,

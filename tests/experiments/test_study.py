@@ -3,14 +3,17 @@
 import dataclasses
 import importlib
 import json
+import os
+import pathlib
 import sys
+import time
 
 import jax
 import pytest
 
 import fedjax_graph as fg
 from experiments import benchmark, cli, datasets
-from experiments.studies import options, running, sweeps
+from experiments.studies import options, running, surroundings, sweeps
 from experiments.studies.base import titles_of
 from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.fl_agcns import FLAGCNSStudy
@@ -318,6 +321,24 @@ def test_programs_are_kept_unless_told_otherwise(cache, monkeypatch, tmp_path):
     assert cache() is None, "of several processes the first alone would keep them"
     SFLStudy(compilation_cache=str(tmp_path / "mine"))._keep_programs()
     assert cache() == str(tmp_path / "mine")
+
+
+def test_programs_that_nobody_reads_are_removed(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("FEDJAX_GRAPH_CACHE", str(tmp_path))
+    folder = pathlib.Path(surroundings.make_programs_folder())
+    names, now = ("old", "read", "new"), time.time()
+    for name in names:
+        (folder / name).touch()
+    long_ago = now - surroundings.UNUSED_SECONDS - 60
+    os.utime(folder / "old", (long_ago, long_ago))
+    os.utime(folder / "read", (now, long_ago))
+    assert surroundings.make_programs_folder() == str(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["new", "read"]
+    monkeypatch.setenv("FEDJAX_GRAPH_CACHE", str(folder / "new"))
+    assert surroundings.make_programs_folder() is None
+    said = capsys.readouterr().out
+    assert said.startswith("note: compiled programs are not kept: ")
+    assert said.endswith("new/programs: Not a directory\n")
 
 
 def test_small_programs_are_kept_unless_the_environment_says_otherwise(
