@@ -132,7 +132,8 @@ class Target:
             reason = " ".join(str(error).split())[:200]
             raise InputError(
                 f"compile_for={self.name}: no compiler for it ({reason}); "
-                f"install the extra `{platform}` if it is missing, or name other chips"
+                f"if it is missing, run `pip install 'fedjax-graph[{platform}]'`; or "
+                "name other chips"
             ) from error
         return list(found.devices)
 
