@@ -145,7 +145,7 @@ def _open_checkpoints(folder, settings, resume, eval_only, defaults) -> Checkpoi
     if not resume:
         checkpoints.close()
         raise InputError(f"{folder}: holds another run; resume it or name a new folder")
-    before, now = checkpoints.settings(), settings or {}
+    before, now = (found or {} for found in (checkpoints.settings(), settings))
     parts = ("num_devices", "num_processes")
     devices, ours = ([found.get(key, 1) for key in parts] for found in (before, now))
     if devices != ours:
