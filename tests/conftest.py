@@ -159,8 +159,11 @@ def draw_params():
 
 
 @pytest.fixture(scope="module")
-def quick_compiles():
-    """Little optimization for whatever is compiled op by op."""
+def quick_compiles(request):
+    """Little optimization, but for modules that say `FULL_OPTIMIZATION`."""
+    if getattr(request.module, "FULL_OPTIMIZATION", False):
+        yield
+        return
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

@@ -144,10 +144,11 @@ def run_method(
         check_memory=study.check_memory,
     )
     run_config = dataclasses.replace(run_config, **run_settings)
-    if study.compile_for is not None:
+    target = study.target
+    if target is not None:
         if not registered.is_trained:
             raise InputError(f"--compile_for: {name} is not trained, so has no round")
-        _compile(study, name, algorithm, splits, run_config)
+        _compile(name, algorithm, splits, run_config, target, study.edge_parts)
     settings = writers.to_jsonable(
         {
             "method": registered_name,
@@ -177,14 +178,8 @@ def run_method(
     return Run(algorithm, result, settings["config"])
 
 
-def _compile(
-    study: Study,
-    name: str,
-    algorithm: FederatedAlgorithm,
-    splits: dict[str, Data],
-    run_config: rounds.RunConfig,
-) -> NoReturn:
-    """Compiles a round for the chip of `compile_for`, and prints its report.
+def _compile(name: str, *args: Any) -> NoReturn:
+    """Compiles a round, see `compile_for.compile_round`, and prints its report.
 
     A search has more rounds than one kind, and GraphFL's self-training a teacher: what
     is trained first is compiled, and `name` says which it was.
@@ -192,8 +187,6 @@ def _compile(
     Raises:
       compile_for.Compiled: with the report's record.
     """
-    target = compile_for.parse(study.compile_for)
-    args = algorithm, splits, run_config, target, study.edge_parts
     report = compile_for.compile_round(*args)
     first, *lines = report.lines()
     print("\n".join([f"{name}: {first}", *lines]))

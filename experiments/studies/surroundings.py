@@ -257,8 +257,8 @@ class MachineOptions(Options):
             return None if named == "off" else named
         if self.compile_for is not None or not is_alone:
             return None  # of several processes JAX lets the first alone keep any
-        ours = make_programs_folder if self.keeps_programs else lambda: None
-        return jax.config.jax_compilation_cache_dir or ours()
+        usual = jax.config.jax_compilation_cache_dir
+        return usual or (make_programs_folder() if self.keeps_programs else None)
 
 
 def usual_cpu_devices() -> int:

@@ -92,6 +92,7 @@ class ClientStore:
         self._program = jax.jit(algorithm.round)
         self._state, self._is_row = _layout(algorithm.init, self._rows)
         self.num_rounds = 0
+        self._last_written: tuple[int, int] | None = None
         if self._folder is None or not (self._folder / LAST_ROUND).exists():
             self._make(jax.jit(algorithm.init), key)
         elif resume:
@@ -128,7 +129,7 @@ class ClientStore:
           The round's metrics, in NumPy.
 
         Raises:
-          InputError: see `gather`.
+          InputError: see `gather`, or if another process has written to the folder.
         """
         cohort = self._cohort(indices)
         if mesh.num_devices() > 1:  # else the call itself is the cheapest way there
@@ -219,15 +220,22 @@ class ClientStore:
         """
         if self._folder is None:
             return
+        path = self._folder / LAST_ROUND
+        if _version(path) != self._last_written:
+            raise InputError(
+                f"{self._folder}: another store has written to it since this one was "
+                "opened; only one may be in use"
+            )
         content, leaves = io.BytesIO(), jax.tree.leaves_with_path(state)
         np.savez(
             content,
             indices=indices,
             num_rounds=number,
             client_ids=self._checksum,
-            **{_name(path): x for path, x in leaves},
+            **{_name(place): x for place, x in leaves},
         )
-        write_atomically(self._folder / LAST_ROUND, content.getvalue())
+        write_atomically(path, content.getvalue())
+        self._last_written = _version(path)
 
     @functools.cached_property
     def _checksum(self) -> int:
@@ -262,6 +270,7 @@ class ClientStore:
         if not is_same:
             raise InputError(f"{folder}: is of other client_ids; name a new folder")
         self.num_rounds = num_rounds
+        self._last_written = _version(folder / LAST_ROUND)
         self._write(indices, state)
 
 
@@ -331,6 +340,14 @@ def _layout(
         )
 
     return two, jax.tree.map(is_row, two, three)
+
+
+def _version(path: pathlib.Path) -> tuple[int, int] | None:
+    """What tells a file from one that has replaced it; None of none."""
+    if not path.exists():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def _name(path: tuple[Any, ...], what: str = "state") -> str:

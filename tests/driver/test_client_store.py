@@ -145,6 +145,18 @@ def test_a_round_that_could_not_be_written_is_run_again(tmp_path, monkeypatch):
     assert_same(store.gather(EVERYBODY)[0], whole.gather(EVERYBODY)[0])
 
 
+def test_a_store_is_refused_a_folder_that_another_has_written_to(tmp_path):
+    """Their states would mix, so it writes nothing."""
+    first = ClientStore(make("ditto"), DATA, KEY, tmp_path)
+    second = ClientStore(make("ditto"), DATA, KEY, tmp_path, resume=True)
+    rounds_of(second, keys=KEYS[:1])
+    before = (tmp_path / client_store.TABLE).read_bytes()
+    with pytest.raises(InputError, match="another store has written to it"):
+        rounds_of(first, keys=KEYS[:1])
+    assert (tmp_path / client_store.TABLE).read_bytes() == before
+    rounds_of(second, keys=KEYS[1:])
+
+
 def test_a_folder_may_hold_nothing_of_a_single_client(tmp_path):
     whole = ClientStore(make("fed_avg"), DATA, KEY)
     rounds_of(whole)

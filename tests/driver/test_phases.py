@@ -16,10 +16,7 @@ from tests.driver.scripted import (
     run,
 )
 
-
-@pytest.fixture(scope="module")
-def quick_compiles():
-    """Nothing: one seed alone and several agree bit for bit as users have them."""
+FULL_OPTIMIZATION = True  # in which one seed alone and several agree bit for bit
 
 
 @pytest.mark.parametrize(
