@@ -80,8 +80,8 @@ for page, codes in json.load(sys.stdin).items():
 """
 
 
-def test_the_python_of_the_pages_runs():
-    """In a process of its own, as what it registers would stay."""
+def test_the_python_of_the_pages_runs(tmp_path):
+    """In a process and a folder of its own, as what it registers and writes stays."""
     pages = {str(page): blocks(page) for page in PAGES if page != README}
     assert sum(map(bool, pages.values())) > 3
     result = subprocess.run(
@@ -89,7 +89,7 @@ def test_the_python_of_the_pages_runs():
         input=json.dumps(pages),
         capture_output=True,
         text=True,
-        cwd=ROOT,
+        cwd=tmp_path,
     )
     assert result.returncode == 0, result.stderr[-2000:]
 

@@ -94,8 +94,9 @@ or as a decorator of that function. The module that it returns offers what
 
 
 def init(model: TrafficModel, key: jax.Array) -> dict[str, Any]:
-    """Fresh parameters (the shapes do not depend on batch or window length)."""
-    variables = model.init(key, jnp.zeros((1, 1, model.num_features)))
+    """Fresh parameters (the shapes do not depend on the batch)."""
+    window = jnp.zeros((windows.INPUT_STEPS, 1, model.num_features))
+    variables = model.init(key, window)
     return {"params": variables["params"], "batch_stats": {}}
 
 

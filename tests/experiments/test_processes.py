@@ -44,7 +44,7 @@ class Machine(binary.Machine):
             f"--patience={num_rounds}",
         ]
 
-    def start(self, workdir, num_processes, num_devices, **settings):
+    def start(self, workdir, num_processes, num_devices, *flags, **settings):
         """Starts processes that run together, `num_devices` each."""
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
@@ -56,6 +56,7 @@ class Machine(binary.Machine):
                 f"--coordinator=localhost:{port}",
                 f"--num_processes={num_processes}",
                 f"--process_id={i}",
+                *flags,
             ]
             code = self._preamble + binary.RUN
             started.append(
@@ -184,6 +185,27 @@ def test_when_one_is_lost_the_other_ends_and_a_process_alone_resumes(
     assert "so far on 2 devices of 2 processes, and now on 1 of 1," in resumed.stdout
     rounds = [r["round"] for r in machine.metrics(name)]
     assert rounds == list(range(1, more + 1))
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_by_more_processes_and_by_fewer(machine):
+    """One, two, four and two of them, a round each, are one that never stopped."""
+    name, last = "moved", 4
+    for num_rounds, num_processes in enumerate((1, 2, 4, 2), start=1):
+        flags = () if num_rounds == 1 else ("--resume",)
+        started = machine.start(
+            name, num_processes, 4 // num_processes, *flags, num_rounds=num_rounds
+        )
+        done = machine.finish(started)
+        assert [(status, err) for status, _, err in done] == [(0, "")] * num_processes
+        is_said = f"and now on 4 of {num_processes}," in done[0][1]
+        assert is_said == (num_rounds > 1)
+    assert machine.run(*machine.line("unmoved", 4, last)).returncode == 0
+    assert_close(machine.metrics(name), machine.metrics("unmoved"))
+    found, expected = (
+        machine.results(folder)["methods"]["cnfgnn"] for folder in (name, "unmoved")
+    )
+    assert_close(found["test"], expected["test"])
 
 
 @pytest.mark.parametrize(

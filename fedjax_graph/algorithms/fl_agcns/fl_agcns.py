@@ -1,9 +1,9 @@
 """FL-AGCNS: federated evolutionary search for graph networks over a SuperNet.
 
-Wang, Chen, Zhou, Zhang, Ren, Gao, Yu, "FL-AGCNS: Federated Learning Framework for
-Automatic Graph Convolutional Network Search", arXiv 2104.04141, Algorithms 1 and 2. The
-controller keeps a population P of architecture codes and each client one of its own,
-P_i. A round is a generation:
+Wang, Chen, Li, Wang, "FL-AGCNS: Federated Learning Framework for Automatic Graph
+Convolutional Network Search", arXiv 2104.04141, Algorithms 1 and 2. The controller
+keeps a population P of architecture codes and each client one of its own, P_i. A round
+is a generation:
 
     weights     `num_steps` federated steps on codes drawn from P             Eq. 2
     controller  P' = the best of P and its children by the federated score    Eq. 1
