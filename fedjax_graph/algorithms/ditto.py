@@ -51,6 +51,7 @@ def ditto(config: DittoConfig) -> FederatedAlgorithm:
         return DittoState(server, personal)
 
     def round_(state, data, key):
+        aggregation.check_common(state.server.models, "ditto")
         server, _ = averaging.round(state.server, data, key)
         train_key, _ = task.round_keys(key)  # the cohort and minibatches of `server`
         w = jax.tree.map(lambda x: x[0], state.server.models)

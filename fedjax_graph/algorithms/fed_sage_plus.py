@@ -126,6 +126,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         average = config.make_aggregator(state, data, other_key)
         args = train_classifier, average, state.models, state.memories["found"]
         models, loss = train(*args, state, data, train_key)
+        aggregation.check_common(models, "fed_sage_plus")
         state = server.step(state, models, loss)
         return state._replace(num_rounds=state.num_rounds + 1), {"train_loss": loss}
 

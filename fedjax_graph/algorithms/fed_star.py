@@ -17,6 +17,7 @@ for graphs only.
 import jax
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.core import client_state
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.models.decoupled import in_structure_encoder
@@ -28,7 +29,8 @@ def fed_star(config: FedAvgConfig) -> FederatedAlgorithm:
     Raises:
       InputError: if it does not.
     """
-    model = jax.eval_shape(config.task.build().init, jax.random.key(0))
+    task = client_state.build_task(config.task)
+    model = jax.eval_shape(task.init, jax.random.key(0))
     paths, _ = jax.tree_util.tree_flatten_with_path(model)
     if not any(in_structure_encoder(path) for path, _ in paths):
         raise InputError(

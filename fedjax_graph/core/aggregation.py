@@ -298,6 +298,23 @@ def num_models(stacked: Stacked) -> int:
     return max(x.shape[0] for x in jax.tree.leaves(stacked))
 
 
+def check_common(models: Any, method: str) -> None:
+    """Checks that an aggregator gave one model for all clients, not one for each.
+
+    Args:
+      models: leaves [1 or K, ...], without what clients keep.
+      method: that needs one, for messages.
+
+    Raises:
+      InputError: if a leaf has more rows than one.
+    """
+    if any(len(x) > 1 for x in jax.tree.leaves(models)):
+        raise InputError(
+            f"{method}: the aggregator returns a model for each client; expected one "
+            "for all"
+        )
+
+
 def initial(aggregate: Aggregator, stacked: Stacked, num_clients: int) -> Stacked:
     """Everybody's first model, [1, ...], with the rows that `aggregate` will return."""
     everybody = Cohort(jnp.arange(num_clients), jnp.ones(num_clients))

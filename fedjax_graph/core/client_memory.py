@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import client_state, trees
+from fedjax_graph.core import aggregation, client_state, trees
 from fedjax_graph.core.aggregation import Aggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.federated import FederatedConfig, task_algorithm, task_round
@@ -78,6 +78,8 @@ def with_client_memory(
         own = {"model": state.models, "memory": state.memories}
         extra = shared(state, data)
         own, loss = run(own, data, train_key, state.num_rounds, *extra)
+        common = trees.partition(own["model"], trees.is_of_optimizer)[0]
+        aggregation.check_common(common, "a method whose clients keep something")
         after = state._replace(num_rounds=state.num_rounds + 1, memories=own["memory"])
         return server.step(after, own["model"], loss), {"train_loss": loss}
 

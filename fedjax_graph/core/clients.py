@@ -243,8 +243,9 @@ def check_clients(data: Any, what: str) -> None:
       what: they are, for messages.
 
     Raises:
-      InputError: if an id stands twice, so that two clients would draw the same, a
-        weight is negative or not finite, or all of them are 0.
+      InputError: if an id is no whole number of 31 bits, or stands twice, so that two
+        clients would draw the same, a weight is negative or not finite, or all of them
+        are 0.
     """
     ids = getattr(data, "client_ids", None)
     weights = getattr(data, "client_weights", None)
@@ -258,6 +259,7 @@ def check_clients(data: Any, what: str) -> None:
         )
     arrays.check_weights(f"{what}: client_weights", weights)
     real = ids[(weights.reshape(-1, ids.size) > 0).any(axis=0)]
+    arrays.check_indices(f"{what}: client_ids", real, 2**31)
     if len(np.unique(real)) < real.size:
         raise InputError(f"{what}: client_ids: two clients with a weight have one id")
     if not (weights > 0).any(axis=-1).all():
@@ -265,6 +267,28 @@ def check_clients(data: Any, what: str) -> None:
             f"{what}: all client_weights are 0, expected a client with something to "
             "train on"
         )
+
+
+def check_order(data: Any, other: Any, what: str) -> None:
+    """Checks that clients stand in the same order in other data (host call).
+
+    A model and a client belong together by their places. Other clients are no mistake:
+    one model may be for all.
+
+    Args:
+      data, other: maybe with `client_ids` [K].
+      what: the other data are, for messages.
+
+    Raises:
+      InputError: if the same clients stand in another order.
+    """
+    found = [getattr(x, "client_ids", None) for x in (data, other)]
+    if found[0] is None or found[1] is None:
+        return
+    ids, others = map(np.asarray, found)
+    is_same_set = np.array_equal(np.sort(ids), np.sort(others))
+    if is_same_set and not np.array_equal(ids, others):
+        raise InputError(f"{what}: client_ids stand in another order than in `train`")
 
 
 def cohort_size(num_clients: int, participation: float) -> int:

@@ -376,7 +376,7 @@ def federated(
 
     def init(key, data):
         one = trees.one_row(task.init(key))
-        start = FederatedState(one, jnp.int32(0), server.init(one))
+        start = FederatedState(one, jnp.int32(0))
         start = first_state(start, data) if first_state else start
 
         def aggregate(stacked, cohort):
@@ -386,7 +386,10 @@ def federated(
         models = aggregation.initial(
             aggregation.partial(aggregate, personal), one, len(data.client_ids)
         )
-        return start._replace(models=models)
+        start = start._replace(models=models)
+        if server_optimizer is None:
+            return start
+        return start._replace(server_opt_state=server.init(models))
 
     def round_(state, data, key):
         train_key, aggregate_key = task.round_keys(key)

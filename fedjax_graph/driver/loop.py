@@ -38,6 +38,7 @@ from fedjax_graph.driver.seeds import (
     SeedState,
     abstract_seeds,
     check_in_step,
+    check_seeds,
     is_stopped,
     of_seed,
 )
@@ -67,7 +68,7 @@ def load_or_init(
         intact one is read.
 
     Raises:
-      InputError: if a checkpoint does not fit or is damaged.
+      InputError: if a checkpoint does not fit, is damaged or of other seeds.
     """
     if checkpoints and checkpoints.latest_round() is not None:
         like = abstract_seeds(algorithm, config.seeds, data, config.is_drawn)
@@ -75,6 +76,7 @@ def load_or_init(
         read = checkpoints.restore if eval_only else checkpoints.restore_intact
         seed_state, seconds = read((like, np.float64(0)))
         seed_state = mesh.put_spread(seed_state, clients.count(data), axis=1)
+        check_seeds(config.seeds, seed_state)
         return seed_state, float(seconds)
     seeds = jnp.asarray(config.seeds, jnp.uint32)
     algorithm = programs.traced_once(algorithm)

@@ -70,6 +70,8 @@ def run(
         - there are too few rounds, see `check_num_rounds`;
         - the loss is no longer finite, or no round has a figure to be chosen by;
         - the checkpoint does not fit, is missing, or is there without `resume`;
+        - `resume` or `eval_only` comes without a folder;
+        - a split has the clients of `train` in another order;
         - `metrics.jsonl` lacks what the best round is chosen by;
         - seeds that stopped early would go on from other rounds than the rest.
     """
@@ -78,7 +80,11 @@ def run(
         raise InputError(f"splits: expected {' and '.join(missing)} as well")
     if not eval_only:
         check_num_rounds(name, algorithm, config.num_rounds)
+    if workdir is None and (resume or eval_only):
+        raise InputError("resume and eval_only need the workdir of the run")
     clients.check_clients(splits["train"], "the split train")
+    for part in ("validation", "test"):
+        clients.check_order(splits["train"], splits[part], f"the split {part}")
     if algorithm.privacy is not None:
         privacy.check(config.on_nan)
     checkpoints = None

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import clients, faults, trees
+from fedjax_graph.core import clients, faults, mesh, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import no_leaf
@@ -63,6 +63,7 @@ def init_seeds(
     def one(seed, data):
         key = jax.random.key(seed)
         state = algorithm.init(jax.random.fold_in(key, 0), data)
+        _check_arrays(state)
         return SeedState(
             state=state,
             best_state=scored_part(state),
@@ -73,6 +74,16 @@ def init_seeds(
         )
 
     return map_seeds(one, jnp.asarray(seeds, jnp.uint32), (data,), is_drawn)
+
+
+def _check_arrays(state: State) -> None:
+    for path, x in jax.tree.leaves_with_path(state):
+        if jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
+            place = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise InputError(
+                f"init: the state has a random key in {place}, which no file can hold; "
+                "keep jax.random.key_data of it"
+            )
 
 
 def scored_part(state: State) -> State:
@@ -217,6 +228,21 @@ def check_chosen(
             f"{name}: validation_{algorithm.monitor} was no number in any round from "
             f"{first} on, so none is the best: give the validation split something to "
             "score, or clients a smaller learning rate"
+        )
+
+
+def check_seeds(seeds: Sequence[int], seed_state: SeedState) -> None:
+    """Checks that a state is of these seeds.
+
+    Raises:
+      InputError: if it is of others.
+    """
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    found, expected = mesh.whole(seed_state.key_data), jax.random.key_data(keys)
+    if not np.array_equal(found, expected):
+        raise InputError(
+            f"seeds={tuple(seeds)}: the checkpoint is of others; give those, or a new "
+            "folder"
         )
 
 

@@ -4,10 +4,12 @@ import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
 import pytest
 
+from fedjax_graph.algorithms import get_method, make_config
 from fedjax_graph.algorithms.ditto import DittoConfig, ditto
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.algorithms.fed_opt import FedAdamConfig, FedAvgMConfig, FedYogiConfig
@@ -15,8 +17,11 @@ from fedjax_graph.algorithms.fed_per import fed_per
 from fedjax_graph.algorithms.fed_prox import FedProxConfig, fed_prox
 from fedjax_graph.algorithms.lg_fed_avg import lg_fed_avg
 from fedjax_graph.algorithms.scaffold import scaffold
+from fedjax_graph.core import aggregation, trees
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.trees import expand_like
+from tests import tables
 from tests.algorithms import quadratic
 from tests.algorithms.quadratic import (
     IS_HEAD,
@@ -236,3 +241,55 @@ def test_a_schedule_of_unknown_length_at_the_server_is_refused():
     config = FedAvgConfig(TASK, server_optimizer=OptimizerConfig(schedule="linear"))
     with pytest.raises(InputError, match="'linear' needs a number of steps"):
         fed_avg(config)
+
+
+# --- An aggregator that returns a model for each client -------------------------------
+
+CLUSTERS = (np.array([0, 1, 2]), np.array([3, 4]))
+
+
+@pytest.fixture
+def by_cluster():
+    """The name of one: means of two clusters."""
+
+    def mean(stacked, cohort):
+        of_each = []
+        for cluster in CLUSTERS:
+            is_in = jnp.isin(cohort.indices, cluster)
+            weights = jnp.where(is_in, cohort.weights, 0)
+            of_each.append(
+                aggregation.weighted_mean(stacked, cohort._replace(weights=weights))
+            )
+        is_first = jnp.isin(cohort.indices, CLUSTERS[0])
+        return jax.tree.map(
+            lambda a, b: jnp.where(expand_like(is_first, a), a, b), *of_each
+        )
+
+    with tables.kept():
+        aggregation.register_aggregator("by_cluster")(mean)
+        yield "by_cluster"
+
+
+@pytest.mark.parametrize("optimizer", [None, HALF, OptimizerConfig("adam", 0.1)])
+def test_clusters_are_averaged_as_if_each_was_alone(
+    by_cluster, optimizer, data, quick_jit
+):
+    """Moments of the server's optimizer are of each model's own."""
+    config = FedAvgConfig(task=TASK, server_optimizer=optimizer)
+    clustered = dataclasses.replace(config, aggregator=by_cluster)
+    *_, (state, _) = run(fed_avg(clustered), data, quick_jit)
+    found = to_rows(state.models)
+    for cluster in CLUSTERS:
+        part = trees.take(data._replace(graph=None), cluster)
+        *_, (alone, _) = run(fed_avg(config), part, quick_jit)
+        expected = to_rows(alone.models, len(cluster))
+        npt.assert_allclose(found[cluster], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ditto", "scaffold", "fed_dc"])
+def test_methods_of_one_model_for_all_refuse_models_of_each(by_cluster, name, data):
+    values = {"task": TASK, "aggregator": by_cluster}
+    algorithm = get_method(name).factory(make_config(name, values))
+    state = algorithm.init(KEYS[0], data)
+    with pytest.raises(InputError, match="the aggregator returns a model for each"):
+        jax.eval_shape(algorithm.round, state, data, KEYS[0])

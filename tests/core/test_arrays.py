@@ -216,6 +216,16 @@ WRONG = {  # what it is -> (words of the refusal, the call)
         "two clients with a weight have one id",
         lambda: clients.check_clients(data([0, 0], [1, 1]), "data"),
     ),
+    "an id of 64 bits": (
+        "client_ids has 4294967301, expected 0 to 2147483647",
+        lambda: clients.check_clients(data([5, 5 + 2**32], [1, 1]), "data"),
+    ),
+    "another order": (
+        "the split test: client_ids stand in another order than in `train`",
+        lambda: clients.check_order(
+            data([4, 2], [1, 1]), data([2, 4], [1, 1]), "the split test"
+        ),
+    ),
     "no data": (
         "all client_weights are 0",
         lambda: clients.check_clients(data([0, 1], [[1, 0], [0, 0]]), "data"),
@@ -250,6 +260,13 @@ def test_an_edge_of_weight_0_may_point_anywhere():
     weights = np.array(graph.weights)
     weights[0] = 0
     graphs.check(graph._replace(weights=weights))
+
+
+def test_other_clients_may_be_scored():
+    train = data([4, 2], [1, 1])
+    for ids in ([4, 2], [4, 3], [2], [9, 4, 2]):
+        clients.check_order(train, data(ids, [1] * len(ids)), "the split test")
+    clients.check_order(train, types.SimpleNamespace(), "the split test")
 
 
 def test_padding_may_share_an_id():

@@ -275,6 +275,16 @@ def test_a_method_that_would_lose_the_state_refuses(name):
         jax.eval_shape(algorithm.round, state, train, KEYS[0])
 
 
+@pytest.mark.parametrize(
+    "name", ["fed_avg", "scaffold", "graph_fed_avg", "sfl", "sfl_star", "sfl_per"]
+)
+@pytest.mark.parametrize("kind", ["traffic_rnn", "traffic_seq2seq"])
+def test_methods_that_keep_it_do_so_on_traffic(name, kind):
+    optimizer = {"name": "adam", "stateful": True}
+    config = make_config(name, {"task": {"kind": kind, "optimizer": optimizer}})
+    assert get_method(name).factory(config).init
+
+
 @pytest.mark.parametrize("build", ["build_task", "build_stateless"])
 def test_a_schedule_over_all_rounds_is_refused_before_a_round(build):
     """Of steps that begin anew; a task of one's own may have another optimizer."""

@@ -208,6 +208,12 @@ def test_what_a_cohort_does_not_suffice_for_is_refused(method, data, words):
         ClientStore(make(method), data, KEY)
 
 
+def test_a_method_that_pulls_neighbours_together_is_refused():
+    config = make_config("gru_fmtl", {"task": quadratic.QuadraticTask()})
+    with pytest.raises(InputError, match="read what clients outside of the cohort"):
+        ClientStore(get_method("gru_fmtl").factory(config), DATA, KEY)
+
+
 @pytest.mark.parametrize("method", ["fed_avg", "gcfl_plus", "scaffold"])
 def test_a_method_that_samples_by_itself_is_refused(method):
     with pytest.raises(InputError, match="participation=0.6: expected 1"):

@@ -1,6 +1,7 @@
 """The driver on a method whose losses are scripted."""
 
 import logging
+import types
 from contextlib import nullcontext
 
 import jax
@@ -202,6 +203,30 @@ def test_a_split_that_is_missing_is_named():
     splits = {"train": None}
     with pytest.raises(InputError, match="splits: expected validation and test as"):
         rounds.run("fake", ALGORITHM, splits, RunConfig(1))
+
+
+@pytest.mark.parametrize("given", ["resume", "eval_only"])
+def test_what_needs_a_folder_is_refused_without(given):
+    script = make_script(FALLING)
+    with pytest.raises(InputError, match="resume and eval_only need the workdir"):
+        rounds.run("fake", ALGORITHM, script, RunConfig(1), **{given: True})
+
+
+def test_clients_in_another_order_are_refused():
+    train = types.SimpleNamespace(client_ids=np.arange(3), client_weights=np.ones(3))
+    other = types.SimpleNamespace(client_ids=np.array([0, 2, 1]))
+    splits = {"train": train, "validation": train, "test": other}
+    with pytest.raises(InputError, match="split test: client_ids stand in another"):
+        rounds.run("fake", ALGORITHM, splits, RunConfig(1))
+
+
+def test_a_random_key_in_a_state_is_refused_by_its_place():
+    def init(key, data):
+        return {"of": {"noise": key}}
+
+    algorithm = ALGORITHM._replace(init=init)
+    with pytest.raises(InputError, match="a random key in of.noise, which no file"):
+        run(make_script(FALLING), algorithm=algorithm)
 
 
 # --- Seeds with data of their own -----------------------------------------------------

@@ -317,6 +317,16 @@ def test_other_settings_are_refused_by_name(tmp_path):
         )
 
 
+@pytest.mark.parametrize("how", ["resume", "eval_only"])
+def test_other_seeds_are_refused(tmp_path, how):
+    """Also of a run whose settings do not name them."""
+    run(make_script(FALLING), tmp_path, num_rounds=2)
+    script, config = make_script(FALLING, seeds=(7,)), RunConfig(3, seeds=(7,))
+    args = "fake", ALGORITHM, script, config, tmp_path, {"h": 4}
+    with pytest.raises(InputError, match=r"seeds=\(7,\): the checkpoint is of others"):
+        rounds.run(*args, **{how: True})
+
+
 def test_what_computes_may_change_and_is_said_to(tmp_path, capsys):
     script = make_script(FALLING)
     places = (

@@ -40,8 +40,13 @@ class GRUCentralizedState(NamedTuple):
 
 def gru_centralized(config: GRUCentralizedConfig) -> FederatedAlgorithm:
     """One GRU for all sensors, trained on their windows together."""
-    task = client_state.build_stateless(config.task, "gru_centralized")
     settings = config.task
+    # That of the task's own update, which would begin anew each round, is not used.
+    unused = dataclasses.replace(
+        settings.optimizer, schedule="constant", num_steps=None
+    )
+    plain = dataclasses.replace(settings, optimizer=unused)
+    task = client_state.build_stateless(plain, "gru_centralized")
     optimizer = settings.optimizer.build()
 
     def init(key: jax.Array, data: TrafficData) -> GRUCentralizedState:

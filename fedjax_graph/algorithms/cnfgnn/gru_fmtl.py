@@ -99,7 +99,7 @@ def gru_fmtl(config: GRUFMTLConfig) -> FederatedAlgorithm:
         )
         return FederatedState(models, state.num_rounds + 1), {"train_loss": loss}
 
-    return task_algorithm(task, init, round_)
+    return task_algorithm(task, init, round_)._replace(reads_all_clients=True)
 
 
 def exchange(models: Any, graph: graphs.Graph) -> Any:

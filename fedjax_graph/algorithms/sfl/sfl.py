@@ -49,6 +49,7 @@ from fedjax_graph.core.client_state import (
     LocalModelTask,
     Score,
     aggregated,
+    build_task,
     is_local,
     or_in_opt_state,
 )
@@ -149,7 +150,7 @@ def _sfl(
         rule = or_in_opt_state(is_personal(task))
         return lambda path: is_local(path) or rule(path)
 
-    personal = stays(config.task.build())
+    personal = stays(build_task(config.task))
     return federated(
         config,
         aggregator,

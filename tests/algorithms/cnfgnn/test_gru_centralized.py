@@ -1,5 +1,7 @@
 """GRU (centralized) against a loop over minibatches, clients and windows."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import numpy.testing as npt
@@ -10,6 +12,7 @@ from fedjax_graph.algorithms.cnfgnn.gru_centralized import (
     GRUCentralizedConfig,
     gru_centralized,
 )
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.traffic_seq2seq import TrafficSeq2SeqTask
 from tests.algorithms import oracle
@@ -65,6 +68,24 @@ def test_rounds_are_those_of_loops(train, quick_jit):
         )
         npt.assert_allclose(metrics["train_loss"], np.mean(losses), rtol=1e-4)
         assert int(state.num_steps) == 3 * (number + 1)
+
+
+def test_a_schedule_spans_all_rounds(train, quick_jit):
+    """It ends after the three steps of the first, so the second changes nothing."""
+    falling = OptimizerConfig("sgd", 0.1, schedule="linear", num_steps=3)
+    task = dataclasses.replace(TASK, optimizer=falling)
+    algorithm = gru_centralized(GRUCentralizedConfig(task))
+    states = [algorithm.init(jax.random.key(0), train)]
+    for key in KEYS:
+        states.append(quick_jit(algorithm.round)(states[-1], train, key)[0])
+    first, second, third = (jax.tree.leaves(state.models) for state in states)
+    assert all((a != b).any() for a, b in zip(first, second, strict=True))
+    jax.tree.map(npt.assert_array_equal, second, third)
+    lasting = dataclasses.replace(falling, stateful=True)
+    with pytest.raises(InputError, match="gru_centralized: optimizer stateful=True"):
+        gru_centralized(
+            GRUCentralizedConfig(dataclasses.replace(TASK, optimizer=lasting))
+        )
 
 
 def test_padded_clients_do_not_count(train, quick_jit):
