@@ -17,7 +17,7 @@ from absl import app, flags, logging
 import fedjax_graph
 from experiments import usage
 from experiments.studies import options
-from fedjax_graph.core import exits, processes, termination
+from fedjax_graph.core import exits, plugins, processes, termination
 from fedjax_graph.core.errors import InputError, is_disk_full, one_line
 
 BOM = "\ufeff"  # ahead of what some editors save
@@ -36,6 +36,7 @@ def run_study(study_type: type, about: str | None) -> None:
     def main() -> None:
         study = options.from_flags(study_type)
         if flags.FLAGS["help"].value:
+            plugins.load_all(getattr(study, "plugin", None) or ())
             print(usage.text(study, about or ""))
         elif flags.FLAGS["version"].value:
             print(f"fedjax_graph {fedjax_graph.__version__}")

@@ -60,6 +60,11 @@ class RobustnessStudy(GraphFLSettings):
         ("0", "0.1", "0.2", "0.3", "0.4"), "Shares of the clients that misbehave."
     )
 
+    @property
+    def record_name(self) -> str:
+        """See `FolderOptions.record_name`."""
+        return "robustness.json"
+
     def run_loaded(self) -> list[dict[str, Any]]:
         """Runs all pairs, and writes a picture and a table; or only scores them.
 

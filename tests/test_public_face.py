@@ -375,6 +375,37 @@ def test_a_subgraph_model_of_ones_own_is_trained_by_any_method():
             assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
 
 
+def test_scores_by_a_model_that_reads_all_nodes_do_not_depend_on_padding():
+    class Centred(nn.Module):
+        num_classes: int
+
+        @nn.compact
+        def __call__(self, graph, mask=None, is_training=False):
+            del is_training
+            mean = jnp.average(graph.nodes, axis=0, weights=mask)
+            return nn.Dense(self.num_classes, name="head")(graph.nodes - mean)
+
+    data = client_graphs.make_splits()["test"]
+    with tables.kept():
+        subgraphs.register_model("centred", lambda task: Centred(task.num_classes))
+        task = subgraphs.SubgraphTask(
+            client_graphs.NUM_FEATURES, client_graphs.NUM_CLASSES, model="centred"
+        ).build()
+        model = jax.tree.map(lambda x: x[None], task.init(jax.random.key(0)))
+        found = np.asarray(task.predict(model, data))
+        one = jax.tree.map(lambda x: x[0], model)
+        embed = jax.vmap(lambda own: task.embed(one, own, data).embeddings)
+        embeddings = np.asarray(embed(task.client_data(data)))
+    head = jax.tree.map(lambda x: np.asarray(x[0], float), model["params"]["head"])
+    for client, size in enumerate(client_graphs.SIZES):
+        nodes = np.asarray(data.features[client, :size], float)
+        centred = nodes - nodes.mean(axis=0)
+        npt.assert_allclose(embeddings[client, :size], centred, atol=1e-5)
+        logits = centred @ head["kernel"] + head["bias"]
+        expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        npt.assert_allclose(found[client, :size], expected, atol=1e-5)
+
+
 def test_a_traffic_model_of_ones_own_forecasts(train):
     class LastReading(nn.Module):
         """Linear in the readings of the window; at first the last one, twelve times."""

@@ -142,6 +142,18 @@ class BenchmarkSettings(DataOptions, MachineOptions):
         if list(self.client_counts) != sorted(set(self.client_counts)):
             raise InputError("--client_counts: expected numbers in ascending order")
 
+    def check_refused(self) -> None:
+        """See `Options.check_refused`; and that what is given is measured."""
+        super().check_refused()
+        of_graphs = [x for x in ("dataset", "num_clients") if self.is_given(x)]
+        if of_graphs and self.system not in ("graphfl", "fl_agcns"):
+            raise InputError(
+                f"--{of_graphs[0]} is of --system=graphfl or fl_agcns, not "
+                f"{self.system}"
+            )
+        if self.peer and self.system == "sfl" and "images" not in self.parts:
+            raise InputError("--peer is of --parts=images")
+
     @property
     def is_tiny(self) -> bool:
         """Whether only it is tried whether the benchmark runs."""

@@ -7,6 +7,7 @@ does; `dataclasses.replace` makes another one of it, and a sweep is a list of th
 import abc
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import shlex
@@ -19,7 +20,7 @@ from experiments.studies.folders import FolderOptions
 from experiments.studies.options import option
 from experiments.studies.surroundings import DataOptions, MachineOptions
 from fedjax_graph import algorithms
-from fedjax_graph.core import clients, optimizers, processes
+from fedjax_graph.core import clients, optimizers, plugins, processes
 from fedjax_graph.core.errors import InputError, meant
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.driver import compile_for
@@ -170,22 +171,37 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         chosen = getattr(self, name)
         if chosen is None:
             return default
-        text = options.flag(name, chosen)
         side, _, _ = name.partition("_")
-        rates = {f"{side}_learning_rate": "learning_rate"}
+        others = [f"{side}_learning_rate"]
         if side == "client":
-            rates |= {key: key for key in ("learning_rate", "weight_decay")}
-        for flag, field in rates.items():
-            if hasattr(self, flag) and self.is_given(flag) and f"{field}=" in text:
-                raise InputError(
-                    f"{text} and --{flag} both give the {field}; give it once"
-                )
+            others += ["learning_rate", "weight_decay"]
+        self.check_given_once(name, filter(functools.partial(hasattr, self), others))
+        text = options.flag(name, chosen)
         if not isinstance(chosen, str):
             return chosen
         try:
             return optimizers.parse(chosen, default)
         except InputError as error:
             raise InputError(f"{text}: {error}") from error
+
+    def check_given_once(self, name: str, others: Iterable[str]) -> None:
+        """Checks that an optimizer does not say what another option says as well.
+
+        Args:
+          name: of the option of the optimizer.
+          others: those of its rate, and `weight_decay`.
+
+        Raises:
+          InputError: if it does.
+        """
+        chosen = getattr(self, name)
+        text = "" if chosen is None else options.flag(name, chosen)
+        for other in filter(self.is_given, others):
+            field = other if other == "weight_decay" else "learning_rate"
+            if f"{field}=" in text:
+                raise InputError(
+                    f"{text} and --{other} both give the {field}; give it once"
+                )
 
     def chunk(self) -> int | None:
         """Clients side by side, as `clients.map_clients` takes it.
@@ -219,6 +235,7 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         for name, reason in COMPILES.items():
             if getattr(self, name, None):
                 raise InputError(f"--compile_for {reason}, not --{name}")
+        plugins.load_all(self.plugin or ())
         if self.methods and "all" in self.methods:
             raise InputError("--compile_for: name the methods; all is none")
         with tempfile.TemporaryDirectory() as folder:

@@ -56,7 +56,7 @@ class CNFGNNStudy(CNFGNNOptions):
             with tempfile.TemporaryDirectory() as name:
                 folder = pathlib.Path(name)
                 method = pretrained.unpack(self.pretrained, folder)
-                made_with = configs.flags_of(running.saved_config(folder, method))
+                made_with = configs.flags_of(running.saved_settings(folder, method))
                 card = pretrained.read(self.pretrained).card
                 changes = made_with | {"dataset": card.get("dataset")}
                 changes = {x: v for x, v in changes.items() if not self.is_given(x)}
@@ -69,7 +69,6 @@ class CNFGNNStudy(CNFGNNOptions):
         if self.train_fraction is not None:
             is_seen = inductive.first_by_longitude(dataset, self.train_fraction)
         workdir = self.make_workdir(dataset.name)
-        sweeps.check_kind(workdir, is_sweep=self.sweep is not None)
         if self.sweep:
             rows = sweep(self, dataset, is_seen, methods, workdir)
             sweeps.announce(workdir)

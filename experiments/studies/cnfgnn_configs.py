@@ -201,18 +201,24 @@ def _check_rounds_apart(study: CNFGNNOptions, methods: Sequence[str]) -> None:
             )
 
 
-def flags_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The options that a saved config was trained by, to score its model without them.
+def flags_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """The options that a saved model was trained by, to score it without them.
 
     They are what only training reads, and the bits of an exchange.
+
+    Args:
+      settings: of its checkpoint.
     """
+    config, seeds = settings["config"], settings["seeds"]
     names = ("client_rounds", "server_rounds", "client_batch_size", "server_batch_size")
-    names += ("sampling_decay", "exchange_bits")
+    names += ("sampling_decay", "exchange_bits", "participation", "masked_loss")
+    names += ("aggregator", "tolerance")
     optimizers = ("client_optimizer", "server_optimizer")
     found = _known({name: config.get(name) for name in (*names, *optimizers)})
     if task := config.get("task"):
         found["client_optimizer"] = task["optimizer"]
         found["client_batch_size"] = task["batch_size"]
+        found["masked_loss"] = task["masked_loss"]
         is_chosen = task["local_epochs"] != TrafficSeq2SeqTask.local_epochs
         if is_chosen and "regulariser" not in config:  # GRU + FMTL has its own option
             found["client_rounds"] = task["local_epochs"]
@@ -222,7 +228,7 @@ def flags_of(config: dict[str, Any]) -> dict[str, Any]:
         found["exchange_bits"] = str(found["exchange_bits"])
     for name in filter(found.get, optimizers):
         found[name] = OptimizerConfig(**found[name])
-    return found
+    return found | {"seed": seeds[0], "num_seeds": len(seeds)}
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,11 @@ class FLAGCNSSettings(FLAGCNSOptions):
         """This study; without a dataset, its short form where nothing is given."""
         if self.dataset is not None:
             return self
-        passed_over = OPTIONS_OF[self._other_fitness()]
+        methods = self.chosen_methods()
+        passed_over = list(OPTIONS_OF[self._other_fitness()])
+        for names, known in CONCERN:
+            if not set(known) & set(methods):
+                passed_over += names
         short = {
             name: value
             for name, value in SHORT_RUN.items()
@@ -87,6 +91,7 @@ class FLAGCNSSettings(FLAGCNSOptions):
         for names, known in CONCERN:
             check_concerns(self, names, methods, set(methods) & set(known))
         check_concerns(self, ("edge_parts",), methods, ())
+        self.check_given_once("server_optimizer", ("learning_rate", "weight_decay"))
 
     def check_methods(self) -> list[str]:
         """Checks that the settings go together.

@@ -15,6 +15,11 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import lock
 
 TRACES = ("metrics.jsonl", "results.json", "*/checkpoints/*", "*/metrics.jsonl")
+RECORDS = {  # what a folder holds, by the file that has its scores
+    "results.json": "a single run",
+    "sweep.json": "a sweep",
+    "robustness.json": "curves of robustness",
+}
 _held: contextvars.ContextVar[contextlib.ExitStack | None] = contextvars.ContextVar(
     "_held", default=None
 )
@@ -52,6 +57,11 @@ class FolderOptions(Options):
         super().__post_init__()
         if self.is_given("split") and not self.eval_only:
             raise InputError("--split needs --eval_only")
+
+    @property
+    def record_name(self) -> str:
+        """The file of `RECORDS` that this study writes."""
+        return "results.json"
 
     def in_effect(self) -> dict[str, Any]:
         """See `Options.in_effect`."""
@@ -115,6 +125,12 @@ class FolderOptions(Options):
     def _check_content(self, workdir: pathlib.Path) -> None:
         if workdir.exists() and not workdir.is_dir():
             raise InputError(f"--workdir={workdir} is a file; name a folder")
+        found = [name for name in RECORDS if (workdir / name).exists()]
+        if found and self.record_name not in found:
+            raise InputError(
+                f"--workdir={workdir} holds {RECORDS[found[0]]}, not "
+                f"{RECORDS[self.record_name]}; name another folder"
+            )
         holds_run = _holds_run(workdir)
         if self.eval_only and not holds_run:
             raise InputError(f"--workdir={workdir} holds no run to score")

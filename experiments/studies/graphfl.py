@@ -85,7 +85,6 @@ class GraphFLStudy(GraphFLSettings):
             return _sweep(study, study.sweep, parts, methods, dataset)
         problem = make_problem(study, dataset)
         workdir = study.make_workdir(dataset.name)
-        sweeps.check_kind(workdir, is_sweep=False)
         return _run_problem(problem, methods, workdir, {}).entries
 
 
@@ -98,7 +97,6 @@ def _sweep(
 ) -> list[dict[str, Any]]:
     """Runs the parts of a sweep; `sweep.json`, `sweep.png` and a folder of each."""
     workdir = study.make_workdir(dataset.name)
-    sweeps.check_kind(workdir, is_sweep=True)
     teachers: Teachers = {}
 
     def run_part(part: GraphFLSettings, folder: pathlib.Path) -> list[dict[str, Any]]:

@@ -113,6 +113,11 @@ class GraphFLSettings(TrustStudy):
     # --- What follows from one option ------------------------------------------------
 
     @property
+    def record_name(self) -> str:
+        """See `FolderOptions.record_name`."""
+        return "sweep.json" if self.sweep else super().record_name
+
+    @property
     def is_new_labels(self) -> bool:
         """Whether the test classes are those that no client has seen."""
         return self.task == "new_labels"
@@ -172,6 +177,8 @@ class GraphFLSettings(TrustStudy):
             raise InputError(
                 f"--model={self.model_name}: unknown; known: {', '.join(MODELS)}"
             )
+        self.check_given_once("client_optimizer", ("inner_rate", "local_rate"))
+        self.check_given_once("server_optimizer", ("outer_rate",))
         for name in filter(self.is_given, ("hidden_size", "dropout")):
             if self.model == "sgc":
                 raise InputError(f"--{name}: --model=sgc has no hidden units")

@@ -82,6 +82,11 @@ def clients_per_chunk(study: Study, workdir: pathlib.Path, name: str) -> int | N
 
 def saved_config(workdir: pathlib.Path, name: str) -> dict[str, Any]:
     """The config that a method's checkpoints were made with; {} without any."""
+    return saved_settings(workdir, name).get("config", {})
+
+
+def saved_settings(workdir: pathlib.Path, name: str) -> dict[str, Any]:
+    """The settings that a method's checkpoints were made with; {} without any."""
     folder = workdir / name / "checkpoints"
     is_begun = folder.is_dir()
     processes.gather()
@@ -89,7 +94,7 @@ def saved_config(workdir: pathlib.Path, name: str) -> dict[str, Any]:
         return {}
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         is_empty = checkpoints.latest_round() is None
-        return {} if is_empty else checkpoints.settings()["config"]
+        return {} if is_empty else checkpoints.settings()
 
 
 def run_method(

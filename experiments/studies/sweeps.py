@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from experiments.studies.base import Study
-from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import limits
 from fedjax_graph.driver import lock, writers
 
@@ -67,18 +66,6 @@ def keeping(
             writers.write_atomically(path, text + "\n")
 
     return keep
-
-
-def check_kind(workdir: pathlib.Path, *, is_sweep: bool) -> None:
-    """Checks that a folder does not hold the other kind of output.
-
-    Raises:
-      InputError: if a sweep is to go where a single run lies, or the other way round.
-    """
-    if is_sweep and (workdir / "results.json").exists():
-        raise InputError(f"--workdir={workdir} holds a single run, not a sweep")
-    if not is_sweep and (workdir / "sweep.json").exists():
-        raise InputError(f"--workdir={workdir} holds a sweep; name one of its folders")
 
 
 def announce(workdir: pathlib.Path) -> None:

@@ -195,11 +195,16 @@ def deviations(
         given[swept] = run.setting.get(swept)
     passed_over = (*NOT_COMPARED, *row.flags)
     own = paper.options | {"dataset": row.dataset}
-    return tuple(
+    told = tuple(
         flag_text(name, value)
         for name, value in given.items()
         if name not in passed_over and value not in (defaults.get(name), own.get(name))
     )
+    dataset = str(given.get("dataset"))
+    is_file = pathlib.Path(dataset).suffix or pathlib.Path(dataset).name != dataset
+    if is_file and dataset != row.flags.get("dataset"):  # whose defaults are not those
+        told += (flag_text("dataset", dataset),)
+    return told
 
 
 def measured(metric: Metric, view: Mapping[str, Any]) -> Value:

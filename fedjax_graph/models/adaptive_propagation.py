@@ -54,7 +54,9 @@ def likeness(logits: jax.Array) -> jax.Array:
     """R of Eq. 1 with q = softmax(logits [N, C]): [N, N], in at least float32."""
     shares = nn.softmax(arrays.precise(logits))
     shares = shares / jnp.linalg.norm(shares, axis=1, keepdims=True)
-    return shares @ shares.T * (1 - jnp.eye(len(shares), dtype=shares.dtype))
+    with jax.default_matmul_precision("highest"):  # as it is compared with ALIKE
+        products = shares @ shares.T
+    return products * (1 - jnp.eye(len(shares), dtype=shares.dtype))
 
 
 def propagation(

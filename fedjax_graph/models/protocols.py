@@ -71,7 +71,8 @@ class SubgraphModel(FlaxModule, Protocol):
           graph: nodes [N, F], edge weights [E] or None, receivers ascending. An
             undirected edge is stored both ways, no node has an edge to itself, and
             padding edges have weight 0.
-          mask: [N], 0 for padding nodes; None: there are none.
+          mask: [N], 0 for padding nodes; None where a model that keeps `batch_stats` is
+            scored, and is to take those.
           is_training: whether to drop units.
         """
         ...

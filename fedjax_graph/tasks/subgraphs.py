@@ -312,7 +312,8 @@ def embed_nodes(
     """The embeddings of all nodes of ONE client; see `Task.embed`."""
     if key is not None:
         return check_dense(forward(module, model, client_data, key)[1])
-    embeddings = apply_with_embeddings(module, model, as_graph(client_data))[1]
+    args = model, as_graph(client_data), scoring_mask(model, client_data)
+    embeddings = apply_with_embeddings(module, *args)[1]
     return check_dense(as_embedded(embeddings, client_data))
 
 
@@ -392,6 +393,14 @@ def client_update(
 # --- Scores --------------------------------------------------------------------------
 
 
+def scoring_mask(model: Model, client_data: SubgraphData) -> jax.Array | None:
+    """The mask of nodes [N] for a model that is scored.
+
+    None for one with batch statistics, which then takes those that it has gathered.
+    """
+    return None if model["batch_stats"] else client_data.is_real
+
+
 def map_outputs(
     module: SubgraphModel, reduce: Callable[..., Any]
 ) -> Callable[[Model, SubgraphData], Any]:
@@ -406,7 +415,8 @@ def map_outputs(
     """
 
     def one(model, client_data):
-        return reduce(module.apply(model, as_graph(client_data)), client_data)
+        args = model, as_graph(client_data), scoring_mask(model, client_data)
+        return reduce(module.apply(*args), client_data)
 
     def run(models: Model, data: SubgraphData):
         rows = data.by_client()

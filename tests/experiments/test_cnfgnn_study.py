@@ -412,8 +412,13 @@ def test_a_model_is_scored_by_the_options_that_it_was_trained_by(method, tmp_pat
         given |= {"exchange_bits": "8", "server_rounds": 3}
     if method == "gru_fedavg":
         del given["sampling_decay"]
+        given["participation"] = 0.5
+    if method != "gru_centralized":
+        given["masked_loss"] = True
     values = configs.config_values(CNFGNNStudy(**given), method, 54, tmp_path)
     config = running.config_of(configs.paper.registered(method), values)
-    found = configs.flags_of(writers.to_jsonable(dataclasses.asdict(config)))
+    saved = {"config": writers.to_jsonable(dataclasses.asdict(config)), "seeds": [3]}
+    found = configs.flags_of(saved)
+    assert CNFGNNStudy(**found).seeds == (3,)
     again = configs.config_values(CNFGNNStudy(**found), method, 54, tmp_path)
     assert running.config_of(configs.paper.registered(method), again) == config

@@ -13,6 +13,7 @@ import pytest
 
 import fedjax_graph as fg
 from experiments import benchmark, cli, datasets
+from experiments.robustness import RobustnessStudy
 from experiments.studies import options, running, surroundings, sweeps
 from experiments.studies.base import titles_of
 from experiments.studies.cnfgnn import CNFGNNStudy
@@ -550,6 +551,46 @@ def test_a_resumed_sweep_that_stops_keeps_the_rows_on_record(tmp_path):
         else:
             rows = sweeps.run({"1-1": part}, run_one, tmp_path)
             assert on_record() == rows == [{"folder": "1-1", "value": 3}]
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        GraphFLStudy(outer_rate=0.5, server_optimizer="adam,learning_rate=0.01"),
+        GraphFLStudy(inner_rate=0.5, client_optimizer="sgd,learning_rate=0.01"),
+        GraphFLStudy(local_rate=0.5, client_optimizer="sgd,learning_rate=0.01"),
+        FLAGCNSStudy(weight_decay=0.5, server_optimizer="adam,weight_decay=0"),
+        FLAGCNSStudy(learning_rate=0.5, server_optimizer="adam,learning_rate=0.1"),
+    ],
+)
+def test_a_rate_by_another_flag_is_refused_beside_an_optimizers(study):
+    check = getattr(study, "check_given", None) or study.check
+    with pytest.raises(InputError, match="both give the .*; give it once"):
+        check()
+
+
+@pytest.mark.parametrize("methods", [None, ("gcn",), ("fl_random",), ("fl_gradient",)])
+def test_the_short_run_has_a_command_that_is_not_refused(methods):
+    study = FLAGCNSStudy(methods=methods).resolved()
+    study.check_given()
+    study.check_methods()
+
+
+@pytest.mark.parametrize(
+    ("study", "record", "words"),
+    [
+        (SFLStudy, "sweep.json", "holds a sweep, not a single run"),
+        (SubgraphStudy, "robustness.json", "holds curves of robustness, not a single"),
+        (GraphFLStudy, "robustness.json", "holds curves of robustness, not a single"),
+        (RobustnessStudy, "results.json", "holds a single run, not curves of"),
+    ],
+)
+@pytest.mark.parametrize("how", ["resume", "eval_only"])
+def test_a_folder_of_another_kind_is_refused(tmp_path, study, record, words, how):
+    (tmp_path / record).touch()
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(InputError, match=words):
+        study(workdir=str(tmp_path), **{how: True}).make_workdir("tiny")
 
 
 @pytest.mark.parametrize("study_type", [*SYSTEMS, SubgraphStudy])

@@ -159,8 +159,8 @@ PAPER = Paper(
                 ),
                 *rows_of("CNFGNN", "cnfgnn", "", 0.162, 237.654, 0.162, 222.246),
             ),
-            "The paper's GFLOP are multiply-accumulates for one window of all 207 "
-            "sensors of METR-LA; ours are operations of one sensor, 2 / 207 of it.",
+            "GFLOP are the paper's, multiply-accumulates for one window of all 207 "
+            "sensors of METR-LA; ours are counted in the same way.",
         ),
         Table(
             9,

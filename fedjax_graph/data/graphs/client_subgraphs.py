@@ -169,6 +169,8 @@ def client_split(
     arrays.check_shape("owners", owners, labels.shape)
     if min(fractions) < 0 or sum(fractions) > 1 + 1e-9:
         raise InputError(f"fractions = {fractions}: expected three shares of 1")
+    if not np.any(labels >= 0):
+        raise InputError("labels: no node has one, so there is none to train on")
     random = np.random.default_rng(seed)
     ends = np.cumsum(fractions) + 1e-9  # in floats, 0.7 + 0.1 is below 0.8
     sets: tuple[list[np.ndarray], ...] = ([], [], [])
@@ -328,6 +330,11 @@ def _features(
 ) -> np.ndarray | SparseRows:
     """Gathers the rows of K sets of nodes, padded [K, N, F], by client."""
     size = max(map(len, held))
+    if normalise and features.min() < 0:
+        raise InputError(
+            "normalise_features: the features have negative numbers, by whose sum rows "
+            "cannot be divided"
+        )
     if is_sparse:
         matrix = scipy.sparse.csr_array(features)
         if normalise:
@@ -339,7 +346,7 @@ def _features(
     for rows, nodes in zip(dense, held, strict=True):
         own = rows[: len(nodes)]
         if scipy.sparse.issparse(features):
-            features[nodes].toarray(out=own)
+            features[nodes].astype(np.float32, copy=False).toarray(out=own)
         else:
             own[:] = features[nodes]
         if normalise:

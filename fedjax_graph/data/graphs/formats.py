@@ -30,6 +30,9 @@ _LABELS, _FEATURES = ("labels", "y"), ("features", "x")  # ours and PyG's name
 CSV_MARK = "edges.csv"
 
 
+UNWEIGHTED = "weights of edges are not read: all edges count alike"
+
+
 class RawGraph(NamedTuple):
     """Holds a graph as its file has it; that the arrays fit is left to check."""
 
@@ -154,6 +157,8 @@ def _compact_graph(arrays: _Arrays) -> RawGraph:
         check_nodes(unlabelled, len(labels), "unlabeled")
         labels[unlabelled] = -1
         notes = (_absent_note(len(unlabelled)),) if len(unlabelled) else ()
+    if any(key in arrays for key in ("edge_weight", "edge_attr")):
+        notes = (*notes, UNWEIGHTED)
     splits = {split: arrays.first(keys) for split, keys in _SPLIT_KEYS.items()}
     return RawGraph(
         features,
@@ -208,12 +213,14 @@ def _benchmark_graph(arrays: _Arrays) -> RawGraph:
     else:
         features = arrays.matrix("attr")
     senders, receivers = adjacency.nonzero()
+    weights = np.unique(adjacency.data[adjacency.data != 0])
     return RawGraph(
         features,
         senders,
         receivers,
         arrays.integers("labels"),
         arrays.class_names(),
+        notes=(UNWEIGHTED,) if len(weights) > 1 else (),
     )
 
 
@@ -360,12 +367,19 @@ def read_csv_folder(folder: str | os.PathLike) -> RawGraph:
     """
     folder = Path(folder)
     edges = _own_table(folder / CSV_MARK, np.int64, 2)
+    features = _own_table(folder / "features.csv", np.float32)
+    labels = _own_table(folder / "labels.csv", np.int64, 1).ravel()
+    if edges[0].tolist() == [0, 1] and labels[0] == 0 and _are_places(features[0]):
+        raise InputError(
+            f"{folder}: the first lines of edges.csv, labels.csv and features.csv are "
+            "numbers of columns, 0, 1 and so on: save the tables with header=False"
+        )
     splits = {"train": "train", "validation": "val", "test": "test"}
     return RawGraph(
-        _own_table(folder / "features.csv", np.float32),
+        features,
         edges[:, 0],
         edges[:, 1],
-        _own_table(folder / "labels.csv", np.int64, 1).ravel(),
+        labels,
         splits={
             name: _own_table(folder / f"{part}.csv", np.int64, 1).ravel()
             for name, part in splits.items()
@@ -375,11 +389,22 @@ def read_csv_folder(folder: str | os.PathLike) -> RawGraph:
     )
 
 
+def _are_places(row: np.ndarray) -> bool:
+    """Whether a row [F] is 0, 1 and so on, as pandas names columns."""
+    return len(row) > 1 and np.array_equal(row, np.arange(len(row)))
+
+
 def _own_table(path: Path, dtype, num_columns: int | None = None) -> np.ndarray:
     with files.reading(path, "csv file of numbers"):
         with limits.open_text(path) as file:
             cells = file.readline().split(",")
-        is_header = not any(files.is_number(cell.strip(' "\r\n')) for cell in cells)
+        cells = [cell.strip(' "\r\n') for cell in cells]
+        is_header = not any(map(files.is_number, cells))
+        if is_header and len(cells) > 1 and not cells[0]:
+            raise InputError(
+                "the first column has no name, as that of row numbers has none: save "
+                "the table without it (index=False)"
+            )
         return _read_csv(path, dtype, num_columns, skipped=int(is_header))
 
 

@@ -79,7 +79,10 @@ def draw_neighbours(
     draws = jax.random.uniform(edge_key, (size, num_places))
     starts = jnp.cumsum(degrees) - degrees  # edges stand by receiver, padding last
     edges = starts[nodes][:, None] + jnp.floor(draws * degrees[nodes][:, None])
-    chosen = other.senders[jnp.minimum(edges.astype(jnp.int32), len(is_edge) - 1)]
+    if not len(is_edge):  # of all clients
+        chosen = jnp.zeros(edges.shape, jnp.int32)
+    else:
+        chosen = other.senders[jnp.minimum(edges.astype(jnp.int32), len(is_edge) - 1)]
     return other.features[jnp.where(jnp.any(degrees > 0), chosen, 0)]
 
 
@@ -100,11 +103,13 @@ def fill(own: SubgraphData, found: Neighbours) -> SubgraphData:
         return jnp.concatenate([x, *(y.astype(x.dtype) for y in more)])
 
     nobody = jnp.zeros(len(place))
+    receivers = extend(own.receivers, parents, added)
+    order = jnp.argsort(receivers, stable=True)  # ascending, as sums expect them
     return own._replace(
         features=extend(own.features, found.features.reshape(-1, width)),
-        senders=extend(own.senders, added, parents),
-        receivers=extend(own.receivers, parents, added),
-        edge_weights=extend(own.edge_weights, is_there, is_there),
+        senders=extend(own.senders, added, parents)[order],
+        receivers=receivers[order],
+        edge_weights=extend(own.edge_weights, is_there, is_there)[order],
         is_real=extend(own.is_real, is_there),
         **{
             name: extend(x, nobody)
@@ -123,7 +128,8 @@ def greedy_distance(made: Neighbours, wanted: Neighbours) -> jax.Array:
     """
     squares = (jnp.sum(x.features**2, axis=2) for x in (made, wanted))
     left, right = squares
-    products = jnp.einsum("npf,nqf->npq", made.features, wanted.features)
+    with jax.default_matmul_precision("highest"):  # whose sum nearly cancels
+        products = jnp.einsum("npf,nqf->npq", made.features, wanted.features)
     gaps = left[:, :, None] + right[:, None] - 2 * products
     places = jnp.arange(gaps.shape[1])
     is_wanted = places < wanted.counts[:, None]  # [N, Q]

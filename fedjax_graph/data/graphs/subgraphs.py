@@ -62,11 +62,14 @@ def parts(
       config: settings of `louvain` and `label_dirichlet`; None: the defaults.
 
     Raises:
-      InputError: if an argument is out of range, or METIS is not installed, or a
-        partition leaves a client without nodes.
+      InputError: if an argument is out of range, the adjacency is not symmetric or has
+        self edges, METIS is not installed, or a partition leaves a client without
+        nodes.
     """
     num_nodes = adjacency.shape[0]
     arrays.check_shape("adjacency", adjacency, (num_nodes, num_nodes))
+    if adjacency.diagonal().any() or (adjacency != adjacency.T).sum():
+        raise InputError("adjacency: expected a symmetric one without self edges")
     is_whole = isinstance(num_clients, int | np.integer)
     if not (is_whole and 1 <= num_clients <= num_nodes):
         raise InputError(

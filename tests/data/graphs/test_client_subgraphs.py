@@ -416,3 +416,33 @@ def test_a_drawn_split_of_citeseer_leaves_out_nodes_without_a_label(data_dir):
     npt.assert_array_equal(np.bincount(dataset.labels[split.train]), [20] * 6)
     assert (dataset.labels[np.concatenate(split)] >= 0).all()
     assert not np.array_equal(split.test, make_split(dataset).test)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, bool])
+def test_sparse_features_of_any_type_are_taken(dtype):
+    given = scipy.sparse.csr_array(np.eye(4, 2, dtype=dtype))
+    dataset = dataset_of([(0, 1), (2, 3)], [0, 1, 2, 0], given)
+    data = make_splits(dataset, *halves())["train"]
+    assert data.features.dtype == np.float32
+    npt.assert_array_equal(np.concatenate(data.features), given.toarray())
+
+
+def halves():
+    parts = subgraphs.Parts(
+        np.array([0, 0, 1, 1], np.int32), (np.array([0, 1]), np.array([2, 3]))
+    )
+    return parts, NodeSplit(*(np.array([n], np.int32) for n in range(3)))
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_negative_features_are_not_divided_by_their_sum(is_sparse):
+    features = np.array([[1, -1.0001], [-1, -1], [2, 0], [0, 5]], np.float32)
+    given = scipy.sparse.csr_array(features) if is_sparse else features
+    dataset = dataset_of([(0, 1), (2, 3)], [0, 1, 2, 0], given)
+    with pytest.raises(InputError, match="the features have negative numbers"):
+        make_splits(dataset, *halves(), normalise_features=True)
+
+
+def test_a_split_of_no_label_is_refused():
+    with pytest.raises(InputError, match="labels: no node has one"):
+        client_graphs.client_split(np.full(5, -1), np.zeros(5, int))

@@ -171,9 +171,12 @@ def test_a_file_of_gnn_benchmark(save, toy, pickled):
         dataset = dataset._replace(class_names=toy.class_names)
     assert_same(dataset, toy._replace(splits={}))
     assert dataset.notes == (
+        "weights of edges are not read: all edges count alike",
         "entries of self edges removed: 1",
         "edges given in one direction, and used in both: 2 of 5",
     )
+    arrays["adj_data"] = np.ones_like(arrays["adj_data"])
+    assert citation.load(save(arrays)).notes == dataset.notes[1:]
 
 
 def test_an_entry_of_zero_is_no_edge(save):

@@ -60,14 +60,18 @@ def test_filled_graphs_have_edges_both_ways(train, own):
     rng, size = np.random.default_rng(0), len(own.labels)
     features = rng.normal(size=(size, PLACES, NUM_FEATURES)).astype(np.float32)
     filled = mending.fill(own, Neighbours(counts, features))
-    num_edges = len(own.senders)
-    is_new = np.asarray(filled.edge_weights[num_edges:]) > 0
+    is_there = np.asarray(filled.edge_weights) > 0
     ends = zip(
-        np.asarray(filled.senders[num_edges:])[is_new],
-        np.asarray(filled.receivers[num_edges:])[is_new],
+        np.asarray(filled.senders)[is_there],
+        np.asarray(filled.receivers)[is_there],
         strict=True,
     )
-    expected = set()
+    assert (np.diff(filled.receivers) >= 0).all()
+    before = np.asarray(own.edge_weights) > 0
+    expected = {
+        (int(s), int(r))
+        for s, r in zip(own.senders[before], own.receivers[before], strict=True)
+    }
     for node, number in enumerate((1, 0, 2, 0, 2)):
         for place in range(number):
             added = size + node * PLACES + place
@@ -82,7 +86,15 @@ def test_filled_graphs_have_edges_both_ways(train, own):
     nothing = mending.fill(
         own, jax.tree.map(lambda x: 0 * x, Neighbours(counts, features))
     )
-    npt.assert_array_equal(nothing.edge_weights[num_edges:], 0)
+    npt.assert_allclose(jnp.sum(nothing.edge_weights), jnp.sum(own.edge_weights))
+
+
+def test_where_no_client_has_an_edge_the_first_node_is_drawn(own):
+    bare = own._replace(
+        **{x: getattr(own, x)[:0] for x in ("senders", "receivers", "edge_weights")}
+    )
+    drawn = mending.draw_neighbours(KEY, bare, own, PLACES)
+    npt.assert_array_equal(drawn, np.broadcast_to(own.features[0], drawn.shape))
 
 
 def test_each_generated_neighbour_is_near_one_that_was_lost():

@@ -102,6 +102,26 @@ def test_a_folder_of_tables(tmp_path, has_headers):
     assert data.load(str(folder)).splits == {}
 
 
+def test_headers_that_are_numbers_are_no_data(tmp_path):
+    """As pandas writes for an array."""
+    folder = write_tables(tmp_path / "mine", False)
+    for path in folder.iterdir():
+        rows = path.read_text()
+        numbers = ",".join(map(str, range(rows.split("\n")[0].count(",") + 1)))
+        path.write_text(f"{numbers}\n{rows}")
+    with pytest.raises(InputError, match="numbers of columns, .*header=False"):
+        data.load(str(folder))
+
+
+def test_a_column_of_row_numbers_is_no_feature(tmp_path):
+    folder = write_tables(tmp_path / "mine", True)
+    rows = (folder / "features.csv").read_text().splitlines()
+    numbered = [f"{number},{row}" for number, row in enumerate(rows[1:])]
+    (folder / "features.csv").write_text("\n".join([f",{rows[0]}", *numbered, ""]))
+    with pytest.raises(InputError, match=r"first column has no name.*index=False"):
+        data.load(str(folder))
+
+
 @pytest.mark.parametrize("has_headers", [False, True])
 def test_a_mark_of_byte_order_is_no_part_of_a_table(tmp_path, has_headers):
     folder = write_tables(tmp_path / "mine", has_headers)

@@ -158,6 +158,14 @@ def test_parts_name_what_is_wrong(match, changes):
     fails(match, parts, graph(9)[0], **{"num_clients": 2, **changes})
 
 
+def test_parts_are_of_symmetric_graphs_without_self_edges():
+    match, adjacency = "adjacency: expected a symmetric one", graph(9)[0]
+    one_way = scipy.sparse.csr_array(np.triu(adjacency.toarray()))
+    with_self = scipy.sparse.csr_array(adjacency + scipy.sparse.eye_array(9))
+    for wrong in (one_way, with_self):
+        fails(match, parts, wrong, num_clients=2)
+
+
 # --- The union of the clients' subgraphs ----------------------------------------------
 
 
