@@ -369,10 +369,12 @@ def read_csv_folder(folder: str | os.PathLike) -> RawGraph:
     edges = _own_table(folder / CSV_MARK, np.int64, 2)
     features = _own_table(folder / "features.csv", np.float32)
     labels = _own_table(folder / "labels.csv", np.int64, 1).ravel()
-    if edges[0].tolist() == [0, 1] and labels[0] == 0 and _are_places(features[0]):
+    are_places = [np.array_equal(x, np.arange(len(x))) for x in (edges[0], features[0])]
+    if all(are_places) and labels[0] == 0 and not _has_header(folder / CSV_MARK):
         raise InputError(
             f"{folder}: the first lines of edges.csv, labels.csv and features.csv are "
-            "numbers of columns, 0, 1 and so on: save the tables with header=False"
+            "0, 1 and so on, as columns without names are numbered: save the tables "
+            "without that line (header=False), or if it is none, with a line of names"
         )
     splits = {"train": "train", "validation": "val", "test": "test"}
     return RawGraph(
@@ -389,23 +391,21 @@ def read_csv_folder(folder: str | os.PathLike) -> RawGraph:
     )
 
 
-def _are_places(row: np.ndarray) -> bool:
-    """Whether a row [F] is 0, 1 and so on, as pandas names columns."""
-    return len(row) > 1 and np.array_equal(row, np.arange(len(row)))
-
-
 def _own_table(path: Path, dtype, num_columns: int | None = None) -> np.ndarray:
     with files.reading(path, "csv file of numbers"):
-        with limits.open_text(path) as file:
-            cells = file.readline().split(",")
-        cells = [cell.strip(' "\r\n') for cell in cells]
-        is_header = not any(map(files.is_number, cells))
-        if is_header and len(cells) > 1 and not cells[0]:
-            raise InputError(
-                "the first column has no name, as that of row numbers has none: save "
-                "the table without it (index=False)"
-            )
-        return _read_csv(path, dtype, num_columns, skipped=int(is_header))
+        return _read_csv(path, dtype, num_columns, skipped=int(_has_header(path)))
+
+
+def _has_header(path: Path) -> bool:
+    with limits.open_text(path) as file:
+        cells = [cell.strip(' "\r\n') for cell in file.readline().split(",")]
+    is_header = not any(map(files.is_number, cells))
+    if is_header and len(cells) > 1 and not cells[0]:
+        raise InputError(
+            "the first column has no name, as that of row numbers has none: save the "
+            "table without it (index=False)"
+        )
+    return is_header
 
 
 def read_products(folder: str | os.PathLike) -> RawGraph:

@@ -105,12 +105,19 @@ def test_a_folder_of_tables(tmp_path, has_headers):
 def test_headers_that_are_numbers_are_no_data(tmp_path):
     """As pandas writes for an array."""
     folder = write_tables(tmp_path / "mine", False)
+    for name in SPLITS:
+        (folder / f"{name}.csv").unlink()
     for path in folder.iterdir():
         rows = path.read_text()
         numbers = ",".join(map(str, range(rows.split("\n")[0].count(",") + 1)))
         path.write_text(f"{numbers}\n{rows}")
-    with pytest.raises(InputError, match="numbers of columns, .*header=False"):
+    with pytest.raises(InputError, match="as columns without names.*header=False"):
         data.load(str(folder))
+    for path in folder.iterdir():  # as data: a node more, and an edge from it
+        rows = path.read_text()
+        names = ",".join("x" for _ in rows.split("\n")[0].split(","))
+        path.write_text(f"{names}\n{rows}")
+    assert len(data.load(str(folder)).labels) == len(LABELS) + 1
 
 
 def test_a_column_of_row_numbers_is_no_feature(tmp_path):
