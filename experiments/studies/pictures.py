@@ -1,6 +1,7 @@
 """What all pictures of a run have in common: a colour for each method, and a title."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from experiments.studies.base import Study
 from fedjax_graph.driver.plots import Look
@@ -18,12 +19,21 @@ def look(
     Args:
       study: its seeds.
       data: name and size of the dataset.
-      methods: of the run, resumed ones first, whose order gives the colours.
+      methods: of the run, resumed ones first, whose order gives the colours; maybe
+        with their entries of `results.json`, of which some may be of other seeds.
       titles: of the methods.
       said: what the title says else, such as whether missing readings count.
     """
     shown = tuple(titles.get(method, method) for method in methods)
-    return Look(shown, ", ".join([data, seeds_in_words(study), *filter(None, said)]))
+    entries = methods.values() if isinstance(methods, Mapping) else ()
+    seeds = {_seeds(entry["flags"]) for entry in entries if "flags" in entry}
+    is_same = seeds <= {_seeds(study.record())}
+    words = seeds_in_words(study) if is_same else "seeds differ by method"
+    return Look(shown, ", ".join([data, words, *filter(None, said)]))
+
+
+def _seeds(flags: Mapping[str, Any]) -> tuple[Any, ...]:
+    return flags.get("seed"), flags.get("num_seeds")
 
 
 def seeds_in_words(study: Study) -> str:

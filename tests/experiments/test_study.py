@@ -14,7 +14,7 @@ import pytest
 import fedjax_graph as fg
 from experiments import benchmark, cli, datasets
 from experiments.robustness import RobustnessStudy
-from experiments.studies import options, running, surroundings, sweeps
+from experiments.studies import options, pictures, running, surroundings, sweeps
 from experiments.studies.base import titles_of
 from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.fl_agcns import FLAGCNSStudy
@@ -567,6 +567,19 @@ def test_a_rate_by_another_flag_is_refused_beside_an_optimizers(study):
     check = getattr(study, "check_given", None) or study.check
     with pytest.raises(InputError, match="both give the .*; give it once"):
         check()
+
+
+def test_a_title_does_not_give_all_methods_the_seeds_of_the_last():
+    study = SubgraphStudy(seed=2, num_seeds=3)
+    now, earlier = {}, {"flags": SubgraphStudy(num_seeds=3).record()}
+    for entries, words in (
+        ({"fed_avg": now}, "seeds 2 to 4"),
+        ({"fed_gta": {"flags": study.record()}, "fed_avg": now}, "seeds 2 to 4"),
+        ({"fed_gta": earlier, "fed_avg": now}, "seeds differ by method"),
+    ):
+        look = pictures.look(study, "cora", entries, {"fed_avg": "FedAvg"})
+        assert look.title == f"cora, {words}"
+        assert look.methods[-1] == "FedAvg"
 
 
 @pytest.mark.parametrize("methods", [None, ("gcn",), ("fl_random",), ("fl_gradient",)])
