@@ -71,6 +71,8 @@ class FLAGCNSSettings(FLAGCNSOptions):
             return self
         methods = self.chosen_methods()
         passed_over = list(OPTIONS_OF[self._other_fitness()])
+        if "weight_decay=" in str(self.server_optimizer):
+            passed_over.append("weight_decay")
         for names, known in CONCERN:
             if not set(known) & set(methods):
                 passed_over += names

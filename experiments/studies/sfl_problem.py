@@ -182,12 +182,17 @@ def image_problem(study: SFLSettings) -> Problem:
             f"--drop_last, which --protocol=code sets: a client has {most} images to "
             f"train on, expected --batch_size={task.batch_size} or more"
         )
-    size = {"num_clients": num_clients, "num_shards": study.shards}
+    size = {
+        "num_clients": num_clients,
+        "num_shards": study.shards,
+        "num_images": len(dataset.train_images),
+        "num_test_images": len(dataset.test_images),
+    }
     return Problem(
         dataset,
         splits,
         task=dataclasses.replace(task, num_classes=len(dataset.class_names)),
-        size={**size, "num_images": len(dataset.train_images)},
+        size=size,
         num_examples=_num_trained(train.mask, task),
         checksum=fingerprint(
             dataset.train_images,

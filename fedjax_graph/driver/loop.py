@@ -39,6 +39,7 @@ from fedjax_graph.driver.seeds import (
     abstract_seeds,
     check_in_step,
     check_seeds,
+    check_storable,
     is_stopped,
     of_seed,
 )
@@ -68,7 +69,8 @@ def load_or_init(
         intact one is read.
 
     Raises:
-      InputError: if a checkpoint does not fit, is damaged or of other seeds.
+      InputError: if a checkpoint does not fit, is damaged or of other seeds, or
+        none can hold the state.
     """
     if checkpoints and checkpoints.latest_round() is not None:
         like = abstract_seeds(algorithm, config.seeds, data, config.is_drawn)
@@ -81,6 +83,8 @@ def load_or_init(
     seeds = jnp.asarray(config.seeds, jnp.uint32)
     algorithm = programs.traced_once(algorithm)
     seed_state = programs.init(algorithm, seeds, data, config.is_drawn)
+    if checkpoints:
+        check_storable(seed_state.state)
     return mesh.put_spread(seed_state, clients.count(data), axis=1), 0.0
 
 

@@ -22,7 +22,12 @@ from fedjax_graph.data import files, limits
 from fedjax_graph.driver import results, writers
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.network import Network
-from fedjax_graph.driver.seeds import SeedState, abstract_seeds, check_chosen
+from fedjax_graph.driver.seeds import (
+    SeedState,
+    abstract_seeds,
+    check_chosen,
+    seed_keys,
+)
 
 FOLDER = pathlib.Path(__file__).parents[1] / "pretrained"
 STATE, NETWORK = "state", "network/"  # what names of arrays begin with
@@ -197,6 +202,7 @@ def _state_of(model: Pretrained, network: Network) -> SeedState:
         best_state=jax.tree.unflatten(jax.tree.structure(state.best_state), filled),
         best_round=best_round,
         round=best_round,
+        key_data=np.asarray(seed_keys(model.settings["seeds"])),
     )
 
 

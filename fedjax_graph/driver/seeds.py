@@ -63,7 +63,6 @@ def init_seeds(
     def one(seed, data):
         key = jax.random.key(seed)
         state = algorithm.init(jax.random.fold_in(key, 0), data)
-        _check_arrays(state)
         return SeedState(
             state=state,
             best_state=scored_part(state),
@@ -76,7 +75,12 @@ def init_seeds(
     return map_seeds(one, jnp.asarray(seeds, jnp.uint32), (data,), is_drawn)
 
 
-def _check_arrays(state: State) -> None:
+def check_storable(state: State) -> None:
+    """Checks that a checkpoint can hold a state.
+
+    Raises:
+      InputError: if it has random keys, which are no arrays of numbers.
+    """
     for path, x in jax.tree.leaves_with_path(state):
         if jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
             place = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -231,15 +235,19 @@ def check_chosen(
         )
 
 
+def seed_keys(seeds: Sequence[int]) -> jax.Array:
+    """The data of the random keys of seeds, a row each."""
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    return jax.random.key_data(keys)
+
+
 def check_seeds(seeds: Sequence[int], seed_state: SeedState) -> None:
     """Checks that a state is of these seeds.
 
     Raises:
       InputError: if it is of others.
     """
-    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    found, expected = mesh.whole(seed_state.key_data), jax.random.key_data(keys)
-    if not np.array_equal(found, expected):
+    if not np.array_equal(mesh.whole(seed_state.key_data), seed_keys(seeds)):
         raise InputError(
             f"seeds={tuple(seeds)}: the checkpoint is of others; give those, or a new "
             "folder"

@@ -220,13 +220,24 @@ def test_clients_in_another_order_are_refused():
         rounds.run("fake", ALGORITHM, splits, RunConfig(1))
 
 
-def test_a_random_key_in_a_state_is_refused_by_its_place():
-    def init(key, data):
-        return {"of": {"noise": key}}
+def test_a_random_key_in_a_state_is_refused_where_it_would_be_written(tmp_path):
+    def with_key(round_):
+        def run(state, data, key):
+            inner, metrics = round_(state["of"], data, key)
+            return {"of": inner, "noise": key}, metrics
 
-    algorithm = ALGORITHM._replace(init=init)
-    with pytest.raises(InputError, match="a random key in of.noise, which no file"):
-        run(make_script(FALLING), algorithm=algorithm)
+        return run
+
+    algorithm = ALGORITHM._replace(
+        init=lambda key, data: {"of": ALGORITHM.init(key, data), "noise": key},
+        round=with_key(ALGORITHM.round),
+        evaluate=lambda state, data: ALGORITHM.evaluate(state["of"], data),
+        predict=lambda state, data: ALGORITHM.predict(state["of"], data),
+    )
+    script = make_script(FALLING)
+    with pytest.raises(InputError, match="a random key in noise, which no file"):
+        run(script, tmp_path, algorithm=algorithm)
+    assert list(run(script, algorithm=algorithm).best_round) == [8]
 
 
 # --- Seeds with data of their own -----------------------------------------------------

@@ -582,9 +582,10 @@ def test_a_title_does_not_give_all_methods_the_seeds_of_the_last():
         assert look.methods[-1] == "FedAvg"
 
 
+@pytest.mark.parametrize("optimizer", [None, "adam,weight_decay=0"])
 @pytest.mark.parametrize("methods", [None, ("gcn",), ("fl_random",), ("fl_gradient",)])
-def test_the_short_run_has_a_command_that_is_not_refused(methods):
-    study = FLAGCNSStudy(methods=methods).resolved()
+def test_the_short_run_has_a_command_that_is_not_refused(methods, optimizer):
+    study = FLAGCNSStudy(methods=methods, server_optimizer=optimizer).resolved()
     study.check_given()
     study.check_methods()
 

@@ -9,7 +9,7 @@ DATASETS = {
     ),
     "pems_d4": Dataset("PEMS-D4", {"num_sensors": 307, "num_steps": 16992}),
     "pems_d8": Dataset("PEMS-D8", {"num_sensors": 170, "num_steps": 17856}),
-    "cifar10": Dataset("CIFAR-10", {"num_images": 50000}),
+    "cifar10": Dataset("CIFAR-10", {"num_images": 50000, "num_test_images": 10000}),
 }
 MAE = of_test("MAE", "mae", 2)
 MAPE = of_test("MAPE (%)", "mape", 2)

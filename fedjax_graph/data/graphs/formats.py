@@ -369,8 +369,11 @@ def read_csv_folder(folder: str | os.PathLike) -> RawGraph:
     edges = _own_table(folder / CSV_MARK, np.int64, 2)
     features = _own_table(folder / "features.csv", np.float32)
     labels = _own_table(folder / "labels.csv", np.int64, 1).ravel()
-    are_places = [np.array_equal(x, np.arange(len(x))) for x in (edges[0], features[0])]
-    if all(are_places) and labels[0] == 0 and not _has_header(folder / CSV_MARK):
+    firsts, last = (edges[0], labels[:1], features[0]), len(labels) - 1
+    are_places = all(np.array_equal(row, np.arange(len(row))) for row in firsts)
+    is_short = edges[1:].max(initial=-1) < last  # as if one row were no node
+    names = (CSV_MARK, "labels.csv", "features.csv")
+    if are_places and is_short and not any(_has_header(folder / x) for x in names):
         raise InputError(
             f"{folder}: the first lines of edges.csv, labels.csv and features.csv are "
             "0, 1 and so on, as columns without names are numbered: save the tables "

@@ -113,11 +113,21 @@ def test_headers_that_are_numbers_are_no_data(tmp_path):
         path.write_text(f"{numbers}\n{rows}")
     with pytest.raises(InputError, match="as columns without names.*header=False"):
         data.load(str(folder))
-    for path in folder.iterdir():  # as data: a node more, and an edge from it
-        rows = path.read_text()
-        names = ",".join("x" for _ in rows.split("\n")[0].split(","))
-        path.write_text(f"{names}\n{rows}")
+    path = folder / "labels.csv"
+    path.write_text(f"label\n{path.read_text()}")  # so the first row is data
     assert len(data.load(str(folder)).labels) == len(LABELS) + 1
+
+
+def test_first_rows_may_look_like_numbers_of_columns(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name, text in (
+        ("edges", "0,1\n2,3\n"),
+        ("labels", "0\n1\n0\n1\n"),
+        ("features", "0,1\n1,0\n0,1\n1,0\n"),
+    ):
+        (folder / f"{name}.csv").write_text(text)
+    assert data.load(str(folder)).edges.tolist() == [[0, 1], [2, 3]]
 
 
 def test_a_column_of_row_numbers_is_no_feature(tmp_path):
