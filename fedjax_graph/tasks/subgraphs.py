@@ -312,8 +312,9 @@ def embed_nodes(
     """The embeddings of all nodes of ONE client; see `Task.embed`."""
     if key is not None:
         return check_dense(forward(module, model, client_data, key)[1])
-    args = model, as_graph(client_data), scoring_mask(model, client_data)
-    embeddings = apply_with_embeddings(module, *args)[1]
+    mask = scoring_mask(model, client_data)
+    graph = as_graph(client_data)
+    embeddings = apply_with_embeddings(module, model, graph, mask=mask)[1]
     return check_dense(as_embedded(embeddings, client_data))
 
 
@@ -415,8 +416,9 @@ def map_outputs(
     """
 
     def one(model, client_data):
-        args = model, as_graph(client_data), scoring_mask(model, client_data)
-        return reduce(module.apply(*args), client_data)
+        mask = scoring_mask(model, client_data)
+        outputs = module.apply(model, as_graph(client_data), mask=mask)
+        return reduce(outputs, client_data)
 
     def run(models: Model, data: SubgraphData):
         rows = data.by_client()
