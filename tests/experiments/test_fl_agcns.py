@@ -266,7 +266,9 @@ def test_an_earlier_network_is_drawn_as_it_was(tmp_path, monkeypatch):
     }
     ((monitors, look),) = looks
     assert monitors == ["loss", "error"]
-    assert look.title == "mine, seed 0, 3 to 10 trainings of each network"
+    assert (
+        look.title == "mine, seeds differ by method, 3 to 10 trainings of each network"
+    )
 
 
 @pytest.mark.parametrize(("flags", "words"), BAD.items())
