@@ -148,11 +148,6 @@ class CNFGNNOptions(TrafficStudy):
         None, "Of both; by default the paper's 1, 10 and 20.", lower=1
     )
 
-    @property
-    def record_name(self) -> str:
-        """See `FolderOptions.record_name`."""
-        return "sweep.json" if self.sweep else super().record_name
-
     def __post_init__(self) -> None:
         """Checks every option, and those whose values exclude each other.
 

@@ -61,7 +61,7 @@ class FolderOptions(Options):
     @property
     def record_name(self) -> str:
         """The file of `RECORDS` that this study writes."""
-        return "results.json"
+        return "sweep.json" if getattr(self, "sweep", None) else "results.json"
 
     def in_effect(self) -> dict[str, Any]:
         """See `Options.in_effect`."""

@@ -113,11 +113,6 @@ class GraphFLSettings(TrustStudy):
     # --- What follows from one option ------------------------------------------------
 
     @property
-    def record_name(self) -> str:
-        """See `FolderOptions.record_name`."""
-        return "sweep.json" if self.sweep else super().record_name
-
-    @property
     def is_new_labels(self) -> bool:
         """Whether the test classes are those that no client has seen."""
         return self.task == "new_labels"
