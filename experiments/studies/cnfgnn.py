@@ -17,7 +17,7 @@ from experiments.studies.cnfgnn_options import CNFGNNOptions
 from experiments.studies.recording import Record
 from experiments.studies.running import Entry, Run
 from experiments.studies.traffic import measures, time_checksum
-from fedjax_graph.core import clients, mesh
+from fedjax_graph.core import client_rows, clients
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import inductive, windows
 from fedjax_graph.data.traffic.network import TrafficDataset
@@ -208,7 +208,7 @@ def score_views(run: Run, whole: TrafficData, is_seen: np.ndarray) -> Run:
     """Scores a run of the seen sensors on the whole graph, which makes its test."""
     scores = {
         name: programs.evaluate_seeds(run.algorithm, run.result.best_state, view)
-        for name, view in mesh.put_replicated(inductive.views(whole, is_seen)).items()
+        for name, view in client_rows.put(inductive.views(whole, is_seen)).items()
     }
     errors = {
         name: {key: score[key] for key in SCORES} for name, score in scores.items()

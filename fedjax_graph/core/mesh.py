@@ -285,9 +285,7 @@ def spread_shardings(tree: Any, num_rows: int, axis: int = 0) -> Any:
 
 
 def abstract_spread(tree: Any, num_rows: int, axis: int = 0) -> Any:
-    """Shapes and types of a tree, and on several devices where `spread` puts it."""
-    if jax.sharding.get_mesh().size < 2:
-        return tree
+    """Shapes and types of a tree, and where `spread` puts it."""
     shardings = spread_shardings(tree, num_rows, axis)
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),

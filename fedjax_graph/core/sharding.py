@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import mesh
+from fedjax_graph.core import client_rows, mesh
 from fedjax_graph.core.mesh import AXES, CLIENTS, varying
 
 
@@ -20,7 +20,8 @@ def concat_parts(fn: Callable[..., Any], out_axis: int = 0) -> Callable[..., Any
 
     Args:
       fn: (*rows, *shared) -> results; pytrees with a leading axis, whose rows it
-        treats apart, and what is the same for all. It may close over no tracer.
+        treats apart, and what is the same for all, of whose `ClientRows` it gets the
+        device's own. It may close over no tracer.
       out_axis: the axis of its results that follows the rows.
 
     Returns:
@@ -35,7 +36,7 @@ def concat_parts(fn: Callable[..., Any], out_axis: int = 0) -> Callable[..., Any
             return fn(*rows, *shared)
         spread = jax.shard_map(
             lambda rows, shared: fn(*rows, *varying(shared)),
-            in_specs=(mesh.spec(0), mesh.spec(None)),
+            in_specs=(mesh.spec(0), client_rows.specs(shared)),
             out_specs=mesh.spec(out_axis),
         )
         size = min(x.shape[0] for x in jax.tree.leaves(rows))
@@ -168,7 +169,8 @@ def sum_parts(
     Args:
       fn: function whose results are sums over the shared axis; no closed-over tracers.
       in_axes: for each argument the axis that is shared, or None. Its size must be a
-        multiple of the devices along `axes`: see `padded_size`.
+        multiple of the devices along `axes`: see `padded_size`. What is not shared is
+        as in `concat_parts`.
       axes: of the mesh, along which the arguments are shared out. What `fn` does is
         left to XLA to cut along the others: see `split_edges`.
     """
@@ -182,7 +184,10 @@ def sum_parts(
 
         return jax.shard_map(
             share,
-            in_specs=tuple(mesh.spec(axis, axes) for axis in in_axes),
+            in_specs=tuple(
+                client_rows.specs(arg, axes) if axis is None else mesh.spec(axis, axes)
+                for arg, axis in zip(args, in_axes, strict=True)
+            ),
             out_specs=mesh.spec(None),
             axis_names=set(axes),
         )(*args)

@@ -16,7 +16,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from fedjax_graph.core import clients, mesh, reporter
+from fedjax_graph.core import client_rows, clients, mesh, reporter
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import hlo_costs, programs
@@ -253,18 +253,10 @@ def compile_round(
     described = mesh.make_mesh(edge_parts, target.devices())
     data = splits["train"], splits["validation"]
     states = abstract_seeds(algorithm, config.seeds, data[0], config.is_drawn)
-
-    def shapes(tree, num_rows=0):
-        shardings = mesh.spread_shardings(tree, num_rows, axis=1)
-        return jax.tree.map(
-            lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y),
-            tree,
-            shardings,
-        )
-
     with mesh.restored():
         jax.set_mesh(described)
-        placed = shapes(states, clients.count(data[0])), *shapes(data)
+        placed = mesh.abstract_spread(states, clients.count(data[0]), axis=1)
+        placed = placed, *client_rows.abstract(data)
         shared = _bytes_of_both(data, placed[1:])
         scored = algorithm.scored_from  # of phases, the last one's round
         traced = programs.trace(algorithm.during(scored, scored), config, 1, *placed)

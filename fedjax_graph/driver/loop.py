@@ -74,7 +74,8 @@ def load_or_init(
     """
     if checkpoints and checkpoints.latest_round() is not None:
         like = abstract_seeds(algorithm, config.seeds, data, config.is_drawn)
-        like = mesh.abstract_spread(like, clients.count(data), axis=1)
+        if mesh.num_devices() > 1:
+            like = mesh.abstract_spread(like, clients.count(data), axis=1)
         read = checkpoints.restore if eval_only else checkpoints.restore_intact
         seed_state, seconds = read((like, np.float64(0)))
         seed_state = mesh.put_spread(seed_state, clients.count(data), axis=1)

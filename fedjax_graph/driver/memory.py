@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from fedjax_graph.core import mesh, processes
+from fedjax_graph.core import client_rows, mesh, processes
 from fedjax_graph.core.errors import InputError
 
 GIB = 2**30
@@ -72,25 +72,31 @@ def check_program(name: str, compiled: Any) -> None:
 
 
 def check_copies(what: str, tree: Any) -> None:
-    """Checks that a copy of some arrays on each device fits in what is free.
+    """Checks that some data fit in what is free once `client_rows.put` places them.
 
-    An array that stands several times in the tree is copied once, as by
-    `mesh.put_replicated`, and what is on the one device already is not.
+    An array that stands several times in the tree is placed once, and what is on the
+    one device already is not copied.
 
     Raises:
       InputError: if it does not.
     """
     distinct = {id(x): x for x in jax.tree.leaves(tree) if hasattr(x, "nbytes")}
     free, place = _free()
-    if mesh.backend() == "cpu":
-        copies = _own_devices() - 1  # beside what is here
-    else:
-        copies = 1
-        if mesh.num_devices() == 1:
-            distinct = {
-                key: x for key, x in distinct.items() if not isinstance(x, jax.Array)
-            }
-    size = copies * sum(x.nbytes for x in distinct.values())
+    is_cpu, parts = mesh.backend() == "cpu", mesh.num_devices()
+    if parts == 1:  # on a CPU, all of it is there
+        distinct = {
+            key: x
+            for key, x in distinct.items()
+            if not is_cpu and not isinstance(x, jax.Array)
+        }
+    rows = {id(x) for x in client_rows.named(tree)} if parts > 1 else set()
+    copies = _own_devices() - 1 if is_cpu else 1  # beside what is here
+    size = sum(
+        (_own_devices() if is_cpu else 1) * x.nbytes / parts
+        if key in rows
+        else copies * x.nbytes
+        for key, x in distinct.items()
+    )
     _check(f"copies of {what} for the devices need", size, free, place)
 
 

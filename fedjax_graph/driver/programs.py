@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_graph.core import clients, faults, mesh
+from fedjax_graph.core import client_rows, clients, faults, mesh
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.trees import no_leaf
 from fedjax_graph.driver.config import RunConfig
@@ -146,5 +146,5 @@ def predict_seeds(
     algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=no_leaf
 ) -> np.ndarray:
     """Predicts a split by each seed's state, [seeds, ...]."""
-    data = mesh.put_replicated(data)
+    data = client_rows.put(data)
     return jax.device_get(_predict_seeds(algorithm, is_drawn, states, data))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_graph.core import clients, communication, mesh, privacy
+from fedjax_graph.core import client_rows, clients, communication, mesh, privacy
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import memory
@@ -94,7 +94,7 @@ def run(
     with contextlib.closing(checkpoints) if checkpoints else contextlib.nullcontext():
         if config.check_memory:
             memory.check_copies("the data", splits)
-        splits = mesh.put_replicated(splits)
+        splits = client_rows.put(splits)
         data = splits["train"]
         seed_state, seconds = load_or_init(
             algorithm, config, data, checkpoints, eval_only

@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, arrays, batching, clients, mesh, sharding
+from fedjax_graph.core import (
+    aggregation,
+    arrays,
+    batching,
+    client_rows,
+    clients,
+    mesh,
+    sharding,
+)
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.masks import mean_where
@@ -28,7 +36,14 @@ HORIZONS = (3, 6, TARGET_STEPS)  # steps ahead that are scored on their own
 
 def gather_all(data: TrafficData, starts: jax.Array) -> Windows:
     """The windows at `starts` [B] of all clients: [K, 12, B, 2]."""
-    return jax.vmap(lambda speed: windows.gather(data, speed, starts))(data.speed)
+    steps = windows.steps(starts)
+    readings = client_rows.at(data.speed, steps)
+    return jax.vmap(lambda one: windows.of_readings(data, one, steps))(readings)
+
+
+def truth_of_all(data: TrafficData, starts: jax.Array) -> jax.Array:
+    """`windows.truth` at `starts` [B] of all clients: [K, 12, B]."""
+    return client_rows.at(data.speed, windows.target_steps(starts))
 
 
 def apply_models(
@@ -218,8 +233,7 @@ def evaluate_forecasts(
         def step(sums, batch):
             starts, mask = batch
             forecast = predict_batch(state, data, starts)
-            truth = jax.vmap(windows.truth, (0, None), 0)(data.speed, starts)
-            truth = jnp.swapaxes(truth, 1, 2)  # [K, B, 12]
+            truth = jnp.swapaxes(truth_of_all(data, starts), 1, 2)  # [K, B, 12]
             new = error_sums(forecast, truth, real[:, None] * mask)
             return jax.tree.map(jnp.add, sums, new), None
 

@@ -14,8 +14,8 @@ import optax
 
 from fedjax_graph.core import mesh, sharding
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData
+from fedjax_graph.tasks import forecasting
 from fedjax_graph.tasks.scheduled_sampling import Batch, epoch_batches, target_weights
 
 NOISE = 2**31 - 5  # folded into the key of a call, for the steps' noise
@@ -123,12 +123,9 @@ def joint_weights(
     Those of padded clients are 0.
     """
 
-    def of_client(speed):
-        truth = windows.truth(speed, data.starts[batch.indices])
-        return target_weights(truth, batch.mask, masked_loss)
-
-    real = (data.client_weights > 0).astype(jnp.float32)[:, None, None]
-    return real * jax.vmap(of_client)(data.speed)
+    truth = forecasting.truth_of_all(data, data.starts[batch.indices])
+    weights = jax.vmap(lambda one: target_weights(one, batch.mask, masked_loss))(truth)
+    return (data.client_weights > 0).astype(jnp.float32)[:, None, None] * weights
 
 
 def of_each_client(config: OptimizerConfig) -> optax.GradientTransformation:

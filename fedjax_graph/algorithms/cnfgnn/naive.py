@@ -12,6 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from fedjax_graph.core import client_rows
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.data.traffic.windows import INPUT_STEPS, TARGET_STEPS, WINDOW_STEPS
@@ -47,7 +48,7 @@ def persistence(config: NaiveConfig) -> FederatedAlgorithm:
 
     def predict_batch(state, data, starts):
         del state
-        last = data.speed[:, starts + INPUT_STEPS - 1]  # [K, B]
+        last = client_rows.at(data.speed, starts + INPUT_STEPS - 1)  # [K, B]
         return jnp.broadcast_to(last[..., None], (*last.shape, TARGET_STEPS))
 
     return _untrained(init, predict_batch, config)

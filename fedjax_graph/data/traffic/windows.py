@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import graphs
+from fedjax_graph.core import graphs, mesh
 from fedjax_graph.core.batching import FRACTIONS, SPLITS, checked_fractions
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import network, time_steps
@@ -32,6 +32,8 @@ class TrafficData(NamedTuple):
 
     Clients are sensors. A padded client has weight 0, no edges and any readings.
     """
+
+    CLIENT_ROWS = ("speed",)  # of which a device of several holds its clients' alone
 
     speed: jax.Array  # [K, T] float32, what is forecast, in any unit; 0 = missing
     clock: jax.Array  # [T] float32, time of day in [0, 1)
@@ -161,7 +163,8 @@ def make_splits(
 ) -> dict[str, TrafficData]:
     """Puts a dataset on the device: one `TrafficData` for each name in `SPLITS`.
 
-    The splits share their arrays and differ only in `starts`.
+    The splits share their arrays and differ only in `starts`. Of several devices each
+    will hold its sensors' readings alone; until they are there, these stay on the host.
 
     Args:
       dataset: readings and graph.
@@ -178,8 +181,9 @@ def make_splits(
     if not std > 1e-6 * abs(mean):  # equal but for rounding
         raise InputError(f"{dataset.name}: all training readings are equal")
     starts = split_starts(len(dataset.speed), fractions)
+    speed = np.ascontiguousarray(dataset.speed.T, np.float32)
     shared = TrafficData(
-        speed=jnp.asarray(dataset.speed.T, jnp.float32),
+        speed=speed if mesh.num_devices() > 1 else jnp.asarray(speed),
         clock=jnp.asarray(time_of_day(dataset.timestamps)),
         week_slot=jnp.asarray(week_slots(dataset.timestamps)),
         starts=jnp.zeros(0, jnp.int32),
@@ -201,10 +205,31 @@ def gather(data: TrafficData, speed: jax.Array, starts: jax.Array) -> Windows:
       speed: [T] readings of the client.
       starts: [B] first steps.
     """
-    steps = starts + jnp.arange(WINDOW_STEPS)[:, None]  # [24, B]
-    value = (speed[steps] - data.mean) / data.std
-    windows = jnp.stack([value, data.clock[steps]], axis=-1)  # [24, B, 2]
+    at = steps(starts)
+    return of_readings(data, speed[at], at)
+
+
+def of_readings(data: TrafficData, readings: jax.Array, at: jax.Array) -> Windows:
+    """Makes a batch of windows of one client from their readings.
+
+    Args:
+      data: supplies clock, mean and standard deviation.
+      readings: [24, B] of the client.
+      at: [24, B], the steps that they are of.
+    """
+    value = (readings - data.mean) / data.std
+    windows = jnp.stack([value, data.clock[at]], axis=-1)  # [24, B, 2]
     return Windows(windows[:INPUT_STEPS], windows[INPUT_STEPS:])
+
+
+def steps(starts: jax.Array) -> jax.Array:
+    """The steps [24, B] of the windows at `starts` [B]."""
+    return starts + jnp.arange(WINDOW_STEPS)[:, None]
+
+
+def target_steps(starts: jax.Array) -> jax.Array:
+    """The steps [12, B] of the windows at `starts` [B] that are to be forecast."""
+    return starts + INPUT_STEPS + jnp.arange(TARGET_STEPS)[:, None]
 
 
 def truth(speed: jax.Array, starts: jax.Array) -> jax.Array:
@@ -214,4 +239,4 @@ def truth(speed: jax.Array, starts: jax.Array) -> jax.Array:
       speed: [T] readings of one client.
       starts: [B] first steps.
     """
-    return speed[starts + INPUT_STEPS + jnp.arange(TARGET_STEPS)[:, None]]
+    return speed[target_steps(starts)]

@@ -1,0 +1,130 @@
+"""Rows of clients lie where their clients are, and read as the array they were."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from fedjax_graph.core import client_rows, clients, mesh, sharding
+from fedjax_graph.core.client_rows import ClientRows
+from fedjax_graph.core.errors import InputError
+
+SHAPES = ("1x1", "2x1", "3x1", "2x2", "8x1")
+READINGS = np.random.default_rng(0).normal(size=(5, 30)).astype(np.float32)
+
+
+class Data(NamedTuple):
+    CLIENT_ROWS = ("readings",)
+
+    readings: Any
+    clock: Any
+
+
+@pytest.fixture(params=SHAPES)
+def devices(request):
+    """The mesh that is set, with as many clients' places as named."""
+    along, edges = map(int, request.param.split("x"))
+    own = mesh.make_mesh(edges, jax.devices()[: along * edges])
+    with jax.set_mesh(own):
+        yield along * edges
+
+
+@pytest.fixture
+def data():
+    return Data(READINGS, np.arange(30.0))
+
+
+def test_each_device_has_its_clients_rows(devices, data):
+    placed = client_rows.put({"train": data, "test": data._replace(clock=data.clock)})
+    found = placed["train"].readings
+    assert placed["test"].readings is found
+    assert placed["train"].clock.sharding.is_fully_replicated
+    if devices == 1:
+        return npt.assert_array_equal(found, READINGS)
+    assert isinstance(found, ClientRows)
+    shares = [np.asarray(shard.data) for shard in found.padded.addressable_shards]
+    assert {share.shape for share in shares} == {(mesh.share_size(5), 30)}
+    together = np.concatenate(shares)
+    npt.assert_array_equal(together[:5], READINGS)
+    npt.assert_array_equal(together[5:], 0)
+    assert client_rows.put(placed)["train"].readings is found
+
+
+def test_rows_read_as_an_array(devices, data):
+    rows = client_rows.put(data).readings
+    assert (len(rows), rows.shape, rows.ndim) == (5, (5, 30), 2)
+    assert rows.dtype == READINGS.dtype
+    npt.assert_array_equal(jnp.asarray(rows), READINGS)
+    indices = np.array([[3, 0, 29], [7, 7, 1]])
+    for read in (
+        lambda rows: rows[2:4, indices],
+        lambda rows: jnp.sum(jnp.asarray(rows), axis=0),
+        lambda rows: client_rows.at(rows, jnp.asarray(indices)),
+    ):
+        npt.assert_allclose(jax.jit(read)(rows), read(READINGS), atol=1e-6)
+
+
+def test_a_share_has_what_it_asks_for(devices, data):
+    """Each device reads other steps of all clients, by either way."""
+    placed = client_rows.put(data)
+    steps = jnp.asarray(np.random.default_rng(1).integers(0, 30, (16, 4, 3)))
+
+    def read(steps, data):  # [16 / D, 4, 3]
+        first = jax.lax.map(lambda one: client_rows.at(data.readings, one), steps)
+        second = data.readings[:][:, steps]
+        return first, jnp.swapaxes(second, 0, 1)
+
+    parts = jax.jit(lambda x, y: sharding.concat_parts(read)(x, shared=(y,)))
+    for found in parts(steps, placed):
+        npt.assert_array_equal(found[:16], READINGS[:, steps].swapaxes(0, 1))
+
+    def total(data, steps):
+        return jnp.sum(client_rows.at(data.readings, steps) ** 2, axis=1)
+
+    if 12 % mesh.num_parts((mesh.CLIENTS,)) == 0:
+        summed = sharding.sum_parts(total, (None, 0), axes=(mesh.CLIENTS,))
+        found = jax.jit(summed)(placed, jnp.arange(12))
+        npt.assert_allclose(found, (READINGS[:, :12] ** 2).sum(axis=1), rtol=1e-5)
+
+
+def test_clients_are_mapped_over_with_their_own_rows(devices, data):
+    def client(row, factor, data):
+        return factor * row[data.clock.astype(int)[::-1]] + len(data.readings)
+
+    def mapped(data):
+        factors = jnp.arange(5.0)
+        return clients.map_clients(client)(data.readings, factors, shared=(data,))
+
+    found = jax.jit(mapped)(client_rows.put(data))
+    npt.assert_allclose(
+        found, np.arange(5)[:, None] * READINGS[:, ::-1] + 5, rtol=1e-6, atol=1e-6
+    )
+
+
+def test_an_axis_mapped_over_by_hand_is_refused(devices, data):
+    rows = client_rows.put(data).readings
+    if devices == 1:
+        return
+    with pytest.raises(InputError, match=r"clients.map_clients; take .* rows\[:\]"):
+        jax.vmap(lambda row: row[3])(rows)
+
+
+def test_shapes_are_placed_as_their_arrays(devices, data):
+    """The rows are the first leaf, so that none is taken for another."""
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data)
+    described, placed = client_rows.abstract(shapes), client_rows.put(data)
+    assert jax.tree.structure(described) == jax.tree.structure(placed)
+    for one, other in zip(*map(jax.tree.leaves, (described, placed)), strict=True):
+        assert one.shape == other.shape
+        assert one.sharding.is_equivalent_to(other.sharding, one.ndim)
+
+
+def test_rows_are_named_by_their_data(data):
+    found = client_rows.named({"a": data, "b": [data, np.ones(3)]})
+    assert [id(x) for x in found] == [id(READINGS)] * 2
+    plain = (READINGS, {"x": 3})
+    assert client_rows.unwrapped(plain) == plain
+    assert client_rows.named(plain) == []
