@@ -21,6 +21,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import rounds
 from tests.algorithms.problems import Seq2SeqTraffic, all_problems
 from tests.algorithms.tiny_methods import TINY
+from tests.conftest import forget_programs_if_many
 
 pytestmark = pytest.mark.usefixtures("rolled_scans")
 
@@ -34,6 +35,13 @@ CASES = {"fed_avg": Seq2SeqTraffic}
 def make(name):
     clients, edges = map(int, name.split("x"))
     return mesh.make_mesh(edges, jax.devices()[: clients * edges])
+
+
+@pytest.fixture(autouse=True)
+def few_programs_after_each_test():
+    """All meshes and methods in one file: more programs than a process may map."""
+    yield
+    forget_programs_if_many()
 
 
 @pytest.fixture(scope="module")
