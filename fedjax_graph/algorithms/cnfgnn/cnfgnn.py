@@ -54,7 +54,7 @@ from fedjax_graph.core.federated import federated_round
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.robust import NamedAggregator
 from fedjax_graph.data.traffic import windows
-from fedjax_graph.data.traffic.windows import TrafficData
+from fedjax_graph.data.traffic.windows import TrafficData, Windows
 from fedjax_graph.models import graph_network, seq2seq
 from fedjax_graph.tasks import forecasting
 from fedjax_graph.tasks.traffic_seq2seq import ClientData, local_training
@@ -148,9 +148,8 @@ class Models(NamedTuple):
             fn, client_params, *args, clients_per_chunk=chunk
         )
 
-    def encode(self, client_params, data: TrafficData, starts) -> jax.Array:
+    def encode(self, client_params, inputs: jax.Array) -> jax.Array:
         """ClientEncode of Algorithm 2 for all clients: h_c [K, B, H]."""
-        inputs, _ = forecasting.gather_all(data, starts)
         return self._apply(
             lambda params, x: self.client.apply(
                 {"params": params}, x, method=self.client.encode
@@ -168,10 +167,10 @@ class Models(NamedTuple):
         return h_g.astype(hidden.dtype)
 
     def decode(
-        self, client_params, data, starts, hidden, embedding, feed_truth
+        self, client_params, gathered: Windows, hidden, embedding, feed_truth
     ) -> tuple[jax.Array, jax.Array]:
         """Eq. 2 for all clients: normalised outputs and targets, both [K, 12, B]."""
-        inputs, targets = forecasting.gather_all(data, starts)
+        inputs, targets = gathered
 
         def one(params, hidden, embedding, last, targets):
             outputs = self.client.apply(
@@ -195,11 +194,12 @@ class Models(NamedTuple):
     ) -> jax.Array:
         """Forecasts of both halves together, [K, B, 12] in the unit of the data."""
         bits = self.exchange_bits
-        h_c = self.encode(client_params, data, starts)
+        gathered = forecasting.gather_all(data, starts)
+        h_c = self.encode(client_params, gathered.inputs)
         h_g = self.embed(server_params, data, communication.up(h_c, bits=bits))
         h_g = communication.down(h_g, bits=bits)
         feed_truth = jnp.zeros(windows.TARGET_STEPS, bool)
-        outputs, _ = self.decode(client_params, data, starts, h_c, h_g, feed_truth)
+        outputs, _ = self.decode(client_params, gathered, h_c, h_g, feed_truth)
         return jnp.swapaxes(outputs, 1, 2) * data.std + data.mean
 
 
@@ -290,6 +290,7 @@ def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
         """Loss and gradient of the GN for a batch, summed over clients (line 27)."""
         share, starts = real_share(data, config.server_batch_size), batch.starts
         client_params = batch.common
+        gathered = forecasting.gather_all(data, starts)
         hidden = batch.own.of_clients(len(data.client_ids))
         h_g, pull_back = jax.vjp(
             lambda params: models.embed(params, data, hidden.at_server()),
@@ -298,7 +299,7 @@ def server_phase(config: CNFGNNConfig) -> Callable[..., Any]:
 
         def loss(h_g):  # lines 24-26, ClientBackward
             outputs, targets = models.decode(
-                client_params, data, starts, hidden.at_clients, h_g, batch.feed_truth
+                client_params, gathered, hidden.at_clients, h_g, batch.feed_truth
             )
             return jnp.sum(batch.weights * (outputs - targets) ** 2)
 
@@ -351,7 +352,8 @@ def cnfgnn(
         )
 
     def encode_batch(client_params, data, starts, noise_key) -> Hidden:
-        h_c = models.encode(client_params, data, starts)
+        inputs, _ = forecasting.gather_all(data, starts)
+        h_c = models.encode(client_params, inputs)
         return Hidden.of(h_c, bits, exchange.hidden(h_c, data, starts, noise_key))
 
     def embeddings(state: CNFGNNState, data: TrafficData) -> jax.Array:

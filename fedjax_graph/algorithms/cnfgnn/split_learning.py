@@ -43,6 +43,7 @@ from fedjax_graph.core import aggregation, communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.data.traffic.windows import TrafficData
+from fedjax_graph.tasks import forecasting
 
 OptStates = tuple[optax.OptState, optax.OptState]  # of clients, of the server
 
@@ -112,8 +113,9 @@ def joint_gradients(
         client_params, server_params = params
         share = real_share(data, config.server_batch_size)
         share = Fraction(0) if is_centralized else share
+        gathered = forecasting.gather_all(data, batch.starts)
         h_c, pull_encoders = jax.vjp(
-            lambda params: models.encode(params, data, batch.starts), client_params
+            lambda params: models.encode(params, gathered.inputs), client_params
         )
         h_g, pull_network = jax.vjp(
             lambda params, h_c: models.embed(params, data, h_c),
@@ -123,7 +125,7 @@ def joint_gradients(
 
         def loss(client_params, h_c, h_g):
             outputs, targets = models.decode(
-                client_params, data, batch.starts, h_c, h_g, batch.feed_truth
+                client_params, gathered, h_c, h_g, batch.feed_truth
             )
             return jnp.sum(batch.weights * (outputs - targets) ** 2)
 
