@@ -8,15 +8,16 @@ A type of data names its leaves that grow with clients, such as readings [K, T]:
 Where several devices share the work, `put` places such a leaf as `ClientRows`, and
 copies the others to each device. Who maps over clients gets a client's row, as of an
 array (`clients.map_clients`); who computes for all clients at once, on a share of the
-windows, has them exchanged (`at`). Anything else may index the rows as an array, for
-which all of them are gathered. On one device everything is an array.
+windows, has them exchanged (`columns`). Anything else may index the rows as an array,
+for which all of them are gathered. On one device everything is an array.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_graph.core import mesh
@@ -24,9 +25,15 @@ from fedjax_graph.core.errors import InputError
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ClientRows:
-    """Holds [K, ...], cut by clients; within a share of the work a device's own."""
+    """Holds [K, ...], cut by clients; within a share of the work a device's own.
+
+    It is indexed, compared and converted as the array of all rows, which gathers them.
+    Within a share every device has to come to that, or to `columns`, as often as the
+    others: not under a condition of one client. Functions of trees must not reorder
+    the rows.
+    """
 
     padded: Any  # [K', ...], K rounded up to what the devices divide by rows of zeros
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})  # [K, ...]
@@ -47,55 +54,77 @@ class ClientRows:
     def __jax_array__(self) -> jax.Array:
         return self.whole()
 
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return np.array(self.whole(), dtype, copy=copy)
+
     def __getitem__(self, index) -> jax.Array:
         return self.whole()[index]
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        return iter(self.whole())
+
+    def __eq__(self, other) -> Any:
+        return self.whole() == other
+
+    def __ne__(self, other) -> Any:
+        return self.whole() != other
 
     def whole(self) -> jax.Array:
         """All rows [K, ...], within a share gathered from all devices.
 
         Raises:
-          InputError: if an axis has been mapped over: these are some client's own.
+          InputError: if these are not all clients' rows, or of another mesh.
         """
-        if self.padded.ndim != self.ndim:
-            raise InputError(
-                f"rows of clients {self.shape}: mapped over by something else than "
-                "clients.map_clients; take the array of all, rows[:]"
-            )
-        rows, axes = self.padded, _manual_axes()
+        rows, axes = self._checked(), _manual_axes()
         if axes:
             rows = jax.lax.all_gather(rows, axes, tiled=True)
         return rows[: len(self)]
 
-    def at(self, indices: jax.Array) -> jax.Array:
-        """Elements of all clients' rows, whose second axis is the last.
+    def columns(self, indices: jax.Array) -> jax.Array:
+        """Elements of all clients' rows [K, T] at indices of their second axis.
 
-        Within a share each device asks for its own: an all-to-all.
+        Within a share each device may ask for others: an all-to-all.
 
         Args:
-          indices: [...] int32, on each device another share of them.
+          indices: [...] int32.
 
         Returns:
           [K, ...].
+
+        Raises:
+          InputError: as `whole`.
         """
-        axes = _manual_axes()
+        rows, axes, indices = self._checked(), _manual_axes(), jnp.asarray(indices)
         if not axes:
-            return _at(self.padded, indices)[: len(self)]
-        wanted = jax.lax.all_gather(indices, axes)  # [D, ...]
-        sent = jax.lax.all_to_all(_at(self.padded, wanted), axes, 1, 0, tiled=True)
-        return sent.reshape(-1, *indices.shape)[: len(self)]
+            return _columns(rows, indices)[: len(self)]
+        found = _columns(rows, jax.lax.all_gather(indices, axes))  # [K' / D, D, ...]
+        if len(axes) < len(mesh.AXES):  # XLA would carry a cut along the other one on
+            found = jax.lax.with_sharding_constraint(found, mesh.spec(None))
+        sent = jax.lax.all_to_all(found, axes, 1, 0, tiled=True)
+        return sent.reshape(-1, *indices.shape, *self.shape[2:])[: len(self)]
+
+    def _checked(self) -> jax.Array:
+        num_rows = mesh.padded_size(len(self)) // mesh.num_parts(_manual_axes())
+        if self.padded.shape != (num_rows, *self.shape[1:]):
+            raise InputError(
+                f"rows of {len(self)} clients: {self.padded.shape} where "
+                f"{(num_rows, *self.shape[1:])} is expected; map over them by "
+                "clients.map_clients, and take the array of all, rows[:], for the rest"
+            )
+        return self.padded
 
 
-def at(rows: Any, indices: jax.Array) -> jax.Array:
+def columns(rows: Any, indices: jax.Array) -> jax.Array:
     """Elements [K, ...] of all clients' rows [K, T] at indices [...].
 
     Args:
       rows: an array, or `ClientRows`.
-      indices: int32.
+      indices: int32, of the second axis.
     """
-    return rows.at(indices) if _is_rows(rows) else _at(rows, indices)
+    return rows.columns(indices) if _is_rows(rows) else _columns(rows, indices)
 
 
-def _at(rows: jax.Array, indices: jax.Array) -> jax.Array:
+def _columns(rows: jax.Array, indices: jax.Array) -> jax.Array:
     return jax.vmap(lambda one: one[indices])(rows)
 
 
@@ -107,11 +136,21 @@ def _is_rows(x: Any) -> bool:
     return isinstance(x, ClientRows)
 
 
+def counts(tree: Any) -> list[int]:
+    """How many rows each leaf of a pytree has, padding of `ClientRows` apart."""
+    return [len(x) for x in jax.tree.leaves(tree, is_leaf=_is_rows)]
+
+
 def unwrapped(tree: Any) -> Any:
     """The arrays of a pytree: of `ClientRows` those with padding, [K', ...]."""
     return jax.tree.map(
         lambda x: x.padded if _is_rows(x) else x, tree, is_leaf=_is_rows
     )
+
+
+def on_host(tree: Any) -> Any:
+    """The leaves of a pytree as NumPy arrays, of `ClientRows` without padding."""
+    return jax.tree.map(np.asarray, tree, is_leaf=_is_rows)
 
 
 def specs(tree: Any, axes: tuple[str, ...] = mesh.AXES) -> Any:
@@ -125,16 +164,39 @@ def specs(tree: Any, axes: tuple[str, ...] = mesh.AXES) -> Any:
 
 
 def named(tree: Any) -> list[Any]:
-    """The leaves of a pytree that its types of data name as rows of clients."""
-    return [getattr(data, name) for data in _data_in(tree) for name in data.CLIENT_ROWS]
+    """The leaves of a pytree that its types of data name as rows of clients.
 
-
-def _data_in(tree: Any) -> list[Any]:
-    return list(filter(_names_rows, jax.tree.leaves(tree, is_leaf=_names_rows)))
+    Raises:
+      InputError: if one of them is no array with rows.
+    """
+    data = filter(_names_rows, jax.tree.leaves(tree, is_leaf=_names_rows))
+    leaves = [(name, getattr(one, name)) for one in data for name in one.CLIENT_ROWS]
+    for name, x in leaves:
+        if not getattr(x, "shape", ()):
+            raise InputError(f"CLIENT_ROWS: {name} is no array with a row for a client")
+    return [x for _, x in leaves]
 
 
 def _names_rows(x: Any) -> bool:
     return hasattr(x, "CLIENT_ROWS")
+
+
+def _is_here(x: Any) -> bool:
+    if mesh.num_devices() == 1 or len(x.padded) != mesh.padded_size(len(x)):
+        return False
+    here = mesh.spread_shardings(x.padded, len(x.padded))
+    return x.padded.sharding.is_equivalent_to(here, x.padded.ndim)
+
+
+def _as_arrays(tree: Any) -> Any:
+    """With arrays in place of what another mesh has (host call)."""
+
+    def of(x):
+        if not _is_rows(x) or _is_here(x):
+            return x
+        return np.asarray(mesh.whole(x.padded))[: len(x)]
+
+    return jax.tree.map(of, tree, is_leaf=_is_rows)
 
 
 def put(tree: Any) -> Any:
@@ -166,6 +228,7 @@ def abstract(tree: Any) -> Any:
 
 
 def _placed(tree: Any, cut: Callable[[Any], Any], copy: Callable[[Any], Any]) -> Any:
+    tree = _as_arrays(tree)
     if mesh.num_devices() == 1:
         return copy(tree)
     rows = {id(x): x for x in named(tree) if not _is_rows(x)}

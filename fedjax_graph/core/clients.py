@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import arrays, client_rows, communication, mesh, sharding
+from fedjax_graph.core import arrays, communication, mesh, sharding
 from fedjax_graph.core.errors import InputError
 
 _Result = TypeVar("_Result")
@@ -118,7 +118,7 @@ def map_clients(
         return map_axis(lambda *one: fn(*one, *shared), clients_per_chunk)(*own)
 
     def mapped(*own, shared=()):
-        return sharding.concat_parts(local)(client_rows.unwrapped(own), shared=shared)
+        return sharding.concat_parts(local)(own, shared=shared)
 
     return mapped
 

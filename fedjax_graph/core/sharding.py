@@ -34,12 +34,13 @@ def concat_parts(fn: Callable[..., Any], out_axis: int = 0) -> Callable[..., Any
     def parts(*rows, shared=()):
         if mesh.num_devices() == 1:
             return fn(*rows, *shared)
+        size = min(client_rows.counts(rows))
+        rows = client_rows.unwrapped(rows)
         spread = jax.shard_map(
             lambda rows, shared: fn(*rows, *varying(shared)),
             in_specs=(mesh.spec(0), client_rows.specs(shared)),
             out_specs=mesh.spec(out_axis),
         )
-        size = min(x.shape[0] for x in jax.tree.leaves(rows))
         if size % mesh.num_devices() == 0:
             return spread(rows, shared)
         indices = jnp.minimum(jnp.arange(mesh.padded_size(size)), size - 1)
@@ -178,6 +179,11 @@ def sum_parts(
     def total(*args):
         if mesh.num_devices() == 1:
             return fn(*args)
+
+        args = [
+            arg if axis is None else client_rows.unwrapped(arg)
+            for arg, axis in zip(args, in_axes, strict=True)
+        ]
 
         def share(*args):
             return jax.lax.psum(fn(*varying(args)), tuple(axes))

@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_graph.core import arrays, clients, mesh, trees
+from fedjax_graph.core import arrays, client_rows, clients, mesh, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.graphs import Graph
@@ -81,7 +81,7 @@ class ClientStore:
                 "algorithm: its rounds read what clients outside of the cohort keep; "
                 "run it with all clients' states on the device"
             )
-        data = jax.tree.map(np.asarray, data)
+        data = client_rows.on_host(data)
         self._is_own = _own_rows(data, algorithm.client_data)
         self._data = jax.tree.map(
             lambda x, is_own: x if is_own else mesh.put_replicated(x),

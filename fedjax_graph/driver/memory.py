@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from fedjax_graph.core import client_rows, mesh, processes
+from fedjax_graph.core.client_rows import ClientRows
 from fedjax_graph.core.errors import InputError
 
 GIB = 2**30
@@ -80,7 +81,8 @@ def check_copies(what: str, tree: Any) -> None:
     Raises:
       InputError: if it does not.
     """
-    distinct = {id(x): x for x in jax.tree.leaves(tree) if hasattr(x, "nbytes")}
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, ClientRows))
+    distinct = {id(x): x for x in leaves if hasattr(x, "nbytes")}
     free, place = _free()
     is_cpu, parts = mesh.backend() == "cpu", mesh.num_devices()
     if parts == 1:  # on a CPU, all of it is there
@@ -92,7 +94,7 @@ def check_copies(what: str, tree: Any) -> None:
     rows = {id(x) for x in client_rows.named(tree)} if parts > 1 else set()
     copies = _own_devices() - 1 if is_cpu else 1  # beside what is here
     size = sum(
-        (_own_devices() if is_cpu else 1) * x.nbytes / parts
+        (_own_devices() if is_cpu else 1) * mesh.share_size(len(x)) * x[:1].nbytes
         if key in rows
         else copies * x.nbytes
         for key, x in distinct.items()

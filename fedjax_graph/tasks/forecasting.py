@@ -36,14 +36,14 @@ HORIZONS = (3, 6, TARGET_STEPS)  # steps ahead that are scored on their own
 
 def gather_all(data: TrafficData, starts: jax.Array) -> Windows:
     """The windows at `starts` [B] of all clients: [K, 12, B, 2]."""
-    steps = windows.steps(starts)
-    readings = client_rows.at(data.speed, steps)
+    steps = windows.window_steps(starts)
+    readings = client_rows.columns(data.speed, steps)
     return jax.vmap(lambda one: windows.of_readings(data, one, steps))(readings)
 
 
 def truth_of_all(data: TrafficData, starts: jax.Array) -> jax.Array:
     """`windows.truth` at `starts` [B] of all clients: [K, 12, B]."""
-    return client_rows.at(data.speed, windows.target_steps(starts))
+    return client_rows.columns(data.speed, windows.target_steps(starts))
 
 
 def apply_models(

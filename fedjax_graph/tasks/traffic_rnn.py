@@ -112,8 +112,7 @@ def client_update(
             starts = data.starts[batch.indices]
             inputs, _ = windows.gather(data, speed, starts)
             outputs = model.apply({"params": params}, inputs)
-            steps = starts + windows.INPUT_STEPS
-            truth = speed[steps + jnp.arange(windows.TARGET_STEPS)[:, None]]
+            truth = windows.truth(speed, starts)
             error = absolute_error(outputs * data.std + data.mean, truth, batch.mask)
             return error, stats
 

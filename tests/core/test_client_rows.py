@@ -12,7 +12,7 @@ from fedjax_graph.core import client_rows, clients, mesh, sharding
 from fedjax_graph.core.client_rows import ClientRows
 from fedjax_graph.core.errors import InputError
 
-SHAPES = ("1x1", "2x1", "3x1", "2x2", "8x1")
+SHAPES = ("1x1", "2x1", "3x1", "2x2", "8x1", "1x4")
 READINGS = np.random.default_rng(0).normal(size=(5, 30)).astype(np.float32)
 
 
@@ -58,11 +58,15 @@ def test_rows_read_as_an_array(devices, data):
     assert (len(rows), rows.shape, rows.ndim) == (5, (5, 30), 2)
     assert rows.dtype == READINGS.dtype
     npt.assert_array_equal(jnp.asarray(rows), READINGS)
+    npt.assert_array_equal(np.asarray(rows), READINGS)
+    npt.assert_array_equal(list(rows), list(READINGS))
+    npt.assert_array_equal(client_rows.on_host({"a": rows})["a"], READINGS)
     indices = np.array([[3, 0, 29], [7, 7, 1]])
     for read in (
         lambda rows: rows[2:4, indices],
         lambda rows: jnp.sum(jnp.asarray(rows), axis=0),
-        lambda rows: client_rows.at(rows, jnp.asarray(indices)),
+        lambda rows: client_rows.columns(rows, jnp.asarray(indices)),
+        lambda rows: jnp.where(rows == 0, 7.0, rows[:]) + (rows != 0),
     ):
         npt.assert_allclose(jax.jit(read)(rows), read(READINGS), atol=1e-6)
 
@@ -73,7 +77,7 @@ def test_a_share_has_what_it_asks_for(devices, data):
     steps = jnp.asarray(np.random.default_rng(1).integers(0, 30, (16, 4, 3)))
 
     def read(steps, data):  # [16 / D, 4, 3]
-        first = jax.lax.map(lambda one: client_rows.at(data.readings, one), steps)
+        first = jax.lax.map(lambda one: client_rows.columns(data.readings, one), steps)
         second = data.readings[:][:, steps]
         return first, jnp.swapaxes(second, 0, 1)
 
@@ -82,7 +86,7 @@ def test_a_share_has_what_it_asks_for(devices, data):
         npt.assert_array_equal(found[:16], READINGS[:, steps].swapaxes(0, 1))
 
     def total(data, steps):
-        return jnp.sum(client_rows.at(data.readings, steps) ** 2, axis=1)
+        return jnp.sum(client_rows.columns(data.readings, steps) ** 2, axis=1)
 
     if 12 % mesh.num_parts((mesh.CLIENTS,)) == 0:
         summed = sharding.sum_parts(total, (None, 0), axes=(mesh.CLIENTS,))
@@ -104,12 +108,43 @@ def test_clients_are_mapped_over_with_their_own_rows(devices, data):
     )
 
 
-def test_an_axis_mapped_over_by_hand_is_refused(devices, data):
+def test_rows_alone_are_mapped_without_their_padding(devices, data):
+    found = jax.jit(clients.map_clients(jnp.mean))(client_rows.put(data).readings)
+    npt.assert_allclose(found, READINGS.mean(axis=1), atol=1e-6)
+
+
+def test_a_sum_over_shares_has_each_row_once(devices, data):
     rows = client_rows.put(data).readings
+    total = sharding.sum_parts(lambda rows: jnp.sum(rows**2), (0,))
+    npt.assert_allclose(jax.jit(total)(rows), (READINGS**2).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda rows: jax.vmap(lambda row: row[3])(rows),
+        lambda rows: jax.tree.map(lambda x: x[:3], rows)[:],
+        lambda rows: jax.tree.map(lambda x: x[:, ::2], rows).columns(0),
+    ],
+)
+def test_what_is_not_all_rows_is_refused(devices, data, misuse):
     if devices == 1:
         return
-    with pytest.raises(InputError, match=r"clients.map_clients; take .* rows\[:\]"):
-        jax.vmap(lambda row: row[3])(rows)
+    with pytest.raises(InputError, match=r"clients.map_clients, and take .* rows\[:\]"):
+        misuse(client_rows.put(data).readings)
+
+
+def test_what_another_mesh_has_is_placed_anew(devices, data):
+    with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:6])):
+        elsewhere = client_rows.put(data)
+    here = client_rows.put(elsewhere)
+    assert isinstance(here.readings, ClientRows) == (devices > 1)
+    npt.assert_array_equal(np.asarray(here.readings), READINGS)
+
+
+def test_rows_that_are_none_are_refused(data):
+    with pytest.raises(InputError, match="readings is no array with a row for a"):
+        client_rows.named(data._replace(readings=None))
 
 
 def test_shapes_are_placed_as_their_arrays(devices, data):

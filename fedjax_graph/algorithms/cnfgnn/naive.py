@@ -48,7 +48,7 @@ def persistence(config: NaiveConfig) -> FederatedAlgorithm:
 
     def predict_batch(state, data, starts):
         del state
-        last = client_rows.at(data.speed, starts + INPUT_STEPS - 1)  # [K, B]
+        last = client_rows.columns(data.speed, starts + INPUT_STEPS - 1)  # [K, B]
         return jnp.broadcast_to(last[..., None], (*last.shape, TARGET_STEPS))
 
     return _untrained(init, predict_batch, config)

@@ -35,7 +35,9 @@ class TrafficData(NamedTuple):
 
     CLIENT_ROWS = ("speed",)  # of which a device of several holds its clients' alone
 
-    speed: jax.Array  # [K, T] float32, what is forecast, in any unit; 0 = missing
+    # [K, T] float32, what is forecast, in any unit; 0 = missing. In NumPy until it is
+    # placed on several devices, and `ClientRows` there
+    speed: jax.Array
     clock: jax.Array  # [T] float32, time of day in [0, 1)
     week_slot: jax.Array  # [T] int32, 5-minute slot of the week in [0, 2016)
     starts: jax.Array  # [S] int32, first step of each window of this split
@@ -172,7 +174,8 @@ def make_splits(
 
     Raises:
       InputError: if the arrays do not fit together, a split would be empty, for other
-        fractions, if all training readings are equal, or if rows are not evenly spaced.
+        fractions, if all training readings are equal, rows are not evenly spaced, or
+        the mesh that is set is not `mesh.make_mesh`'s.
     """
     network.check(dataset)
     fractions = dataset.fractions if fractions is None else fractions
@@ -205,24 +208,24 @@ def gather(data: TrafficData, speed: jax.Array, starts: jax.Array) -> Windows:
       speed: [T] readings of the client.
       starts: [B] first steps.
     """
-    at = steps(starts)
-    return of_readings(data, speed[at], at)
+    steps = window_steps(starts)
+    return of_readings(data, speed[steps], steps)
 
 
-def of_readings(data: TrafficData, readings: jax.Array, at: jax.Array) -> Windows:
+def of_readings(data: TrafficData, readings: jax.Array, steps: jax.Array) -> Windows:
     """Makes a batch of windows of one client from their readings.
 
     Args:
       data: supplies clock, mean and standard deviation.
       readings: [24, B] of the client.
-      at: [24, B], the steps that they are of.
+      steps: [24, B] that they are of.
     """
     value = (readings - data.mean) / data.std
-    windows = jnp.stack([value, data.clock[at]], axis=-1)  # [24, B, 2]
+    windows = jnp.stack([value, data.clock[steps]], axis=-1)  # [24, B, 2]
     return Windows(windows[:INPUT_STEPS], windows[INPUT_STEPS:])
 
 
-def steps(starts: jax.Array) -> jax.Array:
+def window_steps(starts: jax.Array) -> jax.Array:
     """The steps [24, B] of the windows at `starts` [B]."""
     return starts + jnp.arange(WINDOW_STEPS)[:, None]
 
