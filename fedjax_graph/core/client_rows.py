@@ -98,8 +98,6 @@ class ClientRows:
         if not axes:
             return _columns(rows, indices)[: len(self)]
         found = _columns(rows, jax.lax.all_gather(indices, axes))  # [K' / D, D, ...]
-        if len(axes) < len(mesh.AXES):  # XLA would carry a cut along the other one on
-            found = jax.lax.with_sharding_constraint(found, mesh.spec(None))
         sent = jax.lax.all_to_all(found, axes, 1, 0, tiled=True)
         return sent.reshape(-1, *indices.shape, *self.shape[2:])[: len(self)]
 

@@ -108,6 +108,12 @@ def test_no_method_depends_on_the_mesh(alone, problems, method):
     test_numbers_do_not_depend_on_the_mesh(alone, problems, method, "2x2")
 
 
+@pytest.mark.slow
+def test_joint_training_where_edges_alone_are_cut(alone, problems):
+    """All windows of a minibatch are on each device: there is nothing to add up."""
+    test_numbers_do_not_depend_on_the_mesh(alone, problems, "split_learning", "1x3")
+
+
 def test_without_a_mesh_all_is_the_plain_call():
     assert mesh.num_devices() == 1
     assert mesh.padded_size(5) == mesh.share_size(5) == 5
