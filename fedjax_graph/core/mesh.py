@@ -285,7 +285,7 @@ def spread_shardings(tree: Any, num_rows: int, axis: int = 0) -> Any:
 
 
 def abstract_spread(tree: Any, num_rows: int, axis: int = 0) -> Any:
-    """Shapes and types of a tree, and where `spread` puts it."""
+    """Shapes and types of a tree, and where `spread` puts it on the mesh."""
     shardings = spread_shardings(tree, num_rows, axis)
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
