@@ -83,22 +83,18 @@ def check_copies(what: str, tree: Any) -> None:
     """
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, ClientRows))
     distinct = {id(x): x for x in leaves if hasattr(x, "nbytes")}
-    free, place = _free()
-    is_cpu, parts = mesh.backend() == "cpu", mesh.num_devices()
-    if parts == 1:  # on a CPU, all of it is there
-        distinct = {
-            key: x
-            for key, x in distinct.items()
-            if not is_cpu and not isinstance(x, jax.Array)
-        }
-    rows = {id(x) for x in client_rows.named(tree)} if parts > 1 else set()
-    copies = _own_devices() - 1 if is_cpu else 1  # beside what is here
-    size = sum(
-        (_own_devices() if is_cpu else 1) * mesh.share_size(len(x)) * x[:1].nbytes
-        if key in rows
-        else copies * x.nbytes
-        for key, x in distinct.items()
-    )
+    rows = set(map(id, client_rows.named(tree)))
+    is_cpu = mesh.backend() == "cpu"
+    devices = _own_devices() if is_cpu else 1  # whose memory is looked at
+
+    def needed(x):
+        if mesh.num_devices() == 1:
+            return 0 if is_cpu or isinstance(x, jax.Array) else x.nbytes
+        if id(x) in rows:
+            return devices * mesh.share_size(len(x)) * x[:1].nbytes
+        return (devices - is_cpu) * x.nbytes  # on a CPU one copy is here
+
+    size, (free, place) = sum(map(needed, distinct.values())), _free()
     _check(f"copies of {what} for the devices need", size, free, place)
 
 

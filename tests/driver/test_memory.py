@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_graph.core import mesh
+from fedjax_graph.core import client_rows, mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import memory
 
@@ -116,3 +116,15 @@ def test_one_accelerator_has_the_data_already(monkeypatch, num_devices):
         memory.check_copies("the data", jnp.asarray(data))
     with pytest.raises(InputError, match="device's memory is free; take fewer clients"):
         memory.check_copies("the data", data)
+
+
+def test_rows_of_clients_are_counted_once_and_padded(train, monkeypatch):
+    """Five clients in eight places of four devices; of the rest a copy is here."""
+    found = []
+    monkeypatch.setattr(memory, "_check", lambda _, size, *rest: found.append(size))
+    rest = sum(x.nbytes for x in jax.tree.leaves(train)) - train.speed.nbytes
+    memory.check_copies("the data", train)
+    with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:4])):
+        memory.check_copies("the data", {"train": train, "test": train})
+        memory.check_copies("the data", client_rows.put(train))
+    assert found == [0, 8 * train.speed.nbytes / 5 + 3 * rest, 3 * rest]
