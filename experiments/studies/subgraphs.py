@@ -18,7 +18,7 @@ from experiments.studies.subgraphs_settings import (
 )
 from fedjax_graph.core import clients
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.data.graphs import structure
+from fedjax_graph.data.graphs import client_subgraphs, structure
 from fedjax_graph.driver import results, rounds
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS
 from fedjax_graph.tasks.subgraphs import MODELS, SubgraphTask
@@ -47,6 +47,7 @@ direction of a round, or its correction, into the next."""
 SEES_OUTSIDE = ("fed_gcn",)  # methods whose clients know of neighbours outside
 READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
+OTHER_GRAPHS = ("fgssl", "ada_fgl")  # methods that change edges, or learn others
 EMBEDS = ("moon", "fed_proto", "fgssl")
 """Methods that read what a last layer reads: of a network of that alone, features."""
 KEYS = ("accuracy", "cross_entropy")
@@ -220,6 +221,11 @@ class SubgraphStudy(SubgraphSettings):
         is_embedded = method in EMBEDS and not _has_hidden(self._model(method))
         return not (is_own or is_embedded or method in READS_FEATURES)
 
+    def _spreads_features(self, method: str) -> bool:
+        """Whether S X is all that is read of features X, and may be made once."""
+        is_gcn = self._model(method) == "gcn" and method not in OTHER_GRAPHS
+        return is_gcn and self._multiplies_features(method)
+
     def _run_method(self, method: str, problem: Problem, workdir: pathlib.Path) -> Run:
         """Runs or scores one method."""
         splits = problem.splits
@@ -227,6 +233,8 @@ class SubgraphStudy(SubgraphSettings):
             splits = problem.deal(outside_neighbours=True)
         elif problem.is_sparse and self._multiplies_features(method):
             splits = problem.deal(is_sparse=True)
+        elif self._spreads_features(method):
+            splits = client_subgraphs.with_spread_features(splits)
         if method in ENCODES_STRUCTURE:
             splits = structure.with_structure(splits)
         if self.eval_only:  # in training, validation nodes choose the round

@@ -28,6 +28,7 @@ import numpy as np
 from fedjax_graph.core import arrays
 from fedjax_graph.core.checks import limited, limits
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.spread_rows import SpreadRows
 from fedjax_graph.models.gru import GRUCell, gru_step
 from fedjax_graph.models.linear import Linear, fan_in_uniform
 from fedjax_graph.models.message_passing import (
@@ -214,7 +215,7 @@ class SAGEConv(Convolution):
 
 
 class GCNConv(Convolution):
-    """Computes S x W + b.
+    """Computes S x W + b, also of `SpreadRows`, which hold S x.
 
     Kipf, Welling, "Semi-Supervised Classification with Graph Convolutional Networks",
     ICLR 2017, Eq. 2.
@@ -223,6 +224,8 @@ class GCNConv(Convolution):
     @nn.compact
     def convolve(self, x, structure) -> jax.Array:
         kernel = self.kernel(x)
+        if isinstance(x, SpreadRows):
+            return x.rows @ kernel + self.bias()
         return spread_and_project(structure.normalised_sum, x, kernel) + self.bias()
 
 

@@ -22,6 +22,7 @@ import jraph
 
 from fedjax_graph.core import sparse_rows
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.spread_rows import SpreadRows
 from fedjax_graph.models.convolutions import (
     APPNP,
     AGNNConv,
@@ -99,7 +100,7 @@ class FixedGNN(nn.Module):
 
         Args:
           graph: nodes [N, F], edge weights [E] or None; see `models.convolutions`, also
-            on padding.
+            on padding. Of gcn without dropout of features they may be `SpreadRows`.
           mask: [N], 0 for padding; changes nothing, as none of them has batch
             statistics.
           is_training: whether to drop units, by the random stream `dropout`.
@@ -109,7 +110,7 @@ class FixedGNN(nn.Module):
 
         Raises:
           InputError: if there is no such network, or it has no hidden units for
-            `hidden_size`, or the edges are no weights.
+            `hidden_size`, the edges are no weights, or it cannot read `SpreadRows`.
         """
         layout = find_layout(self.op)
         hidden_size = layout.hidden_size
@@ -131,7 +132,13 @@ class FixedGNN(nn.Module):
                 x = layer(x.shape[-1], name=f"{name}_{i}").convolve(x, structure)
             return x
 
-        x = drop(graph.nodes) if self.drops_features else graph.nodes
+        drops = self.drops_features and self.dropout > 0
+        if isinstance(graph.nodes, SpreadRows) and (drops or layout.outer != GCNConv):
+            raise InputError(
+                "features are spread over neighbours already, which only a GCN that "
+                "drops none of them reads; give it the features themselves"
+            )
+        x = drop(graph.nodes) if drops else graph.nodes
         if hidden_size is not None:
             first = layout.outer(hidden_size, name="hidden")
             x = layout.activation(first.convolve(x, structure))

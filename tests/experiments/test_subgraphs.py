@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 
+import jax
 import numpy as np
 import numpy.testing as npt
 import pytest
@@ -19,6 +20,8 @@ from experiments.studies.subgraphs import (
 from experiments.studies.subgraphs_problem import make_problem
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.spread_rows import SpreadRows
+from fedjax_graph.data.graphs import client_subgraphs
 from tests import tables
 
 SMALL = {"num_rounds": 2, "num_clients": 3}
@@ -157,6 +160,43 @@ def test_a_model_of_a_plugin_is_trained(tmp_path):
     for name in ("my_model", "decoupled_gin"):
         with pytest.raises(InputError, match=f"--model={name}: unknown; known: gat, "):
             SubgraphStudy(model=name, workdir=str(tmp_path / "no"), **settings).run()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_features_are_spread_once_where_nothing_else_reads_them(
+    method, default_problem, tmp_path, monkeypatch
+):
+    dense = default_problem.dataset.features.toarray() + 1
+    problem = default_problem._replace(
+        dataset=default_problem.dataset._replace(features=dense)
+    )
+    seen = {}
+
+    def keep(study, method, values, splits, workdir, **settings):
+        seen.update(splits)
+
+    monkeypatch.setattr(running, "run_method", keep)
+    SubgraphStudy()._run_method(method, problem, tmp_path)
+    networks = {*NETWORKS} - {"gcn"}
+    others = {"fgssl", "ada_fgl", "fed_gcn", "fed_star", "fed_sage_plus", *networks}
+    kind = jax.Array if method in others else SpreadRows
+    assert {split: isinstance(data.features, kind) for split, data in seen.items()} == (
+        dict.fromkeys(("train", "validation", "test"), True)
+    )
+
+
+@pytest.mark.parametrize("method", ["fed_avg", "fed_pub", "fed_gta", "gcn"])
+def test_a_round_on_spread_features_is_one_on_features(method, default_problem):
+    study = SubgraphStudy(dropout=0.0, client_optimizer="sgd,learning_rate=0.1")
+    values = study.method_values(method, default_problem)
+    splits = default_problem.splits
+    _, algorithm = running.build(registered_name(method), values)
+    ends = []
+    for data in (splits, client_subgraphs.with_spread_features(splits)):
+        state = jax.jit(algorithm.init)(jax.random.key(0), data["train"])
+        state, _ = jax.jit(algorithm.round)(state, data["train"], jax.random.key(1))
+        ends.append(algorithm.evaluate(state, data["test"]) | {"state": state})
+    jax.tree.map(lambda x, y: npt.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *ends)
 
 
 def test_clients_may_misbehave_and_servers_withstand_it(tmp_path):

@@ -12,6 +12,7 @@ import scipy.sparse
 
 from fedjax_graph.core import sparse_rows
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.spread_rows import SpreadRows
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS, PAPER_GNNS, FixedGNN
 from fedjax_graph.models.supernet import empty_graph
 
@@ -148,6 +149,25 @@ def test_sparse_features_are_read_as_dense_ones(op, dense, variables, apply):
     one = jax.tree.map(lambda x: jnp.asarray(x[0]), rows)
     found = apply(op)(variables(op), graph._replace(nodes=one))
     npt.assert_allclose(found, apply(op)(variables(op), graph), rtol=1e-5, atol=1e-6)
+
+
+@every_one
+def test_spread_features_are_read_by_a_gcn_alone(op, dense, variables, apply):
+    matrix, features = dense
+    with_self = np.asarray(matrix) + np.eye(len(features))
+    scale = with_self.sum(axis=1) ** -0.5
+    rows = (scale[:, None] * with_self * scale) @ np.asarray(features)
+    graph = to_graph(matrix, features)
+    spread = graph._replace(nodes=SpreadRows(jnp.asarray(rows)))
+    if op != "gcn":
+        with pytest.raises(InputError, match="only a GCN that drops none of them"):
+            apply(op)(variables(op), spread)
+        return
+    found, expected = (apply(op)(variables(op), x) for x in (spread, graph))
+    npt.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    dropping = FixedGNN(op, NUM_CLASSES, dropout=0.5)
+    with pytest.raises(InputError, match="only a GCN that drops none of them"):
+        dropping.apply(variables(op), spread)
 
 
 # --- Outputs -------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import scipy.sparse
 from fedjax_graph.core import arrays, batching, graphs, sparse_rows
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.sparse_rows import SparseRows
+from fedjax_graph.core.spread_rows import SpreadRows
 from fedjax_graph.data.graphs import label_splits, subgraphs
 from fedjax_graph.data.graphs import node_dataset as node_graphs
 from fedjax_graph.data.graphs.formats import check_nodes
@@ -31,7 +32,7 @@ class SubgraphData(NamedTuple):
     of other clients' nodes. A copy has no label: it is neither trained nor scored.
     """
 
-    features: jax.Array | SparseRows  # [K, N, F] float32
+    features: jax.Array | SparseRows | SpreadRows  # [K, N, F] float32
     senders: jax.Array  # [K, E] int32
     receivers: jax.Array  # [K, E] int32, ascending
     edge_weights: jax.Array  # [K, E] float32, 1, or 0 for padding
@@ -51,17 +52,51 @@ class SubgraphData(NamedTuple):
 
 
 def dense_features(data: SubgraphData) -> jax.Array:
-    """Returns the features of clients' nodes, refusing sparse ones.
+    """Returns the features of clients' nodes, refusing all but arrays.
 
     Raises:
-      InputError: if they are sparse.
+      InputError: if they are sparse, or spread over neighbours.
     """
     if isinstance(data.features, SparseRows):
         raise InputError(
             "features are sparse, expected dense ones; leave out is_sparse of "
             "make_splits"
         )
+    if isinstance(data.features, SpreadRows):
+        raise InputError("features are spread already; leave out with_spread_features")
     return data.features
+
+
+def adjacencies(data: SubgraphData) -> list[scipy.sparse.csr_array]:
+    """Makes the adjacency matrices of K padded subgraphs, each [N, N]."""
+    edges = map(np.asarray, (data.edge_weights, data.receivers, data.senders))
+    size = data.is_real.shape[1]
+    return [
+        scipy.sparse.csr_array((weights, ends), shape=(size, size))
+        for weights, *ends in zip(*edges, strict=True)
+    ]
+
+
+def with_spread_features(splits: dict[str, SubgraphData]) -> dict[str, SubgraphData]:
+    """Puts S X in place of the features X, for GCNs that read nothing else of them.
+
+    Args:
+      splits: with the same graphs and features, edges stored both ways.
+
+    Returns:
+      The splits with `SpreadRows` as features.
+
+    Raises:
+      InputError: if the features are not dense.
+    """
+    data = next(iter(splits.values()))
+    own = dense_features(data)
+    rows = np.empty(own.shape, own.dtype)
+    for k, adjacency in enumerate(adjacencies(data)):
+        adjacency.eliminate_zeros()  # padding, which would count as a self edge
+        rows[k] = subgraphs.normalise(adjacency) @ np.asarray(own[k])
+    features = SpreadRows(jax.device_put(rows))
+    return {name: split._replace(features=features) for name, split in splits.items()}
 
 
 class NodeSplit(NamedTuple):

@@ -10,7 +10,11 @@ import numpy as np
 import scipy.sparse
 
 from fedjax_graph.core import arrays
-from fedjax_graph.data.graphs.client_subgraphs import SubgraphData, dense_features
+from fedjax_graph.data.graphs.client_subgraphs import (
+    SubgraphData,
+    adjacencies,
+    dense_features,
+)
 
 NUM_WALKS, NUM_DEGREES = 16, 16
 
@@ -70,15 +74,8 @@ def with_structure(
     """
     data = next(iter(splits.values()))
     own = dense_features(data)
-    size = own.shape[1]
     rows = []
-    for weights, senders, receivers in zip(
-        *map(np.asarray, (data.edge_weights, data.senders, data.receivers)),
-        strict=True,
-    ):
-        adjacency = scipy.sparse.csr_array(
-            (weights, (receivers, senders)), shape=(size, size)
-        )
+    for adjacency in adjacencies(data):
         walks = return_probabilities(adjacency, num_walks)
         degrees = degree_classes(np.asarray(adjacency.sum(axis=1)), num_degrees)
         rows.append(np.concatenate([walks, degrees], axis=1))

@@ -22,6 +22,7 @@ from fedjax_graph.data.graphs.client_subgraphs import (
     planetoid_split,
 )
 from fedjax_graph.data.graphs.node_dataset import NodeDataset
+from tests import client_graphs as small_graph
 
 SEEDS = st.integers(0, 2**32)
 by_property = hypothesis.settings(deadline=None, derandomize=True, max_examples=20)
@@ -446,3 +447,32 @@ def test_negative_features_are_not_divided_by_their_sum(is_sparse):
 def test_a_split_of_no_label_is_refused():
     with pytest.raises(InputError, match="labels: no node has one"):
         client_graphs.client_split(np.full(5, -1), np.zeros(5, int))
+
+
+def test_features_spread_over_neighbours_are_sums_over_edges():
+    splits = small_graph.make_splits()
+    spread = client_graphs.with_spread_features(splits)
+    assert spread["train"].features is spread["test"].features
+    data = splits["train"]
+    found = np.asarray(spread["train"].features.rows)
+    for k in range(len(data.client_ids)):
+        own = jax.tree.map(lambda x, k=k: np.asarray(x)[k], data.by_client())
+        edges = [
+            (int(i), int(j), float(w))
+            for i, j, w in zip(
+                own.senders, own.receivers, own.edge_weights, strict=True
+            )
+        ]
+        degree = [
+            1 + sum(w for _, j, w in edges if j == i) for i in range(len(found[k]))
+        ]
+        expected = np.stack([x / d for x, d in zip(own.features, degree, strict=True)])
+        for i, j, weight in edges:
+            expected[j] += weight * own.features[i] / np.sqrt(degree[i] * degree[j])
+        npt.assert_allclose(found[k], expected, rtol=1e-5, atol=1e-6)
+    for given, words in (
+        (spread, "spread already"),
+        (small_graph.make_splits(is_sparse=True), "are sparse"),
+    ):
+        with pytest.raises(InputError, match=words):
+            client_graphs.with_spread_features(given)
