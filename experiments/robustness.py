@@ -23,7 +23,7 @@ from experiments.studies.options import option, options_of
 from experiments.studies.trust import NEEDS
 from fedjax_graph.core.aggregation import AGGREGATORS
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.robust import TOLERANCE, TOLERANT
+from fedjax_graph.core.robust import TOLERANCE, takes_tolerance
 from fedjax_graph.driver import plots, results
 
 METHODS = ("fl",)
@@ -122,7 +122,7 @@ class RobustnessStudy(GraphFLSettings):
                 )
         names = {field.name for field in dataclasses.fields(GraphFLStudy)}
         own = {name: getattr(self, name) for name in names}
-        tolerant = [x for x in self.aggregators if AGGREGATORS.look_up(x) in TOLERANT]
+        tolerant = list(filter(takes_tolerance, self.aggregators))
         if self.is_given("tolerance") and not tolerant:
             raise InputError("--tolerance: none of the --aggregators takes it")
         given = self.given & names - {*self._dependent(), "methods", "tolerance"}

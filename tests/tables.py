@@ -4,11 +4,12 @@ import contextlib
 
 from fedjax_graph.algorithms import REGISTRY
 from fedjax_graph.core.aggregation import AGGREGATORS
+from fedjax_graph.core.optimizers import OPTIMIZERS, SCHEDULES
 from fedjax_graph.data.catalog import DATASETS
 from fedjax_graph.tasks import TASKS, nodes, subgraphs, traffic_rnn
 
 MODELS = (nodes.MODELS, subgraphs.MODELS, traffic_rnn.MODELS)
-TABLES = (AGGREGATORS, DATASETS, REGISTRY, TASKS, *MODELS)
+TABLES = (AGGREGATORS, DATASETS, OPTIMIZERS, REGISTRY, SCHEDULES, TASKS, *MODELS)
 
 
 @contextlib.contextmanager

@@ -106,13 +106,17 @@ def config_values(
         adapt_steps=figures.inner_steps if study.is_new_labels else 0,
         checkpoint_inner=study.checkpoint_inner,
     )
-    return study.trust_values() | {
+    values = study.trust_values() | {
         "task": task,
         "participation": 1.0 if method == "il" else study.participation,
-        "server_optimizer": server_optimizer(study, method),
-        "first_order": study.is_first_order,
-        "fine_tune": not study.is_new_labels,
     }
+    if steps := server_optimizer(study, method):
+        values["server_optimizer"] = steps
+    if method == "graphfl" or study.is_given("first_order"):
+        values["first_order"] = study.is_first_order
+    if method == "graphfl":
+        values["fine_tune"] = not study.is_new_labels
+    return values
 
 
 def in_effect(study: GraphFLSettings) -> dict[str, Any]:

@@ -26,13 +26,16 @@ METHODS = (
 )
 GRAPH_METHODS = ("graph_fed_avg", "mp_fed_avg", "sfl", "sfl_per", "sfl_lg")
 NUM_ROUNDS = 20
-METHOD_OPTIONS = {  # option: field of the configs of the methods that it concerns
+CONFIG_OPTIONS = {  # option: field of the configs of methods, with the same default
     "propagation_steps": "propagation_steps",
     "alpha": "alpha",
     "pull_weight": "pull_weight",
     "pull_distance": "pull_distance",
     "client_start": "start",
     "score": "score",
+    "client_graph": "client_graph",
+}
+METHOD_OPTIONS = CONFIG_OPTIONS | {  # that concern methods whose configs have the field
     "structure_target": "structure",
     "server_optimizer": "server_optimizer",
 }
@@ -128,8 +131,8 @@ class SFLStudy(SFLSettings):
                     "run sfl_star, which learns it"
                 )
         concerning = dict(METHOD_OPTIONS)
-        if self.kind == "images":  # a traffic network may lack the graph
-            concerning["client_graph"] = "client_graph"
+        if self.kind == "traffic":  # whose network may lack the graph
+            del concerning["client_graph"]
         for name, field in concerning.items():
             check_concerns(self, (name,), methods, having(field, methods))
         has_graph = self.client_graph != "none"
@@ -152,23 +155,21 @@ class SFLStudy(SFLSettings):
         Raises:
           InputError: if the server's optimizer cannot be read.
         """
-        values: dict[str, Any] = self.trust_values() | {
-            "participation": self.participation,
-            "propagation_steps": self.propagation_steps,
-            "alpha": self.alpha,
-            "pull_distance": self.pull_distance,
-            "start": self.client_start,
-            "score": self.score,
-            "client_graph": self.client_graph,
-        }
+        values: dict[str, Any] = self.trust_values()
+        values["participation"] = self.participation
         structure = StructureConfig(target=self.structure_target)
         if self.protocol == "code":
             values |= {"pull_weight": 0.0, "proximal_weight": 0.0}
             values |= {"aggregation_noise": 1e-3}
             structure = dataclasses.replace(structure, compares="state")
-        values["structure"] = structure
-        if self.pull_weight is not None:
-            values["pull_weight"] = self.pull_weight
+        if structure != StructureConfig():
+            values["structure"] = structure
+        # What is not given is a config's own; a plugin's may have other defaults.
+        values |= {
+            field: getattr(self, option)
+            for option, field in CONFIG_OPTIONS.items()
+            if self.is_given(option)
+        }
         if steps := server_optimizer_of(self, method):
             values["server_optimizer"] = steps
         return values

@@ -16,8 +16,8 @@ from experiments.studies.subgraphs_settings import (
     SHORT_RUN_DATASET,
     SubgraphSettings,
 )
+from fedjax_graph import algorithms
 from fedjax_graph.core import clients
-from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs import client_subgraphs, structure
 from fedjax_graph.driver import results, rounds
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS
@@ -39,8 +39,6 @@ OWN_MODELS = {
     "fed_sage_plus": "sage_relu",
 }
 ENCODES_STRUCTURE = ("fed_star",)  # methods whose model reads it
-RESTARTS = ("ditto", "fed_pub", "fed_sage_plus", "graphfl")
-"""Methods that keep no state of their clients' optimizers, which so begin anew."""
 FORGETS = ("fed_avg_m", "fed_dc")
 """Methods whose clients' Adam goes on without its first moment: that would carry the
 direction of a round, or its correction, into the next."""
@@ -167,14 +165,16 @@ class SubgraphStudy(SubgraphSettings):
             return method
         return OWN_MODELS.get(method, self.model)
 
-    def _client_steps(self, method: str) -> OptimizerConfig:
-        """What a method's clients step with: Adam goes on by default, as OpenFGL's."""
-        steps = self.client_optimizer_config()
-        can_go_on = method in METHODS and method not in (*NETWORKS, *RESTARTS)
-        if self.client_optimizer is not None or not can_go_on:
-            return steps
-        momentum = 0.0 if method in FORGETS else steps.momentum
-        return dataclasses.replace(steps, stateful=True, momentum=momentum)
+    def _going_on(self, method: str, task: SubgraphTask) -> SubgraphTask:
+        """The task, whose clients' Adam goes on, as OpenFGL's does, where it can."""
+        if self.client_optimizer is not None:
+            return task
+        steps = dataclasses.replace(task.optimizer, stateful=True)
+        if method in FORGETS:
+            steps = dataclasses.replace(steps, momentum=0.0)
+        lasting = dataclasses.replace(task, optimizer=steps)
+        can_go_on = algorithms.get_method(registered_name(method)).runs_on(lasting)
+        return lasting if can_go_on else task
 
     def method_values(self, method: str, problem: Problem) -> dict[str, Any]:
         """The options under the names of the methods' config fields."""
@@ -187,18 +187,19 @@ class SubgraphStudy(SubgraphSettings):
             dropout=self.dropout,
             drops_features=False,
             local_steps=self.local_epochs,
-            optimizer=self._client_steps(method),
+            optimizer=self.client_optimizer_config(),
             query_every=2 if method == "graphfl" else 0,
             fitness="accuracy",
         )
         half = max(1, self.setting("num_rounds", NUM_ROUNDS) // 2)
-        values = self.trust_values() | {
-            "task": task,
-            "federated_rounds": half,
-            "generator_rounds": min(GENERATOR_ROUNDS, half),
-            "participation": self.participation,
-            "first_order": True,  # Adam's root has no derivative at 0
+        own_values: dict[str, dict[str, Any]] = {
+            "ada_fgl": {"federated_rounds": half},
+            "fed_sage_plus": {"generator_rounds": min(GENERATOR_ROUNDS, half)},
+            "graphfl": {"first_order": True},  # Adam's root has no derivative at 0
         }
+        values = self.trust_values() | own_values.get(method, {})
+        values["task"] = self._going_on(method, task)
+        values["participation"] = self.participation
         own = self.adam() if method in NETWORKS else None
         if steps := server_optimizer_of(self, registered_name(method), own):
             values["server_optimizer"] = steps

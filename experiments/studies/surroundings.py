@@ -106,8 +106,8 @@ class MachineOptions(Options):
     num_cpu_devices: int | None = option(
         None,
         "Without an accelerator: CPU cores of a process that share the work; by "
-        "default all, up to 8, but one for data so large that copies would fill the "
-        "memory.",
+        "default all, up to 8, but of sfl and graphfl one where copies of the models "
+        "or features would fill the memory.",
         lower=1,
         upper=1024,
     )

@@ -14,7 +14,7 @@ from fedjax_graph.core.channel import ChannelConfig, SecureAggregation
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import SCALES, Attack, Misbehaviour
 from fedjax_graph.core.privacy import Privacy
-from fedjax_graph.core.robust import TOLERANCE, TOLERANT
+from fedjax_graph.core.robust import TOLERANCE, takes_tolerance, tolerant_names
 
 MISBEHAVIOUR = tuple(field.name for field in dataclasses.fields(Misbehaviour))
 PRIVACY = tuple(f"dp_{field.name}" for field in dataclasses.fields(Privacy))
@@ -35,8 +35,8 @@ class TrustStudy(Study):
 
     aggregator: str = option(
         "weighted_mean",
-        "Of FedAvg, what extends it, and CNFGNN: weighted_mean, median, trimmed_mean, "
-        "krum, multi_krum, geometric_median, or a plugin's by name.",
+        f"Of FedAvg, what extends it, and CNFGNN: {', '.join(AGGREGATORS)}, or a "
+        "plugin's by name.",
     )
     tolerance: float = option(
         TOLERANCE,
@@ -136,11 +136,10 @@ class TrustStudy(Study):
             check_concerns(self, (name,), methods, having(name, methods, registered))
         sending = having("exchange_bits", methods, registered)  # hidden states
         check_concerns(self, OF_HIDDEN_STATES, methods, sending)
-        is_told = AGGREGATORS.look_up(self.aggregator) in TOLERANT
-        if self.is_given("tolerance") and not is_told:
+        if self.is_given("tolerance") and not takes_tolerance(self.aggregator):
             raise InputError(
                 f"--tolerance: --aggregator={self.aggregator} takes none; "
-                "trimmed_mean, krum and multi_krum do"
+                f"{tolerant_names()} do"
             )
         found = {name: algorithms.get_method(registered(name)) for name in methods}
         of_channel = (*MISBEHAVIOUR, "secure_aggregation", *PRIVACY)

@@ -19,6 +19,8 @@ nodes have their labels for q and softmax(Y) in Eqs. 2 and 3. The server mixes
 Differences from the paper: as in OpenFGL, whose authors are the paper's, Y_0 is P at
 the training nodes and 0 elsewhere, d_v counts an edge twice, and `score` is of the
 model after local steps; k = 5, kappa = 1/2, T = 20, m = 10, epsilon = 1/2 are its.
+Eq. 1 is OpenFGL's too: the authors' first code has self edges in S, clips nothing, and
+begins from the labels at training nodes and P elsewhere.
 """
 
 import dataclasses

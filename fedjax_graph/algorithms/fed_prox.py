@@ -2,7 +2,8 @@
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous
 Networks", MLSys 2020, Eq. 2: F_i(v) + mu/2 |v - w|^2. Differences from the paper: every
-client runs the same number of local steps; mu = 0.01 is our choice.
+client runs the same number of local steps, unless the config's `misbehaviour` makes
+some of them slow; mu = 0.01 is our choice.
 """
 
 import dataclasses

@@ -250,19 +250,22 @@ def partial(aggregate: Aggregator, is_personal: IsPersonal) -> Aggregator:
         shared, personal = partition(stacked, is_personal)
         if not jax.tree.leaves(shared):
             return stacked
-        merged = aggregate(shared, cohort)
-        check_merged(shared, merged)
-        return combine(merged, personal)
+        return combine(checked(shared, aggregate(shared, cohort)), personal)
 
     return aggregate_shared
 
 
-def check_merged(stacked: Stacked, merged: Any) -> None:
-    """Checks the shapes of what an aggregator returned; free in a compiled program.
+def checked(stacked: Stacked, merged: Any) -> Any:
+    """Checks what an aggregator returned, and gives its leaves the models' types.
+
+    A mean of counts is rounded to the nearest one, halves to the even one.
 
     Args:
       stacked: what it was given, leaves [C, ...].
       merged: its result.
+
+    Returns:
+      `merged`, of the types of `stacked`.
 
     Raises:
       InputError: if that is another tree, or a leaf is neither [1, ...] nor [C, ...].
@@ -280,6 +283,12 @@ def check_merged(stacked: Stacked, merged: Any) -> None:
                 f"aggregator returned shape {jnp.shape(new)} for a leaf {x.shape}: "
                 f"expected {one} or {x.shape}"
             )
+    return jax.tree.map(_in_type_of, merged, stacked)
+
+
+def _in_type_of(new: Any, x: jax.Array) -> jax.Array:
+    is_rounded = not jnp.issubdtype(x.dtype, jnp.inexact) and new.dtype != x.dtype
+    return (jnp.round(new) if is_rounded else jnp.asarray(new)).astype(x.dtype)
 
 
 def _in_line(structure: Any) -> str:

@@ -230,8 +230,7 @@ def federated_round(
         else:
             merged = shared  # nothing is sent
         merged, *aux = merged if has_aux else (merged,)
-        aggregation.check_merged(shared, merged)
-        merged = trees.combine(merged, personal)
+        merged = trees.combine(aggregation.checked(shared, merged), personal)
         if len(cohort.indices) == 1 < len(client_ids):  # one row: for all, or its own?
             models = with_rows(models, len(client_ids))
         return write_back(models, merged, cohort, client_ids.shape[0]), loss, *aux

@@ -75,7 +75,8 @@ def local_steps(
 
     Args:
       loss: of the parameters, and the new batch statistics.
-      optimizer: started anew at each call.
+      optimizer: started anew at each call; what lasts from round to round enters by
+        `adjust` (`core.client_state`).
       adjust: acts on the gradients ahead of the optimizer; its state is then the
         first element of `opt_state`.
       view: parameters -> those of the loss, where gradients are taken; they are

@@ -132,7 +132,7 @@ def attacked(
         if config.attack == "noise":
             own = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
             draw = jax.vmap(lambda key: jax.random.normal(key, theta.shape[1:]))
-            sent = theta + scale * draw(own)
+            sent = theta + (scale * draw(own)).astype(theta.dtype)
         else:
             sign = -1 if config.attack == "sign_flip" else 1
             sent = w + sign * scale * (theta - w)

@@ -5,6 +5,7 @@ an `OptimizerConfig`; neither names an optimizer in its code.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import optax
 from fedjax_graph.core import arrays
 from fedjax_graph.core.checks import check, limited
 from fedjax_graph.core.errors import InputError, meant
+from fedjax_graph.core.registry import Registry
 
 RISE = 0.25  # share of the steps in which `triangular` reaches its highest rate
 STATEFUL_ADVICE = (
@@ -82,6 +84,11 @@ class OptimizerConfig:
             )
 
     @property
+    def is_elementwise(self) -> bool:
+        """Whether an entry's update depends on the gradients of that entry alone."""
+        return self._rule.is_elementwise and self.clip_norm is None
+
+    @property
     def is_linear(self) -> bool:
         """Whether the updates are a linear function of the gradients alone."""
         is_sgd = self.name in ("sgd", "nesterov")
@@ -141,8 +148,7 @@ class OptimizerConfig:
         return OPTIMIZERS[self.name]
 
     def _rate(self, num_steps: int | None, num_epochs: int) -> float | optax.Schedule:
-        schedule = SCHEDULES[self.schedule]
-        if schedule is None:
+        if self.schedule == "constant":
             return self.learning_rate
         num_steps = self.num_steps or num_steps
         if not num_steps:
@@ -150,7 +156,7 @@ class OptimizerConfig:
                 f"optimizer schedule {self.schedule!r} needs a number of steps, which "
                 "is not known here; give num_steps, or use constant"
             )
-        return schedule(self, num_steps, num_epochs)
+        return SCHEDULES[self.schedule](self, num_steps, num_epochs)
 
     def given(self, **names: str) -> dict[str, Any]:
         """Returns the fields that are not None, under another library's names.
@@ -162,7 +168,7 @@ class OptimizerConfig:
         return {key: value for key, value in fields.items() if value is not None}
 
 
-def _check_name(field: str, value: Any, known: dict[str, Any]) -> None:
+def _check_name(field: str, value: Any, known: Registry[Any]) -> None:
     if value not in known:
         raise InputError(
             f"optimizer {field} {value!r}: unknown{meant(str(value), known)}; known: "
@@ -181,35 +187,44 @@ class Rule(NamedTuple):
     ]  # (config, learning rate or schedule) -> transformation
     fields: tuple[str, ...] = ()  # those of OWN_FIELDS that it has
     decays_weights: bool = False  # itself; else the decay is added to its gradients
+    is_elementwise: bool = False  # an entry's update depends on that entry alone
 
 
 def _betas(config: OptimizerConfig) -> dict[str, Any]:
     return config.given(b1="momentum", b2="second_momentum", eps="epsilon")
 
 
-OPTIMIZERS: dict[str, Rule] = {
-    "sgd": Rule(
+_elementwise = functools.partial(Rule, is_elementwise=True)
+RULES = {
+    "sgd": _elementwise(
         lambda config, rate: optax.sgd(rate, config.momentum or None), ("momentum",)
     ),
-    "nesterov": Rule(
+    "nesterov": _elementwise(
         lambda config, rate: optax.sgd(rate, config.momentum, nesterov=True),
         ("momentum",),
     ),
-    "adam": Rule(lambda config, rate: optax.adam(rate, **_betas(config)), OWN_FIELDS),
-    "adamw": Rule(
+    "adam": _elementwise(
+        lambda config, rate: optax.adam(rate, **_betas(config)), OWN_FIELDS
+    ),
+    "adamw": _elementwise(
         lambda config, rate: optax.adamw(
             rate, weight_decay=config.weight_decay, **_betas(config)
         ),
         OWN_FIELDS,
         decays_weights=True,
     ),
-    "yogi": Rule(lambda config, rate: optax.yogi(rate, **_betas(config)), OWN_FIELDS),
-    "adagrad": Rule(
+    "yogi": _elementwise(
+        lambda config, rate: optax.yogi(rate, **_betas(config)), OWN_FIELDS
+    ),
+    "adagrad": _elementwise(
         lambda config, rate: optax.adagrad(rate, **config.given(eps="epsilon")),
         ("epsilon",),
     ),
 }
-"""The optimizers by name. Add your own."""
+OPTIMIZERS: Registry[Rule] = Registry("optimizer", RULES)
+"""The optimizers by name."""
+register_optimizer = OPTIMIZERS.registering()
+"""Registers a `Rule` of one's own under a name that is free."""
 
 
 # --- Schedules -----------------------------------------------------------------------
@@ -242,13 +257,24 @@ def _triangular(
     return lambda step: jnp.interp((step + 1) / steps_per_epoch, knots, rates)
 
 
-SCHEDULES: dict[str, Callable[[OptimizerConfig, int, int], optax.Schedule] | None] = {
-    "constant": None,
-    "linear": _linear,
-    "cosine": _cosine,
-    "triangular": _triangular,
-}
-"""Name -> (config, number of steps, number of epochs) -> schedule. Add your own."""
+def _constant(config: OptimizerConfig, num_steps: int, num_epochs: int) -> float:
+    del num_steps, num_epochs
+    return config.learning_rate
+
+
+SCHEDULES: Registry[Callable[[OptimizerConfig, int, int], Any]] = Registry(
+    "schedule",
+    {
+        "constant": _constant,
+        "linear": _linear,
+        "cosine": _cosine,
+        "triangular": _triangular,
+    },
+    is_callable=True,
+)
+"""Name -> (config, number of steps, number of epochs) -> schedule."""
+register_schedule = SCHEDULES.registering()
+"""Registers such a function of one's own under a name that is free."""
 
 
 # --- Text ----------------------------------------------------------------------------

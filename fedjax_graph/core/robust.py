@@ -10,6 +10,7 @@ n), may send anything at all.
 
 import dataclasses
 import functools
+import inspect
 from typing import Any, cast
 
 import jax
@@ -21,6 +22,7 @@ from fedjax_graph.core.aggregation import (
     Aggregator,
     Stacked,
     check_cohort,
+    checked,
     client_mean,
     median,
 )
@@ -145,9 +147,10 @@ def geometric_median(stacked: Stacked, cohort: Cohort) -> Stacked:
     Returns:
       Pytree of [1, ...].
     """
-    first = median(stacked, cohort)
+    exact = jax.tree.map(arrays.precise, stacked)
+    first = median(exact, cohort)
     is_real = cohort.weights > 0
-    rows = trees.kept_rows(stacked, is_real)
+    rows = trees.kept_rows(exact, is_real)
 
     def step(_: jax.Array, centre: Any) -> Any:
         row = jax.tree.map(lambda x: x[0], centre)
@@ -167,15 +170,32 @@ def geometric_median(stacked: Stacked, cohort: Cohort) -> Stacked:
         stays = ~jnp.any(pulls_it)
         return jax.tree.map(lambda x, new: jnp.where(stays, x, new), centre, moved)
 
-    return jax.lax.fori_loop(0, WEISZFELD_STEPS, step, first)
+    return checked(stacked, jax.lax.fori_loop(0, WEISZFELD_STEPS, step, first))
 
 
-TOLERANT = (trimmed_mean, krum, multi_krum)  # those that are told f
+def takes_tolerance(name: str) -> bool:
+    """Tells whether an aggregator of that name has a parameter `tolerance`.
+
+    Raises:
+      InputError: if there is none of that name.
+    """
+    parameters = inspect.signature(AGGREGATORS.look_up(name)).parameters
+    return "tolerance" in parameters
 
 
-def tolerating(aggregate: Aggregator, tolerance: float) -> Aggregator:
-    """An aggregator that is told how many clients to withstand, if it asks for that."""
-    if aggregate not in TOLERANT:
+def tolerant_names() -> str:
+    """Lists the aggregators with such a parameter, for messages."""
+    return ", ".join(filter(takes_tolerance, AGGREGATORS))
+
+
+def named(name: str, tolerance: float = TOLERANCE) -> Aggregator:
+    """An aggregator, told how many clients to withstand, if it asks for that.
+
+    Raises:
+      InputError: if there is none of that name.
+    """
+    aggregate = AGGREGATORS.look_up(name)
+    if not takes_tolerance(name):
         return aggregate
     return functools.partial(cast(Any, aggregate), tolerance=tolerance)
 
@@ -188,9 +208,18 @@ class NamedAggregator(Checked):
     # share of a cohort that the trimmed mean, Krum and multi-Krum withstand
     tolerance: float = limited(TOLERANCE, lower=0, below=0.5)
 
+    def __post_init__(self) -> None:
+        """Checks types and limits; raises `InputError`."""
+        super().__post_init__()
+        if self.tolerance != TOLERANCE and not takes_tolerance(self.aggregator):
+            raise InputError(
+                f"tolerance={self.tolerance}: aggregator={self.aggregator!r} takes "
+                f"none; {tolerant_names()} do"
+            )
+
     def named_aggregator(self) -> Aggregator:
         """The aggregator; by default the mean by number of examples."""
-        return tolerating(AGGREGATORS.look_up(self.aggregator), self.tolerance)
+        return named(self.aggregator, self.tolerance)
 
 
 def _sizes(

@@ -22,7 +22,7 @@ from fedjax_graph.core import (
 )
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.masks import mean_where
+from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.time_steps import TimeStep
 from fedjax_graph.data.traffic.windows import TARGET_STEPS, TrafficData, Windows
@@ -175,7 +175,7 @@ def client_errors(
         )
     at = jax.tree.map(lambda x: x[:, steps_ahead - 1], sums)
     has_any = at.masked_count > 0
-    means = {k: mean_where(x, has_any) for k, x in masked_errors(at).items()}
+    means = {k: masked_mean(x, has_any) for k, x in masked_errors(at).items()}
     return {k: jnp.where(jnp.any(has_any), x, jnp.nan) for k, x in means.items()}
 
 

@@ -19,7 +19,7 @@ from fedjax_graph.core import arrays, batching, clients
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.local import LocalResult, Model, local_steps
-from fedjax_graph.core.masks import lowest, mean_where
+from fedjax_graph.core.masks import lowest, masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.task import Embedded, Task, flipped, in_head
 from fedjax_graph.data.images.label_shards import ImageData
@@ -346,8 +346,8 @@ def client_metrics(
 
 def moments(values: jax.Array, group: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean and (population) standard deviation of values [K] over a group [K] bool."""
-    mean = mean_where(values, group)
-    return mean, jnp.sqrt(mean_where((values - mean) ** 2, group))
+    mean = masked_mean(values, group)
+    return mean, jnp.sqrt(masked_mean((values - mean) ** 2, group))
 
 
 def predict_images(

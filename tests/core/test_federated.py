@@ -98,6 +98,19 @@ def test_only_sampled_clients_count(seed, aggregate, rows):
         assert is_same == (client not in cohort)
 
 
+def test_a_round_keeps_the_types_of_the_models():
+    """Counts too, whose mean is rounded, so that rounds can be scanned."""
+    counts = jnp.array([1, 2, 2, 9, 9], jnp.int32)
+    stacked = {"w": jnp.ones((5, 3), jnp.bfloat16), "n": counts}
+    cohort = clients.Cohort(jnp.arange(5), jnp.array([1.0, 1, 1, 0, 0]))
+    for name in ("weighted_mean", "median", "trimmed_mean", "geometric_median"):
+        merged = aggregation.AGGREGATORS.look_up(name)(stacked, cohort)
+        found = aggregation.checked(stacked, merged)
+        types = {key: x.dtype for key, x in found.items()}
+        assert types == {"w": jnp.bfloat16, "n": jnp.int32}
+        assert found["n"][0] == 2  # of 5 / 3
+
+
 @pytest.mark.parametrize(
     "aggregate, message",
     [

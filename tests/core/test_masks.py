@@ -4,19 +4,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_graph.core.masks import lowest, masked_mean, mean_where
+from fedjax_graph.core.masks import lowest, masked_mean
 
 
 def test_a_masked_mean_is_over_what_the_mask_marks():
     values, mask = jnp.array([3.0, 5.0, 100.0]), jnp.array([1.0, 1.0, 0.0])
     assert masked_mean(values, mask) == 4
     assert masked_mean(values, 0 * mask) == 0
+    for other in (jnp.nan, jnp.inf):
+        hidden = jnp.where(mask > 0, values, other)
+        assert masked_mean(hidden, mask) == 4
 
 
 def test_what_is_not_meant_may_be_no_number():
     values = jnp.array([1.0, jnp.nan, 4.0, jnp.inf])
-    assert mean_where(values, jnp.isfinite(values)) == 2.5
-    assert mean_where(values, jnp.zeros(4, bool)) == 0
+    assert masked_mean(values, jnp.isfinite(values)) == 2.5
+    assert masked_mean(values, jnp.zeros(4, bool)) == 0
 
 
 @pytest.mark.parametrize("number", range(5))

@@ -205,6 +205,16 @@ def test_each_part_of_an_attackers_model_has_noise_of_its_own():
     assert np.abs(np.corrcoef(rows) - np.eye(8)).max() < 5 / np.sqrt(200)
 
 
+@pytest.mark.parametrize("attack", ["noise", "sign_flip", "scaling"])
+def test_an_attackers_model_has_the_types_of_the_others(attack):
+    conduct = Misbehaviour(byzantine_fraction=1.0, attack=attack)
+    models = {"w": jnp.ones((4, 3), jnp.bfloat16), "n": jnp.ones(4, jnp.int32)}
+    keys = jax.random.split(KEY, 4)
+    sent = misbehaviour.attacked(conduct, models, models, jnp.ones(4, bool), keys)
+    found, expected = (jax.tree.map(lambda x: x.dtype, tree) for tree in (sent, models))
+    assert found == expected
+
+
 def test_a_robust_aggregator_withstands_what_the_mean_does_not(quick_jit):
     """On least squares with one answer for all clients."""
     data = quadratic.make_data()

@@ -11,7 +11,14 @@ import optax
 import pytest
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.optimizers import OptimizerConfig, parse
+from fedjax_graph.core.optimizers import (
+    OptimizerConfig,
+    Rule,
+    parse,
+    register_optimizer,
+    register_schedule,
+)
+from tests import tables
 
 NUM_STEPS, RATE = 6, 0.3
 START = np.array([0.5, -1.0, 2.0])
@@ -229,6 +236,22 @@ DEFAULT = OptimizerConfig("adam", 0.02, momentum=0.5, weight_decay=5e-6)
 )
 def test_text_names_an_optimizer_and_what_differs(text, expected):
     assert parse(text, DEFAULT) == expected
+
+
+def test_one_of_ones_own_takes_no_name_that_is_taken():
+    rule = Rule(lambda config, rate: optax.lion(rate))
+    with tables.kept():
+        register_optimizer("lion", rule)
+        register_schedule("halved", lambda config, *_: lambda step: 0.5)
+        found = parse("lion,schedule=halved", DEFAULT)
+        assert (found.name, found.schedule) == ("lion", "halved")
+        assert not found.is_elementwise
+        with pytest.raises(InputError, match="optimizer 'lion' is taken"):
+            register_optimizer("lion", rule)
+        with pytest.raises(InputError, match="schedule 'cosine' is taken"):
+            register_schedule("cosine", lambda *_: 1.0)
+    with pytest.raises(InputError, match="unknown"):
+        parse("lion", DEFAULT)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import scipy.optimize
 from fedjax_graph.core import aggregation, robust
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
+from tests import tables
 
 NAMES = ("geometric_median", "krum", "median", "multi_krum", "trimmed_mean")
 WEIGHTS = [3, 1, 0, 5, 2, 0, 4, 1, 1]  # seven take part
@@ -133,7 +134,7 @@ def test_a_minority_moves_the_mean_alone(name):
     rng = np.random.default_rng(1)
     honest = rng.normal(3, 0.1, (8, 4)).astype(np.float32)
     values = {"w": np.concatenate([honest, np.full((2, 4), -1e4, np.float32)])}
-    aggregate = robust.tolerating(aggregation.AGGREGATORS.look_up(name), 0.2)
+    aggregate = robust.named(name, 0.2)
     merged = np.asarray(aggregate(values, cohort_of([1] * 10))["w"])
     assert (np.abs(merged - 3).max() < 0.3) == (name != "weighted_mean")
 
@@ -144,15 +145,34 @@ def test_whatever_a_minority_sends_the_model_is_near_the_others(name, value):
     rng = np.random.default_rng(1)
     honest = rng.normal(3, 0.1, (8, 4)).astype(np.float32)
     values = {"w": np.concatenate([np.full((2, 4), value, np.float32), honest])}
-    aggregate = robust.tolerating(aggregation.AGGREGATORS.look_up(name), 0.2)
+    aggregate = robust.named(name, 0.2)
     merged = np.asarray(aggregate(values, cohort_of([1] * 10))["w"])
     assert np.abs(merged - 3).max() < 0.3
 
 
 def test_only_those_that_ask_are_told():
-    assert robust.tolerating(aggregation.median, 0.4) is aggregation.median
-    told = robust.tolerating(robust.krum, 0.4)
+    assert robust.named("median", 0.4) is aggregation.median
+    told = robust.named("krum", 0.4)
     assert told.keywords == {"tolerance": 0.4}
+    asking = [name for name in NAMES if robust.takes_tolerance(name)]
+    assert sorted(asking) == ["krum", "multi_krum", "trimmed_mean"]
+    assert set(asking) == set(robust.tolerant_names().split(", "))
+    robust.NamedAggregator(aggregator="krum", tolerance=0.4)
+    with pytest.raises(InputError, match="tolerance=0.4: aggregator='median' takes no"):
+        robust.NamedAggregator(aggregator="median", tolerance=0.4)
+
+
+def test_an_aggregator_of_ones_own_may_ask_too():
+    def own(stacked, cohort, tolerance=0.1):
+        return jax.tree.map(lambda x: x[:1] * tolerance, stacked)
+
+    with tables.kept():
+        aggregation.register_aggregator("own", own)
+        config = robust.NamedAggregator(aggregator="own", tolerance=0.25)
+        merged = config.named_aggregator()(
+            {"w": jnp.full((3, 2), 4.0)}, cohort_of([1] * 3)
+        )
+    npt.assert_array_equal(merged["w"], np.ones((1, 2)))
 
 
 @pytest.mark.parametrize("tolerance", [0.5, -0.1, float("nan")])

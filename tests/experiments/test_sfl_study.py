@@ -8,13 +8,17 @@ import numpy.testing as npt
 import pytest
 
 from experiments.studies import running, sfl_problem, traffic
-from experiments.studies.sfl import SFLStudy
+from experiments.studies.sfl import CONFIG_OPTIONS, SFLStudy
+from fedjax_graph import algorithms
 from fedjax_graph.algorithms.fed_opt import FedAdamConfig
-from fedjax_graph.core import graphs
+from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
+from fedjax_graph.core import aggregation, graphs
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.tasks.images import ImageTask
 from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
+from tests import tables
 from tests.experiments import binary
 from tests.experiments.test_sfl import Machine
 
@@ -223,8 +227,51 @@ def test_the_protocol_of_the_code_drops_partial_batches_and_breaks_ties_upwards(
     for labels in shared:
         npt.assert_array_equal(np.diagonal(labels), 5)
         assert set(labels.ravel()) <= {1, 2, 3, 4, 5}
-    found = [x.method_values("sfl_star")["structure"] for x in (study, code_study)]
-    assert [x.compares for x in found] == ["params", "state"]
+    built = [
+        running.config_of(
+            "sfl_star", x.method_values("sfl_star") | {"task": paper.task}
+        )
+        for x in (study, code_study)
+    ]
+    assert [x.structure.compares for x in built] == ["params", "state"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig(FederatedConfig):
+    """Of a user's, with some of SFL's names and other defaults."""
+
+    alpha: float = 0.1
+    score: str = "mine"
+    start: str = "zero"
+    structure: int = 3
+
+
+def test_a_methods_own_fields_are_not_those_of_sfl_by_the_same_name():
+    def own(config: OwnConfig):
+        return federated(config, lambda *args: aggregation.weighted_mean)
+
+    def config(**options):
+        study = SFLStudy(methods=("own",), **options)
+        values = study.method_values("own") | {"task": TrafficRNNTask()}
+        return running.config_of("own", values)
+
+    with tables.kept():
+        algorithms.register_method("own", own, OwnConfig)
+        first, given = config(), config(alpha=0.5, client_start="personal")
+        assert SFLStudy(methods=("own",), alpha=0.5).chosen_methods() == ["own"]
+    assert (first.alpha, first.score, first.start) == (0.1, "mine", "zero")
+    assert first.structure == 3
+    assert (given.alpha, given.score, given.start) == (0.5, "mine", "personal")
+
+
+def test_options_that_are_not_given_are_the_configs_own():
+    """So that what `--help` says of them is what runs."""
+    fields = algorithms.get_method("sfl_star").fields
+    for option, field in CONFIG_OPTIONS.items():
+        default = getattr(SFLStudy(), option)
+        if default is not None:  # says what a config has
+            assert fields[field].default == default
+    assert StructureConfig().target == SFLStudy().structure_target
 
 
 def test_clients_along_another_graph_are_other_data():

@@ -13,17 +13,21 @@ from experiments.studies import running, subgraphs_output
 from experiments.studies.subgraphs import (
     METHODS,
     NETWORKS,
-    RESTARTS,
     SubgraphStudy,
     registered_name,
 )
 from experiments.studies.subgraphs_problem import make_problem
+from fedjax_graph.algorithms import register_method
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
+from fedjax_graph.core import client_state
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.spread_rows import SpreadRows
 from fedjax_graph.data.graphs import client_subgraphs
 from tests import tables
 
+RESTARTS = ("ditto", "fed_pub", "fed_sage_plus", "graphfl")
+"""Methods that keep no state of their clients' optimizers, which so begin anew."""
 SMALL = {"num_rounds": 2, "num_clients": 3}
 PLUGIN = """
 import flax.linen as nn
@@ -138,6 +142,26 @@ def test_clients_moments_go_on_where_a_method_can_keep_them(method, default_prob
         values["task"] = dataclasses.replace(values["task"], optimizer=keeping)
         with pytest.raises(InputError, match="stateful=True: only clients of methods"):
             running.build(method, values | {"clients_per_chunk": 1})
+
+
+def test_a_method_of_ones_own_steps_as_fedavg_does(default_problem):
+    """A copy of FedAvg is FedAvg; one that keeps no state of clients begins anew."""
+
+    def restarting(config: FedAvgConfig):
+        client_state.build_stateless(config.task, "restarting")
+        return fed_avg(config)
+
+    with tables.kept():
+        register_method("my_avg", fed_avg, FedAvgConfig)
+        register_method("restarting", restarting, FedAvgConfig)
+        values = {
+            name: SubgraphStudy().method_values(name, default_problem)
+            for name in ("fed_avg", "my_avg", "restarting")
+        }
+        running.build("restarting", values["restarting"])
+    assert values["my_avg"] == values["fed_avg"]
+    assert values["fed_avg"]["task"].optimizer.stateful
+    assert not values["restarting"]["task"].optimizer.stateful
 
 
 def test_a_model_of_a_plugin_is_trained(tmp_path):

@@ -131,10 +131,10 @@ def joint_weights(
 def of_each_client(config: OptimizerConfig) -> optax.GradientTransformation:
     """Optimizer of stacked models [K, ...], which acts on each as if it were alone.
 
-    Only where gradients are clipped to a norm does it matter whose they are.
+    Only where it looks at norms, as clipping does, whose gradients they are matters.
     """
     one = config.build()
-    if config.clip_norm is None:
+    if config.is_elementwise:
         return one
     return optax.GradientTransformation(jax.vmap(one.init), jax.vmap(one.update))
 

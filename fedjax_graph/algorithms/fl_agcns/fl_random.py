@@ -24,7 +24,7 @@ from fedjax_graph.core import communication, encryption, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Metrics
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.masks import mean_where
+from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 from fedjax_graph.models.architecture import random_codes
 from fedjax_graph.models.packed import PackedNet
@@ -165,7 +165,7 @@ def make_trial(
             training.score,
             training.client_scores,
             Weights(training.best_model, None),
-            mean_where(losses, jnp.isfinite(losses)),  # divergence ends no search
+            masked_mean(losses, jnp.isfinite(losses)),  # divergence ends no search
             encryption.total(costs),
         )
 

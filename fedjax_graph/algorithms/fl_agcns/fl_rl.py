@@ -34,7 +34,7 @@ from fedjax_graph.algorithms.fl_agcns.search import WORST, Weights, searched
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.local import Params
-from fedjax_graph.core.masks import mean_where
+from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.architecture import ANYTHING, NUM_LAYERS, Choices, is_gene
 from fedjax_graph.models.packed import PackedNet
@@ -143,7 +143,7 @@ def move_baseline(
     baseline: jax.Array, rewards: jax.Array, is_score: jax.Array, decay: jax.Array
 ) -> jax.Array:
     """Moves the average [] by the rewards [C] of those codes that have a score."""
-    moved = decay * baseline + (1 - decay) * mean_where(rewards, is_score)
+    moved = decay * baseline + (1 - decay) * masked_mean(rewards, is_score)
     return jnp.where(jnp.any(is_score), moved, baseline)
 
 

@@ -26,7 +26,7 @@ from fedjax_graph.core import encryption, trees
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.masks import mean_where
+from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
 
 TRAININGS = (1, 3, 5)  # of a code after each rung, from other initial weights
@@ -253,7 +253,7 @@ def make_training(
             step, (state, nothing), jnp.arange(plan.num_steps)
         )
         figures = measured(plan, state, jobs, data)
-        loss = mean_where(losses, jnp.isfinite(losses))  # divergence ends no search
+        loss = masked_mean(losses, jnp.isfinite(losses))  # divergence ends no search
         return state, {"train_loss": loss} | figures | encryption.total(costs)
 
     return run
@@ -299,7 +299,7 @@ def measured(
     num_jobs = jnp.sum(jobs.is_needed, dtype=jnp.float32)
     return {
         "best_score": state.best.score,
-        "mean_score": mean_where(scores, is_scored),
+        "mean_score": masked_mean(scores, is_scored),
         "score_spread": jnp.std(own, where=jnp.any(data.is_scored > 0, axis=1)),
         "code_epochs": num_jobs * (jobs.num_chunks * plan.chunk),
     }

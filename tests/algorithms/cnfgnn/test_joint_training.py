@@ -8,7 +8,9 @@ import optax
 import pytest
 
 from fedjax_graph.algorithms.cnfgnn.joint_training import of_each_client, side_by_side
+from fedjax_graph.core import optimizers
 from fedjax_graph.core.optimizers import OptimizerConfig
+from tests import tables
 
 
 def stacked_trees(num):
@@ -46,6 +48,25 @@ def test_a_clients_step_is_that_of_its_model_alone(name, clip_norm):
             for tree in (params, *gradients)
         )
         alone = run(config.build(), own, own_gradients)
+        jax.tree.map(
+            lambda a, b, i=client: npt.assert_allclose(a[i], b, rtol=1e-5),
+            together,
+            alone,
+        )
+
+
+def test_an_optimizer_that_looks_at_norms_looks_at_each_clients():
+    params, gradients = stacked_trees(3)
+    with tables.kept():
+        rule = optimizers.Rule(lambda config, rate: optax.lamb(rate))
+        optimizers.register_optimizer("lamb", rule)
+        together = run(of_each_client(OptimizerConfig("lamb", 0.1)), params, gradients)
+    for client in range(3):
+        own, *own_gradients = (
+            jax.tree.map(lambda x, i=client: x[i], tree)
+            for tree in (params, *gradients)
+        )
+        alone = run(optax.lamb(0.1), own, own_gradients)
         jax.tree.map(
             lambda a, b, i=client: npt.assert_allclose(a[i], b, rtol=1e-5),
             together,
