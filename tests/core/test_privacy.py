@@ -19,6 +19,7 @@ from fedjax_graph.core import aggregation, channel, privacy
 from fedjax_graph.core.channel import ChannelConfig
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.misbehaviour import Misbehaviour, attackers
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.privacy import Privacy
 from fedjax_graph.driver import rounds
@@ -77,6 +78,27 @@ def test_the_mean_is_that_of_clipped_updates_whose_clients_count_alike():
     assert np.linalg.norm(real, axis=1).max() == pytest.approx(1.5)
     expected = as_rows(START) + real.mean(axis=0)
     npt.assert_allclose(as_rows(merged), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_attackers_update_is_clipped_as_any_other():
+    """It sends the opposite of what it trained, ten times, and clipping comes last."""
+    conduct = Misbehaviour(
+        byzantine_fraction=0.5, attack="sign_flip", attack_scale=10.0
+    )
+    own, ids = models(), jnp.arange(5)
+    config = ChannelConfig(
+        privacy=Privacy(noise_multiplier=SILENT, clip_norm=1.5), misbehaviour=conduct
+    )
+    sent = channel.Sent(START, ids, jnp.asarray(WEIGHTS), KEY)
+    aggregate = channel.through(config, aggregation.weighted_mean, sent)
+    merged = aggregate(own, Cohort(ids, jnp.asarray(WEIGHTS)))
+    lies = np.asarray(attackers(conduct, ids, jnp.asarray(WEIGHTS)))
+    assert lies[WEIGHTS > 0].sum() == 2
+    rows = np.where(lies, -10, 1)[:, None] * (as_rows(own) - as_rows(START))
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    kept = (rows * np.minimum(1, 1.5 / norms))[WEIGHTS > 0]
+    found = as_rows(merged) - as_rows(START)
+    npt.assert_allclose(found[0], kept.mean(axis=0), atol=1e-5)
 
 
 def test_one_client_changes_the_sum_by_the_clipping_norm_at_most():

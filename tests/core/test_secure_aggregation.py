@@ -22,7 +22,7 @@ from fedjax_graph.core.channel import ChannelConfig
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.communication import bytes_per_round
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.misbehaviour import Misbehaviour
+from fedjax_graph.core.misbehaviour import Misbehaviour, attackers
 from fedjax_graph.driver.divergence import Divergence
 from tests.algorithms import quadratic
 from tests.algorithms.problems import all_problems
@@ -157,6 +157,55 @@ def test_a_compiled_round_tells_a_watch_why_and_the_run_says_it(quick_jit):
     with pytest.raises(InputError, match=f"server computed is not; {reason}; try"):
         nan = np.array([np.nan])
         divergence.check_losses(1, nan, lambda watch: watch.explain(1, reason))
+
+
+def test_each_pair_of_clients_has_a_mask_of_its_own(quick_jit):
+    """Also those with the same sum of ids, as 1 and 9, 2 and 8."""
+    mask = quick_jit(secure_aggregation.mask, static_argnums=4)
+    alone = np.eye(NUM_CLIENTS, dtype=bool)
+    pairs = [(i, j) for i in range(NUM_CLIENTS) for j in range(i)]
+    drawn = np.stack([mask(i, alone[j], PARTIES, KEY, (50,)) for i, j in pairs])
+    assert len(np.unique(drawn)) == drawn.size
+    for row, (i, j) in zip(drawn, pairs, strict=True):
+        npt.assert_array_equal(row + mask(j, alone[i], PARTIES, KEY, (50,)), 0)
+
+
+def test_each_round_has_masks_of_its_own(monkeypatch):
+    """Else the server would see what changed between two of them."""
+    seen, take_sum = [], secure_aggregation.unmasked_sum
+
+    def spied(sent, *args):
+        seen.append(np.asarray(sent))
+        return take_sum(sent, *args)
+
+    monkeypatch.setattr(secure_aggregation, "unmasked_sum", spied)
+    config = ChannelConfig(secure_aggregation="masks")
+    own = {"w": jnp.ones((6, 100))}
+    for key in jax.random.split(KEY):
+        sent = channel.Sent({"w": jnp.zeros((1, 100))}, PARTIES, jnp.ones(6), key)
+        aggregate = channel.through(config, aggregation.weighted_mean, sent)
+        aggregate(own, cohort_of([1] * 6))
+    first, second = seen
+    assert np.mean(first == second) < 0.01
+    assert len(np.unique(first - second)) > 590
+
+
+@pytest.mark.parametrize("attack", ["sign_flip", "scaling"])
+def test_attackers_attack_behind_masks_as_well(attack):
+    conduct = Misbehaviour(byzantine_fraction=0.5, attack=attack, attack_scale=3.0)
+    config = ChannelConfig(secure_aggregation="masks", misbehaviour=conduct)
+    own, weights = models(), jnp.ones(6)
+    start = jax.tree.map(lambda x: jnp.full_like(x[:1], 0.5), own)
+    ids = jnp.arange(6) + 20
+    sent = channel.Sent(start, ids, weights, KEY)
+    aggregate = channel.through(config, aggregation.weighted_mean, sent)
+    merged = aggregate(own, Cohort(jnp.arange(6), weights))
+    lies = np.asarray(attackers(conduct, ids, weights))
+    assert lies.sum() == 3
+    factor = np.where(lies, {"sign_flip": -3.0, "scaling": 3.0}[attack], 1)
+    for name, x in own.items():
+        moved = factor.reshape(-1, *[1] * (x.ndim - 1)) * (x - 0.5)
+        npt.assert_allclose(merged[name][0], 0.5 + moved.mean(axis=0), atol=1e-4)
 
 
 # --- The modes of a round -------------------------------------------------------------

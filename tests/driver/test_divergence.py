@@ -69,6 +69,15 @@ def test_a_run_stops_with_round_and_client_and_its_last_good_checkpoint(tmp_path
     assert [path.name for path in folder.iterdir()] == ["2"]
 
 
+def test_of_a_cohort_the_client_that_failed_is_named():
+    """By its id, not by its place among those who took part."""
+    algorithm = fed_avg(FedAvgConfig(Failing(), participation=0.6))
+    for seed in (0, 1):
+        config = rounds.RunConfig(20, on_nan="stop", seeds=(seed,))
+        with pytest.raises(InputError, match="is not finite.* with client 4;"):
+            rounds.run("fake", algorithm, make_splits(), config, None, {})
+
+
 def test_a_model_that_is_not_finite_is_not_saved_and_the_run_goes_on(tmp_path):
     with pytest.raises(InputError, match="the model after round 3 is not finite: it"):
         run("stop", tmp_path)

@@ -342,6 +342,14 @@ def test_metrics_have_one_line_for_each_round(tmp_path):
         assert line["windows_per_s"] == pytest.approx(10 / line["seconds"])
 
 
+def test_the_rate_counts_the_seeds_that_still_run(tmp_path):
+    script = make_script([FALLING, FALLS_TWICE], (3, 7))
+    run(script, tmp_path, seeds=(3, 7), examples_per_round=10)
+    lines = read_records(tmp_path / "metrics.jsonl")
+    examples = [line["windows_per_s"] * line["seconds"] for line in lines]
+    assert examples == pytest.approx([20] * 5 + [10] * 3)  # one stops after round 5
+
+
 def test_the_seconds_of_all_rounds_are_those_of_the_run(tmp_path):
     """Also where three rounds are one call."""
     result = run(make_script(FALLING), tmp_path, eval_every=3)

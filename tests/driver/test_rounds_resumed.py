@@ -11,7 +11,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import loop, rounds
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.rounds import RunConfig
-from fedjax_graph.driver.writers import MetricsWriter
+from fedjax_graph.driver.writers import MetricsWriter, read_records
 from tests.damage import flip_in_digest
 from tests.driver.scripted import (
     ALGORITHM,
@@ -96,6 +96,17 @@ def test_a_killed_run_ends_as_if_never_stopped(
         run(script, tmp_path, **config)
     run(script, tmp_path, **config, resume=True)
     assert_same_run(tmp_path, folders[eval_every], script)
+
+
+def test_the_seconds_of_a_run_are_those_of_all_its_parts(tmp_path):
+    script = make_script(FALLING)
+    first = run(script, tmp_path, num_rounds=3)
+    whole = run(script, tmp_path, resume=True)
+    lines = read_records(tmp_path / "metrics.jsonl")
+    seconds = [line["seconds"] for line in lines]
+    assert len(seconds) == 8
+    assert first.seconds == pytest.approx(sum(seconds[:3]))
+    assert whole.seconds == pytest.approx(sum(seconds))
 
 
 def saved_rounds(monkeypatch, seconds):

@@ -222,8 +222,9 @@ def dense_gated(p, matrix, x):
 
     state = np.concatenate([x, np.zeros((NUM_NODES, 4 - x.shape[1]))], axis=1)
     gru = p["gru"]
-    for _ in range(3):
-        received = matrix @ state @ p["kernel"]
+    kernels = [p[name] for name in sorted(p) if name.startswith("kernel")]
+    for step in range(3):
+        received = matrix @ state @ kernels[step % len(kernels)]
         inputs = np.split(received @ gru["input_kernel"] + gru["input_bias"], 3, 1)
         own = np.split(state @ gru["hidden_kernel"] + gru["hidden_bias"], 3, 1)
         reset, update = (sigmoid(inputs[i] + own[i]) for i in range(2))
@@ -243,6 +244,18 @@ DENSE = {
     "APPNP": (dense_appnp, SAME, {"num_hops": 4, "teleport": 0.2}),
     "GatedGraphConv": (dense_gated, NOT_MORE, {"num_steps": 3}),
 }
+
+
+@pytest.mark.parametrize("num_kernels", [2, 3])
+def test_a_gated_state_takes_its_kernels_in_turn(num_kernels, variables, apply):
+    settings = {"features": 4, "num_steps": 3, "num_kernels": num_kernels}
+    graph, name = random_graph(1, 4), "GatedGraphConv"
+    drawn = variables(name, 4, **settings)
+    outputs, _ = apply(name, **settings)(drawn, graph)
+    params = jax.tree.map(lambda a: np.asarray(a, np.float64), drawn["params"])
+    assert sum(name.startswith("kernel") for name in params) == num_kernels
+    expected = dense_gated(params, dense_weights(graph), np.asarray(graph.nodes, float))
+    npt.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

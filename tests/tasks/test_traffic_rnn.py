@@ -1,5 +1,7 @@
 """The recurrent network of SFL's traffic task, its loss and its scores, in NumPy."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import numpy.testing as npt
@@ -83,6 +85,23 @@ def test_a_step_lowers_the_absolute_error_of_the_readings_that_are_there(
     slope = (loss(1e-3) - loss(-1e-3)) / 2e-3
     norm = sum(np.sum(x**2) for x in jax.tree.leaves(moved))
     npt.assert_allclose(slope, -norm / RATE, rtol=1e-2)
+
+
+def test_a_client_makes_as_many_passes_as_the_task_says(starts, train, quick_jit):
+    """All windows in one batch, so that a pass is a step."""
+    once = quick_jit(lambda *args: TASK.build().update(*args, None, 0))
+    twice_task = dataclasses.replace(TASK, local_epochs=2).build()
+    twice = quick_jit(lambda *args: twice_task.update(*args, None, 0))
+    own = train.speed[CLIENT], jax.random.key(4), train
+    first = once(starts[CLIENT], *own)
+    second = once(first.model, *own)
+    found = twice(starts[CLIENT], *own)
+    jax.tree.map(
+        lambda a, b: npt.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        found.model,
+        second.model,
+    )
+    npt.assert_allclose(found.loss, (first.loss + second.loss) / 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("is_silent", [False, True])

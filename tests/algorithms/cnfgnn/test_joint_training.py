@@ -7,7 +7,11 @@ import numpy.testing as npt
 import optax
 import pytest
 
-from fedjax_graph.algorithms.cnfgnn.joint_training import of_each_client, side_by_side
+from fedjax_graph.algorithms.cnfgnn.joint_training import (
+    joint_training,
+    of_each_client,
+    side_by_side,
+)
 from fedjax_graph.core import optimizers
 from fedjax_graph.core.optimizers import OptimizerConfig
 from tests import tables
@@ -72,6 +76,27 @@ def test_an_optimizer_that_looks_at_norms_looks_at_each_clients():
             together,
             alone,
         )
+
+
+def test_each_step_of_the_server_has_noise_of_its_own(train, quick_jit):
+    """Two passes of 26 windows in threes; the gradient of a step is its first draw."""
+
+    def draw(params, data, batch):
+        key = jax.random.wrap_key_data(batch.noise_key)
+        return jnp.zeros(()), jax.random.uniform(key)
+
+    kept = optax.GradientTransformation(  # each gradient in a place of its own
+        lambda params: jnp.int32(0),
+        lambda grad, step, _: (jnp.zeros(18).at[step].set(grad), step + 1),
+    )
+    settings = {"batch_size": 3, "num_epochs": 2, "sampling_decay": 5.0}
+    run = quick_jit(joint_training(draw, kept, **settings, masked_loss=False))
+    args = jnp.zeros(18), jnp.int32(0), train
+    rounds = [run(*args, jax.random.key(seed), jnp.int32(0)) for seed in (1, 2)]
+    assert [found[3] for found in rounds] == [18, 18]
+    draws = np.concatenate([found[0] for found in rounds])
+    assert len(np.unique(draws)) == 36
+    assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.5
 
 
 def test_trees_side_by_side_have_an_optimizer_each():

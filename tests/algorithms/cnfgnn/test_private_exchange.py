@@ -129,6 +129,19 @@ def test_hidden_states_are_sent_once_a_round_with_noise_of_their_own(
     assert abs(np.corrcoef(*(noise.ravel() for noise in noises))[0, 1]) < 0.2
 
 
+def test_noise_is_scaled_for_the_servers_passes(monkeypatch):
+    made = []
+
+    def spied(*args):
+        made.append(PrivateExchange(*args))
+        return made[-1]
+
+    monkeypatch.setattr(module, "PrivateExchange", spied)
+    cnfgnn(CNFGNNConfig(**TINY, privacy=NOISY, server_rounds=3))
+    assert len(made) == 2  # of the round, and of the server's phase
+    assert all(exchange == (NOISY, 3) for exchange in made)
+
+
 @pytest.mark.slow
 def test_without_noise_or_clipping_two_rounds_are_those_in_the_clear(train, quick_jit):
     """So each part is where it belongs; clients have the same weight."""
