@@ -21,9 +21,9 @@ from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.graphfl_settings import GraphFLSettings
 from experiments.studies.options import option, options_of
 from experiments.studies.trust import NEEDS
-from fedjax_graph.core.aggregation import AGGREGATORS
+from fedjax_graph.core.aggregators import AGGREGATORS, takes_tolerance
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.robust import TOLERANCE, takes_tolerance
+from fedjax_graph.core.robust import TOLERANCE
 from fedjax_graph.driver import plots, results
 
 METHODS = ("fl",)

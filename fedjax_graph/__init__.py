@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedjax_graph.algorithms import get_method, make_config, register_method
     from fedjax_graph.core import aggregation, plugins
-    from fedjax_graph.core.aggregation import register_aggregator
+    from fedjax_graph.core.aggregators import register_aggregator
     from fedjax_graph.core.algorithm import FederatedAlgorithm
     from fedjax_graph.core.clients import Cohort, map_clients
     from fedjax_graph.core.errors import InputError
@@ -57,7 +57,7 @@ __all__ = [
 _MODULES = {
     "algorithms": ("get_method", "make_config", "register_method"),
     "core": ("aggregation", "plugins"),
-    "core.aggregation": ("register_aggregator",),
+    "core.aggregators": ("register_aggregator",),
     "core.algorithm": ("FederatedAlgorithm",),
     "core.clients": ("Cohort", "map_clients"),
     "core.errors": ("InputError",),

@@ -3,7 +3,7 @@
 import contextlib
 
 from fedjax_graph.algorithms import REGISTRY
-from fedjax_graph.core.aggregation import AGGREGATORS
+from fedjax_graph.core.aggregators import AGGREGATORS
 from fedjax_graph.core.optimizers import OPTIMIZERS, SCHEDULES
 from fedjax_graph.data.catalog import DATASETS
 from fedjax_graph.tasks import TASKS, nodes, subgraphs, traffic_rnn

@@ -9,12 +9,12 @@ from experiments.studies.methods import check_concerns, having
 from experiments.studies.options import option
 from fedjax_graph import algorithms
 from fedjax_graph.core import encryption, privacy
-from fedjax_graph.core.aggregation import AGGREGATORS
+from fedjax_graph.core.aggregators import AGGREGATORS, takes_tolerance, tolerant_names
 from fedjax_graph.core.channel import ChannelConfig, SecureAggregation
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import SCALES, Attack, Misbehaviour
 from fedjax_graph.core.privacy import Privacy
-from fedjax_graph.core.robust import TOLERANCE, takes_tolerance, tolerant_names
+from fedjax_graph.core.robust import TOLERANCE
 
 MISBEHAVIOUR = tuple(field.name for field in dataclasses.fields(Misbehaviour))
 PRIVACY = tuple(f"dp_{field.name}" for field in dataclasses.fields(Privacy))

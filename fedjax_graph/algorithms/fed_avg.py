@@ -12,11 +12,11 @@ from typing import Any
 import jax
 
 from fedjax_graph.core import aggregation, channel
+from fedjax_graph.core.aggregators import NamedAggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.robust import NamedAggregator
 
 
 @dataclasses.dataclass(frozen=True)

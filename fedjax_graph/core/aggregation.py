@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from fedjax_graph.core import arrays, graphs, sharding
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.registry import Lazy, Registry, imported
 from fedjax_graph.core.trees import IsPersonal, combine, expand_like, partition
 
 Stacked = Any  # pytree of [C, ...]
@@ -345,23 +344,3 @@ def _mix(mixing: jax.Array, x: jax.Array) -> jax.Array:
 
     mixed = sharding.map_columns(product)(x.reshape(len(x), -1), mixing)
     return mixed.reshape(x.shape)
-
-
-def _robust(name: str) -> Lazy[Aggregator]:
-    return Lazy(lambda: imported(f"fedjax_graph.core.robust:{name}"))
-
-
-AGGREGATORS: Registry[Aggregator] = Registry(
-    "aggregator",
-    {
-        "median": median,
-        "weighted_mean": weighted_mean,
-        "geometric_median": _robust("geometric_median"),
-        "krum": _robust("krum"),
-        "multi_krum": _robust("multi_krum"),
-        "trimmed_mean": _robust("trimmed_mean"),
-    },
-    is_callable=True,
-)
-"""Those that need nothing but the cohort, under the names that a config gives."""
-register_aggregator = AGGREGATORS.registering()

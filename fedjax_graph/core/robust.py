@@ -8,25 +8,19 @@ With n clients that take part, `tolerance` says how many of them, f = floor(tole
 n), may send anything at all.
 """
 
-import dataclasses
-import functools
-import inspect
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core import arrays, trees
 from fedjax_graph.core.aggregation import (
-    AGGREGATORS,
-    Aggregator,
     Stacked,
     check_cohort,
     checked,
     client_mean,
     median,
 )
-from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.masks import lowest
@@ -171,55 +165,6 @@ def geometric_median(stacked: Stacked, cohort: Cohort) -> Stacked:
         return jax.tree.map(lambda x, new: jnp.where(stays, x, new), centre, moved)
 
     return checked(stacked, jax.lax.fori_loop(0, WEISZFELD_STEPS, step, first))
-
-
-def takes_tolerance(name: str) -> bool:
-    """Tells whether an aggregator of that name has a parameter `tolerance`.
-
-    Raises:
-      InputError: if there is none of that name.
-    """
-    parameters = inspect.signature(AGGREGATORS.look_up(name)).parameters
-    return "tolerance" in parameters
-
-
-def tolerant_names() -> str:
-    """Lists the aggregators with such a parameter, for messages."""
-    return ", ".join(filter(takes_tolerance, AGGREGATORS))
-
-
-def named(name: str, tolerance: float = TOLERANCE) -> Aggregator:
-    """An aggregator, told how many clients to withstand, if it asks for that.
-
-    Raises:
-      InputError: if there is none of that name.
-    """
-    aggregate = AGGREGATORS.look_up(name)
-    if not takes_tolerance(name):
-        return aggregate
-    return functools.partial(cast(Any, aggregate), tolerance=tolerance)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NamedAggregator(Checked):
-    """Configures which of `aggregation.AGGREGATORS` merges the clients' models."""
-
-    aggregator: str = limited("weighted_mean", choices=AGGREGATORS)
-    # share of a cohort that the trimmed mean, Krum and multi-Krum withstand
-    tolerance: float = limited(TOLERANCE, lower=0, below=0.5)
-
-    def __post_init__(self) -> None:
-        """Checks types and limits; raises `InputError`."""
-        super().__post_init__()
-        if self.tolerance != TOLERANCE and not takes_tolerance(self.aggregator):
-            raise InputError(
-                f"tolerance={self.tolerance}: aggregator={self.aggregator!r} takes "
-                f"none; {tolerant_names()} do"
-            )
-
-    def named_aggregator(self) -> Aggregator:
-        """The aggregator; by default the mean by number of examples."""
-        return named(self.aggregator, self.tolerance)
 
 
 def _sizes(

@@ -17,7 +17,7 @@ from fedjax_graph.algorithms.fed_per import fed_per
 from fedjax_graph.algorithms.fed_prox import FedProxConfig, fed_prox
 from fedjax_graph.algorithms.lg_fed_avg import lg_fed_avg
 from fedjax_graph.algorithms.scaffold import scaffold
-from fedjax_graph.core import aggregation, trees
+from fedjax_graph.core import aggregation, aggregators, trees
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.trees import expand_like
@@ -266,7 +266,7 @@ def by_cluster():
         )
 
     with tables.kept():
-        aggregation.register_aggregator("by_cluster")(mean)
+        aggregators.register_aggregator("by_cluster")(mean)
         yield "by_cluster"
 
 

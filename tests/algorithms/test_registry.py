@@ -10,7 +10,7 @@ from fedjax_graph import algorithms
 from fedjax_graph.algorithms import get_method, make_config, register_method
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.core import aggregation, configs
-from fedjax_graph.core.aggregation import register_aggregator
+from fedjax_graph.core.aggregators import register_aggregator
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import aggregation, graphs, trees
+from fedjax_graph.core import aggregation, aggregators, graphs, trees
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 
@@ -113,8 +113,8 @@ def test_nobodys_mean_is_zero_or_what_there_was(aggregate, expected):
 
 
 def test_aggregators_have_names():
-    assert aggregation.AGGREGATORS.look_up("weighted_mean") is aggregation.weighted_mean
-    assert aggregation.AGGREGATORS.look_up("median") is aggregation.median
+    assert aggregators.AGGREGATORS.look_up("weighted_mean") is aggregation.weighted_mean
+    assert aggregators.AGGREGATORS.look_up("median") is aggregation.median
 
 
 def test_none_is_the_identity():

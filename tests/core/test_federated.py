@@ -6,7 +6,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import aggregation, clients
+from fedjax_graph.core import aggregation, aggregators, clients
 from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import federated_round
@@ -104,7 +104,7 @@ def test_a_round_keeps_the_types_of_the_models():
     stacked = {"w": jnp.ones((5, 3), jnp.bfloat16), "n": counts}
     cohort = clients.Cohort(jnp.arange(5), jnp.array([1.0, 1, 1, 0, 0]))
     for name in ("weighted_mean", "median", "trimmed_mean", "geometric_median"):
-        merged = aggregation.AGGREGATORS.look_up(name)(stacked, cohort)
+        merged = aggregators.AGGREGATORS.look_up(name)(stacked, cohort)
         found = aggregation.checked(stacked, merged)
         types = {key: x.dtype for key, x in found.items()}
         assert types == {"w": jnp.bfloat16, "n": jnp.int32}

@@ -7,7 +7,7 @@ import numpy.testing as npt
 import pytest
 import scipy.optimize
 
-from fedjax_graph.core import aggregation, robust
+from fedjax_graph.core import aggregation, aggregators, robust
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 from tests import tables
@@ -106,7 +106,7 @@ def test_krum_takes_a_model_that_came_where_no_distance_is_finite(large):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_changes_nothing_whatever_it_holds(name, quick_jit):
-    aggregate = quick_jit(aggregation.AGGREGATORS.look_up(name))
+    aggregate = quick_jit(aggregators.AGGREGATORS.look_up(name))
     real = np.array(WEIGHTS) > 0
     stacked = stacked_params(len(WEIGHTS))
     alone = aggregate(
@@ -124,7 +124,7 @@ def test_of_few_it_is_their_mean_and_of_nobody_zero(name, taking_part):
     """Krum chooses one of two."""
     weights = [1] * taking_part + [0] * (3 - taking_part)
     values = {"w": np.array([[1.0, 2], [3, 4], [9, 9]], np.float32)}
-    merged = aggregation.AGGREGATORS.look_up(name)(values, cohort_of(weights))
+    merged = aggregators.AGGREGATORS.look_up(name)(values, cohort_of(weights))
     expected = {0: [0, 0], 1: [1, 2], 2: [1, 2] if name == "krum" else [2, 3]}
     npt.assert_allclose(merged["w"], [expected[taking_part]], atol=1e-5)
 
@@ -134,7 +134,7 @@ def test_a_minority_moves_the_mean_alone(name):
     rng = np.random.default_rng(1)
     honest = rng.normal(3, 0.1, (8, 4)).astype(np.float32)
     values = {"w": np.concatenate([honest, np.full((2, 4), -1e4, np.float32)])}
-    aggregate = robust.named(name, 0.2)
+    aggregate = aggregators.named(name, 0.2)
     merged = np.asarray(aggregate(values, cohort_of([1] * 10))["w"])
     assert (np.abs(merged - 3).max() < 0.3) == (name != "weighted_mean")
 
@@ -145,21 +145,21 @@ def test_whatever_a_minority_sends_the_model_is_near_the_others(name, value):
     rng = np.random.default_rng(1)
     honest = rng.normal(3, 0.1, (8, 4)).astype(np.float32)
     values = {"w": np.concatenate([np.full((2, 4), value, np.float32), honest])}
-    aggregate = robust.named(name, 0.2)
+    aggregate = aggregators.named(name, 0.2)
     merged = np.asarray(aggregate(values, cohort_of([1] * 10))["w"])
     assert np.abs(merged - 3).max() < 0.3
 
 
 def test_only_those_that_ask_are_told():
-    assert robust.named("median", 0.4) is aggregation.median
-    told = robust.named("krum", 0.4)
+    assert aggregators.named("median", 0.4) is aggregation.median
+    told = aggregators.named("krum", 0.4)
     assert told.keywords == {"tolerance": 0.4}
-    asking = [name for name in NAMES if robust.takes_tolerance(name)]
+    asking = [name for name in NAMES if aggregators.takes_tolerance(name)]
     assert sorted(asking) == ["krum", "multi_krum", "trimmed_mean"]
-    assert set(asking) == set(robust.tolerant_names().split(", "))
-    robust.NamedAggregator(aggregator="krum", tolerance=0.4)
+    assert set(asking) == set(aggregators.tolerant_names().split(", "))
+    aggregators.NamedAggregator(aggregator="krum", tolerance=0.4)
     with pytest.raises(InputError, match="tolerance=0.4: aggregator='median' takes no"):
-        robust.NamedAggregator(aggregator="median", tolerance=0.4)
+        aggregators.NamedAggregator(aggregator="median", tolerance=0.4)
 
 
 def test_an_aggregator_of_ones_own_may_ask_too():
@@ -167,8 +167,8 @@ def test_an_aggregator_of_ones_own_may_ask_too():
         return jax.tree.map(lambda x: x[:1] * tolerance, stacked)
 
     with tables.kept():
-        aggregation.register_aggregator("own", own)
-        config = robust.NamedAggregator(aggregator="own", tolerance=0.25)
+        aggregators.register_aggregator("own", own)
+        config = aggregators.NamedAggregator(aggregator="own", tolerance=0.25)
         merged = config.named_aggregator()(
             {"w": jnp.full((3, 2), 4.0)}, cohort_of([1] * 3)
         )

@@ -37,7 +37,7 @@ PLUGIN = """
 import dataclasses
 import numpy as np
 from fedjax_graph.algorithms import register_method
-from fedjax_graph.core import aggregation
+from fedjax_graph.core import aggregation, aggregators
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.data import register_dataset
 from fedjax_graph.data.traffic import synthetic
@@ -53,7 +53,7 @@ def my_roads():
     return synthetic.traffic_network(num_sensors=7, num_days=2)
 
 register_model("small_rnn", lambda task: RNNForecaster(3))
-aggregation.register_aggregator("my_mean", aggregation.weighted_mean)
+aggregators.register_aggregator("my_mean", aggregation.weighted_mean)
 """
 SETTINGS = {
     "methods": ["fed_avg_m", "sfl_star"],

@@ -46,13 +46,13 @@ from fedjax_graph.core import (
     sharding,
     trees,
 )
+from fedjax_graph.core.aggregators import NamedAggregator
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.channel import ChannelConfig
 from fedjax_graph.core.checks import Checked, limited
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import federated_round
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.core.robust import NamedAggregator
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.windows import TrafficData, Windows
 from fedjax_graph.models import graph_network, seq2seq

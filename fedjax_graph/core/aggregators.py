@@ -1,0 +1,80 @@
+"""Aggregators by name: those that need nothing but the cohort.
+
+`aggregation` and `robust` have the functions; here are the names that a config gives.
+"""
+
+import dataclasses
+import functools
+import inspect
+from typing import Any, cast
+
+from fedjax_graph.core import aggregation, robust
+from fedjax_graph.core.aggregation import Aggregator
+from fedjax_graph.core.checks import Checked, limited
+from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.registry import Registry
+from fedjax_graph.core.robust import TOLERANCE
+
+AGGREGATORS: Registry[Aggregator] = Registry(
+    "aggregator",
+    {
+        "median": aggregation.median,
+        "weighted_mean": aggregation.weighted_mean,
+        "geometric_median": robust.geometric_median,
+        "krum": robust.krum,
+        "multi_krum": robust.multi_krum,
+        "trimmed_mean": robust.trimmed_mean,
+    },
+    is_callable=True,
+)
+"""Name -> aggregator."""
+register_aggregator = AGGREGATORS.registering()
+
+
+def takes_tolerance(name: str) -> bool:
+    """Tells whether an aggregator of that name has a parameter `tolerance`.
+
+    Raises:
+      InputError: if there is none of that name.
+    """
+    parameters = inspect.signature(AGGREGATORS.look_up(name)).parameters
+    return "tolerance" in parameters
+
+
+def tolerant_names() -> str:
+    """Lists the aggregators with such a parameter, for messages."""
+    return ", ".join(filter(takes_tolerance, AGGREGATORS))
+
+
+def named(name: str, tolerance: float = TOLERANCE) -> Aggregator:
+    """An aggregator, told how many clients to withstand, if it asks for that.
+
+    Raises:
+      InputError: if there is none of that name.
+    """
+    aggregate = AGGREGATORS.look_up(name)
+    if not takes_tolerance(name):
+        return aggregate
+    return functools.partial(cast(Any, aggregate), tolerance=tolerance)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedAggregator(Checked):
+    """Configures which of `aggregation.AGGREGATORS` merges the clients' models."""
+
+    aggregator: str = limited("weighted_mean", choices=AGGREGATORS)
+    # share of a cohort that the trimmed mean, Krum and multi-Krum withstand
+    tolerance: float = limited(TOLERANCE, lower=0, below=0.5)
+
+    def __post_init__(self) -> None:
+        """Checks types and limits; raises `InputError`."""
+        super().__post_init__()
+        if self.tolerance != TOLERANCE and not takes_tolerance(self.aggregator):
+            raise InputError(
+                f"tolerance={self.tolerance}: aggregator={self.aggregator!r} takes "
+                f"none; {tolerant_names()} do"
+            )
+
+    def named_aggregator(self) -> Aggregator:
+        """The aggregator; by default the mean by number of examples."""
+        return named(self.aggregator, self.tolerance)
