@@ -191,7 +191,11 @@ def image_problem(study: SFLSettings) -> Problem:
     return Problem(
         dataset,
         splits,
-        task=dataclasses.replace(task, num_classes=len(dataset.class_names)),
+        task=dataclasses.replace(
+            task,
+            num_classes=len(dataset.class_names),
+            num_channels=dataset.train_images.shape[-1],
+        ),
         size=size,
         num_examples=_num_trained(train.mask, task),
         checksum=fingerprint(

@@ -19,7 +19,6 @@ from fedjax_graph.models.normalization import BatchNorm
 
 IMAGE_SIZE = 32
 MIN_IMAGE_SIZE = 8  # three times halved
-NUM_CHANNELS = 3
 LOGIT_SCALE = 0.2
 
 
@@ -88,7 +87,7 @@ class ResNet9(nn.Module):
         """Computes the logits of images.
 
         Args:
-          images: [B, H, W, 3] normalised, H and W at least 8.
+          images: [B, H, W, C] normalised, H and W at least 8.
           mask: [B] in training, 0 for padding, and `batch_stats` must be mutable; None
             to normalise by the running statistics.
 
@@ -112,7 +111,7 @@ def halve(x: jax.Array) -> jax.Array:
     return jnp.maximum(rows[:, :, ::2], rows[:, :, 1::2])
 
 
-def init_model(model: ResNet9, key: jax.Array) -> Model:
-    """Draws fresh {"params", "batch_stats"}; no shape depends on the images."""
-    images = jnp.zeros((1, IMAGE_SIZE, IMAGE_SIZE, NUM_CHANNELS))
+def init_model(model: ResNet9, key: jax.Array, num_channels: int = 3) -> Model:
+    """Draws fresh {"params", "batch_stats"}; no shape depends on the images' size."""
+    images = jnp.zeros((1, IMAGE_SIZE, IMAGE_SIZE, num_channels))
     return cast(Model, model.init(key, images))

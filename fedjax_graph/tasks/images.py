@@ -51,6 +51,7 @@ class ImageTask(Checked):
     kind: Literal["images"] = "images"
     width: int = limited(64, lower=1)
     num_classes: int = limited(10, lower=1)
+    num_channels: int = limited(3, lower=1)  # of an image: 1 of a grey one
     batch_size: int = limited(128, lower=1)
     local_epochs: int = limited(20, lower=1)
     optimizer: OptimizerConfig = OptimizerConfig(
@@ -69,7 +70,7 @@ class ImageTask(Checked):
         """The task's functions."""
         model = ResNet9(self.width, self.num_classes)
         return Task(
-            init=lambda key: init_model(model, key),
+            init=lambda key: init_model(model, key, self.num_channels),
             client_data=lambda data: (data.indices, data.mask),
             update=client_update(model, self),
             evaluate=evaluate_images(model, self.eval_batch_size),
@@ -199,7 +200,7 @@ def normalise(data: ImageData, pixels: jax.Array) -> jax.Array:
 
     Args:
       data: brings these.
-      pixels: [..., 3] uint8.
+      pixels: [..., C] uint8, of C channels.
     """
     return (pixels / jnp.float32(255) - data.mean) / data.std
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import numpy.testing as npt
 import pytest
@@ -272,6 +273,31 @@ def test_options_that_are_not_given_are_the_configs_own():
         if default is not None:  # says what a config has
             assert fields[field].default == default
     assert StructureConfig().target == SFLStudy().structure_target
+
+
+def test_grey_images_are_dealt_out_and_trained_on(tmp_path):
+    """By shapes alone, which take no compiler; the moments are of the one channel."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (60, 12, 10), dtype=np.uint8)
+    labels = np.arange(60) % 5
+    path = tmp_path / "digits.npz"
+    halves = {"train_images": pixels, "test_images": pixels, "train_labels": labels}
+    np.savez(path, **halves, test_labels=labels)
+    few = {"num_clients": 5, "shards": 2, "width": 2, "batch_size": 4}
+    study = SFLStudy(**few, dataset=str(path), methods=("fed_avg",))
+    problem = sfl_problem.make(study)
+    assert (problem.task.num_channels, problem.task.num_classes) == (1, 5)
+    train = problem.splits["train"]
+    npt.assert_allclose(train.mean, [pixels.mean() / 255], rtol=1e-6)
+    npt.assert_allclose(train.std, [pixels.std() / 255], rtol=1e-6)
+    values = study.method_values("fed_avg") | {"task": problem.task}
+    _, algorithm = running.build("fed_avg", values)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), train)
+    kernel = state.models["params"]["prep"]["kernel"]
+    assert kernel.shape == (1, 3, 3, 1, 2)
+    after, _ = jax.eval_shape(algorithm.round, state, train, jax.random.key(1))
+    assert after.models["params"]["prep"]["kernel"].shape == kernel.shape
+    jax.eval_shape(algorithm.evaluate, state, problem.splits["test"])
 
 
 def test_clients_along_another_graph_are_other_data():

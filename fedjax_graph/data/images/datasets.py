@@ -61,9 +61,9 @@ class ImageDataset:
     """Images and their labels, on the host. A label is an index into `class_names`."""
 
     name: str
-    train_images: np.ndarray  # [M, H, W, 3] uint8
+    train_images: np.ndarray  # [M, H, W, C] uint8
     train_labels: np.ndarray  # [M] int32
-    test_images: np.ndarray  # [L, H, W, 3] uint8
+    test_images: np.ndarray  # [L, H, W, C] uint8
     test_labels: np.ndarray  # [L] int32
     class_names: tuple[str, ...]
     notes: tuple[str, ...] = ()  # what was done to the data since it was published
@@ -78,7 +78,8 @@ def load(name: str, data_dir: files.Folder = None) -> ImageDataset:
 
     A .npz file is a `numpy.savez` archive without object arrays:
 
-        train_images [M, H, W, 3], test_images [L, H, W, 3]     uint8, red green blue
+        train_images [M, H, W, C], test_images [L, H, W, C]     uint8, C channels,
+                                  or [M, H, W], [L, H, W] of grey images
         train_labels [M], test_labels [L]                       integers from 0 on
         class_names [C]                                         optional: text
 
@@ -149,9 +150,9 @@ def _noted(dataset: ImageDataset) -> ImageDataset:
 def _read_cifar10(path: Path) -> ImageDataset:
     if path.suffix == ".npz":
         dataset = _read_npz(path, CIFAR10, CIFAR10_CLASSES)
-        if dataset.train_images.shape[1:3] != (32, 32):
+        if dataset.train_images.shape[1:] != (32, 32, 3):
             raise InputError(
-                f"{path}: expected the 32 x 32 images of {CIFAR10}, found "
+                f"{path}: expected the 32 x 32 images of {CIFAR10} in colour, found "
                 f"{_size(dataset)}; pass the path of a .npz to read it as your own"
             )
         return dataset
@@ -254,6 +255,9 @@ def _read_npz(
         if class_names is None:
             class_names = _npz_class_names(arrays)
         fields = {key: arrays[key] for key in _KEYS}
+        for key in ("train_images", "test_images"):
+            if fields[key].ndim == 3:  # grey ones, as MNIST is often kept
+                fields[key] = fields[key][..., None]
         dataset = ImageDataset(name, **fields, class_names=class_names)
         check(dataset)
         return dataclasses.replace(
@@ -296,20 +300,16 @@ def check(dataset: ImageDataset) -> None:
     if dataset.test_images.shape[1:] != dataset.train_images.shape[1:]:
         raise InputError(
             f"training images of {_size(dataset)} and test images of "
-            f"{_size(dataset, 'test_images')}; they have to be of one size"
+            f"{_size(dataset, 'test_images')}; they have to be of one size, and of as "
+            "many channels"
         )
 
 
 def _checked_images(key: str, images: np.ndarray) -> np.ndarray:
-    if (
-        images.dtype != np.uint8
-        or images.ndim != 4
-        or images.shape[-1] != 3
-        or not images.size
-    ):
+    if images.dtype != np.uint8 or images.ndim != 4 or not images.size:
         raise InputError(
             f"{key} has shape {images.shape} and type {images.dtype}, expected "
-            "[images, height, width, 3] uint8, at least one image"
+            "[images, height, width, channels] uint8, at least one image"
         )
     return images
 

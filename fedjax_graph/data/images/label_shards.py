@@ -29,12 +29,12 @@ class ImageData(NamedTuple):
     A padded client has weight 0, mask 0, no edges and any indices.
     """
 
-    images: jax.Array  # [N, H, W, 3] uint8, all images, training and test ones
+    images: jax.Array  # [N, H, W, C] uint8, all images, training and test ones
     labels: jax.Array  # [N] int32
     indices: jax.Array  # [K, S] int32, which images are the client's in this split
     mask: jax.Array  # [K, S] float32, 0 for padding
-    mean: jax.Array  # [3] float32, of the training pixels in [0, 1]
-    std: jax.Array  # [3] float32, likewise
+    mean: jax.Array  # [C] float32, of the training pixels in [0, 1]
+    std: jax.Array  # [C] float32, likewise
     graph: graphs.Graph  # K nodes
     client_ids: jax.Array  # [K] int32, identity of each client: seeds its randomness
     client_weights: jax.Array  # [K] float32, number of training images; 0 = padding
@@ -253,10 +253,12 @@ def _validation_draw(
 
 
 def _moments(dataset: ImageDataset) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [3] and standard deviation [3] of the training pixels in [0, 1]."""
-    counts = np.zeros((3, 256))  # how many pixels have each value: exact, and small
+    """Mean [C] and standard deviation [C] of the training pixels in [0, 1]."""
+    num_channels = dataset.train_images.shape[-1]
+    # How many pixels have each value: exact, and small.
+    counts = np.zeros((num_channels, 256))
     for image in dataset.train_images:
-        for channel in range(3):
+        for channel in range(num_channels):
             values = image[..., channel].ravel()
             counts[channel] += np.bincount(values, minlength=256)
     weights = counts / counts.sum(axis=1, keepdims=True)

@@ -109,6 +109,19 @@ def test_a_users_npz(cache, tmp_path):
     assert images.reads(str(path))
 
 
+@pytest.mark.parametrize("num_channels", [1, 4])
+def test_images_have_any_number_of_channels(cache, tmp_path, num_channels):
+    """Grey ones also without an axis of theirs, as MNIST is often kept."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (6, 5, 4, num_channels), dtype=np.uint8)
+    forms = [pixels, pixels[..., 0]] if num_channels == 1 else [pixels]
+    for i, form in enumerate(forms):
+        own = {"train_images": form, "test_images": form[:4]}
+        dataset = images.load(str(write_npz(tmp_path / f"mine{i}.npz", **own)))
+        np.testing.assert_array_equal(dataset.train_images, pixels)
+        np.testing.assert_array_equal(dataset.test_images, pixels[:4])
+
+
 def test_a_users_npz_may_name_its_classes(cache, tmp_path):
     path = write_npz(tmp_path / "mine.npz", class_names=np.array(["a", "b", "c"]))
     assert images.load(str(path)).class_names == ("a", "b", "c")
@@ -282,7 +295,8 @@ PIXELS = arrays()["train_images"]
     [
         ({"remove": ("test_labels",)}, "no array 'test_labels'; found test_images"),
         ({"train_images": PIXELS / 255}, "train_images.*float64.*uint8"),
-        ({"train_images": PIXELS[..., :1]}, r"\(6, 5, 4, 1\)"),
+        ({"train_images": PIXELS[..., :1]}, "of one size, and of as many channels"),
+        ({"train_images": PIXELS[0, 0]}, r"\(4, 3\).*height, width, channels"),
         ({"train_images": PIXELS[:0]}, "at least one image"),
         ({"test_images": PIXELS[:4, :4]}, "5 x 4 and test images of 4 x 4"),
         ({"train_labels": np.zeros(5, int)}, r"\(5,\).*each of 6 images"),
@@ -309,7 +323,7 @@ def test_other_npz_files(cache, tmp_path):
     assert not images.reads(str(path))
     write_npz(tmp_path / "cifar10.npz")
     fails(
-        "32 x 32 images of cifar10, found 5 x 4",
+        "32 x 32 images of cifar10 in colour, found 5 x 4",
         "cifar10",
         tmp_path,
         start=tmp_path / "cifar10.npz",
