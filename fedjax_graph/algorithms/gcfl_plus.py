@@ -14,11 +14,11 @@ whole, yet not one by one:
 by the minimum cut of a graph with weights max(D) - D, where D are the distances by
 dynamic time warping of the clients' norms of the gradient over the last rounds.
 
-Differences from the paper: its experiments are on whole graphs, ours on any task, and
-in its code clients share the graph convolutions alone, here all layers; as in OpenFGL
-clients count alike in Eq. 2's mean, the norm is that of a round's last
-gradient, splits begin after `first_rounds` rounds, and one cluster a round is split,
-of the lowest client; then norms are gathered anew. Who stays away keeps its last norm.
+Differences from the paper: its experiments are on whole graphs, ours on any task; its
+code shares graph convolutions alone, this all layers. As in OpenFGL clients count alike
+in Eq. 2's mean, the norm is that of a round's last gradient, splits begin after
+`first_rounds` rounds, and one cluster a round is split, of the lowest client; then
+norms are gathered anew. Who stays away keeps its last norm.
 """
 
 import dataclasses
@@ -110,7 +110,7 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         state = GCFLPlusState(models, state.num_rounds + 1, together, norms, num_norms)
         return state, {"train_loss": loss}
 
-    return task_algorithm(task, init, round_, config)
+    return task_algorithm(task, init, round_, config)._replace(reads_all_clients=True)
 
 
 def split(

@@ -191,13 +191,14 @@ def test_no_method_is_forgotten():
 
 
 def test_which_methods_read_what_clients_outside_of_the_cohort_keep():
-    """A mean over all clients, of controls or gradients, or what neighbours have."""
+    """A mean over all clients, of models, controls or gradients, or of neighbours."""
     made = {
         name: get_method(name).factory(make_config(name, TINY[problem][name]))
         for name, problem in CASES.values()
     }
     found = {name for name, method in made.items() if method.reads_all_clients}
-    assert found == {"fed_dc", "fed_gcn", "fed_sage_plus", "gru_fmtl", "scaffold"}
+    means = {"fed_dc", "scaffold", "sfl", "sfl_lg", "sfl_per", "sfl_star"}
+    assert found == means | {"fed_gcn", "fed_sage_plus", "gcfl_plus", "gru_fmtl"}
 
 
 def test_methods_say_which_share_of_the_clients_they_sample():

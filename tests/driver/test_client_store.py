@@ -199,7 +199,8 @@ def test_first_states_are_made_for_some_clients_at_a_time(monkeypatch):
     [
         ("scaffold", DATA, "read what clients outside of the cohort keep"),
         ("fed_dc", DATA, "read what clients outside of the cohort keep"),
-        ("sfl", quadratic.make_data(), "the graph has 5 nodes"),
+        ("sfl", quadratic.make_data(), "read what clients outside of the cohort keep"),
+        ("graph_fed_avg", quadratic.make_data(), "the graph has 5 nodes"),
         ("ditto", DATA._replace(client_ids=jnp.zeros(5, int)), "two clients with"),
     ],
 )

@@ -151,7 +151,7 @@ def _sfl(
         return lambda path: is_local(path) or rule(path)
 
     personal = stays(build_task(config.task))
-    return federated(
+    algorithm = federated(
         config,
         aggregator,
         update=pulled_update(config, personal),
@@ -160,6 +160,7 @@ def _sfl(
         is_personal=stays,
         **settings,
     )
+    return algorithm._replace(reads_all_clients=True)  # w is the mean of all u_i
 
 
 def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
