@@ -7,10 +7,7 @@ and the client trains the networks of `models.adaptive_propagation`, which has E
 5. Then Eq. 4 is scored. All clients get the global model once more before the later
 rounds, in which nothing crosses. Differences from the paper: what it leaves open is
 OpenFGL's (Eq. 3 compares logits with P, Eq. 4 takes a softmax of P; a step a round,
-moments last); a client that has no training node is scored by the global model. The
-authors' own code departs from OpenFGL's, and so from this: the likeness R of nodes has
-a share beta = 0.2 of who is alike by P (0 here), alpha is 0.05, and of the networks
-the ones that the homophily chooses are trained, for 200 epochs.
+moments last); a client that has no training node is scored by the global model.
 """
 
 import dataclasses

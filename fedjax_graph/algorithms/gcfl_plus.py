@@ -14,11 +14,10 @@ whole, yet not one by one:
 by the minimum cut of a graph with weights max(D) - D, where D are the distances by
 dynamic time warping of the clients' norms of the gradient over the last rounds.
 
-Differences from the paper: its experiments are on whole graphs, ours on any task; its
+Differences from the paper: experiments there are on whole graphs, here on any task; its
 code shares graph convolutions alone, this all layers. As in OpenFGL clients count alike
-in Eq. 2's mean, the norm is that of a round's last gradient, splits begin after
-`first_rounds` rounds, and one cluster a round is split, of the lowest client; then
-norms are gathered anew. Who stays away keeps its last norm.
+in Eq. 2, the norm is that of a round's last gradient, splits begin after `first_rounds`
+rounds, one cluster a round is split, of the lowest client, and norms gathered anew.
 """
 
 import dataclasses
