@@ -6,9 +6,9 @@ from fedjax_graph.algorithms import REGISTRY
 from fedjax_graph.core.aggregators import AGGREGATORS
 from fedjax_graph.core.optimizers import OPTIMIZERS, SCHEDULES
 from fedjax_graph.data.catalog import DATASETS
-from fedjax_graph.tasks import TASKS, nodes, subgraphs, traffic_rnn
+from fedjax_graph.tasks import TASKS, images, nodes, subgraphs, traffic_rnn
 
-MODELS = (nodes.MODELS, subgraphs.MODELS, traffic_rnn.MODELS)
+MODELS = (images.MODELS, nodes.MODELS, subgraphs.MODELS, traffic_rnn.MODELS)
 TABLES = (AGGREGATORS, DATASETS, OPTIMIZERS, REGISTRY, SCHEDULES, TASKS, *MODELS)
 
 

@@ -31,10 +31,7 @@ IMAGE_OPTIONS = (
     *("num_clients", "shards", "relation_weights", "num_images", "num_test_images"),
     *("width", "drop_last"),
 )
-TRAFFIC_OPTIONS = (
-    *("num_sensors", "num_days", "split_ratio"),
-    *("model", "rnn_hidden_size"),
-)
+TRAFFIC_OPTIONS = ("num_sensors", "num_days", "split_ratio", "rnn_hidden_size")
 
 
 def over_clients(name: str) -> Callable[[Entry], str]:
@@ -147,12 +144,13 @@ def image_problem(study: SFLSettings) -> Problem:
     study.refuse(TRAFFIC_OPTIONS, "is for traffic; --num_images cuts an image set")
     is_code = study.protocol == "code"
     drop_last = study.drop_last if study.is_given("drop_last") else is_code
-    task = make_task(
-        study, ImageTask, width=study.setting("width"), drop_last=drop_last
-    )
+    own = {"model": study.model, "width": study.setting("width")}
+    task = make_task(study, ImageTask, drop_last=drop_last, **own)
+    task.module()  # raises before a folder is made
     dataset = data.load(study.dataset_name, study.data_dir, kind="images")
     height, width = dataset.train_images.shape[1:3]
-    if min(height, width) < resnet.MIN_IMAGE_SIZE:
+    is_small = min(height, width) < resnet.MIN_IMAGE_SIZE
+    if is_small and task.model == ImageTask.model:
         raise InputError(
             f"{dataset.name}: images of {height} x {width} pixels, expected at least "
             f"{resnet.MIN_IMAGE_SIZE} each way"
@@ -194,7 +192,7 @@ def image_problem(study: SFLSettings) -> Problem:
         task=dataclasses.replace(
             task,
             num_classes=len(dataset.class_names),
-            num_channels=dataset.train_images.shape[-1],
+            image_shape=dataset.train_images.shape[1:],
         ),
         size=size,
         num_examples=_num_trained(train.mask, task),
@@ -272,6 +270,7 @@ def in_effect(study: SFLSettings) -> dict[str, Any]:
             "split_ratio": study.split_ratio or split_in_words(study.dataset_name),
         }
     return found | {
+        "model": study.model or task.model,
         "num_clients": study.setting("num_clients"),
         "width": study.setting("width", task.width),
         "num_images": study.num_images or "all",

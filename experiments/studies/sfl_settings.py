@@ -86,7 +86,7 @@ class SFLSettings(TrafficStudy):
         None, "Channels of ResNet9's first layer; the paper's: 64.", lower=1
     )
     model: str | None = option(
-        None, "Of traffic: rnn, the paper's, or a plugin's by name."
+        None, "The papers': rnn on traffic, resnet9 on images; or a plugin's by name."
     )
     rnn_hidden_size: int | None = option(
         None, "Of the traffic model; the paper's: 64.", lower=1

@@ -78,6 +78,25 @@ class SubgraphModel(FlaxModule, Protocol):
         ...
 
 
+class ImageModel(FlaxModule, Protocol):
+    """A model of images, on which the task `images` runs.
+
+    Its last layer is called `head`, and stands in no other; FedPer and LG-FedAvg tell
+    it by this name, and what it reads are the embeddings of images. Besides `params` it
+    may keep `batch_stats`; random streams are not available.
+    """
+
+    def __call__(self, images: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Logits [B, classes]; those of padding are finite.
+
+        Args:
+          images: [B, H, W, C], standardised by channel.
+          mask: [B] in training, 0 for padding, where `batch_stats` may change; None
+            where a model is scored, and is to take those.
+        """
+        ...
+
+
 class TrafficModel(FlaxModule, Protocol):
     """A model of one sensor's readings, on which the task `traffic_rnn` runs.
 

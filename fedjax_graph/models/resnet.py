@@ -5,19 +5,15 @@ Page, "How to Train Your ResNet" (myrtle.ai, 2018): a short residual network (He
 released code gives it: a residual at the first two of three layers.
 """
 
-from typing import cast
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core import mesh
-from fedjax_graph.core.local import Model
 from fedjax_graph.models import winograd
 from fedjax_graph.models.linear import fan_in_uniform
 from fedjax_graph.models.normalization import BatchNorm
 
-IMAGE_SIZE = 32
 MIN_IMAGE_SIZE = 8  # three times halved
 LOGIT_SCALE = 0.2
 
@@ -109,9 +105,3 @@ def halve(x: jax.Array) -> jax.Array:
     x = x[:, : x.shape[1] // 2 * 2, : x.shape[2] // 2 * 2]
     rows = jnp.maximum(x[:, ::2], x[:, 1::2])
     return jnp.maximum(rows[:, :, ::2], rows[:, :, 1::2])
-
-
-def init_model(model: ResNet9, key: jax.Array, num_channels: int = 3) -> Model:
-    """Draws fresh {"params", "batch_stats"}; no shape depends on the images' size."""
-    images = jnp.zeros((1, IMAGE_SIZE, IMAGE_SIZE, num_channels))
-    return cast(Model, model.init(key, images))

@@ -18,13 +18,16 @@ import optax
 from fedjax_graph.core import arrays, batching, clients
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.local import LocalResult, Model, local_steps
 from fedjax_graph.core.masks import lowest, masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.registry import Registry
 from fedjax_graph.core.task import Embedded, Task, flipped, in_head
 from fedjax_graph.data.images.label_shards import ImageData
 from fedjax_graph.models.embeddings import apply_with_embeddings
-from fedjax_graph.models.resnet import ResNet9, init_model
+from fedjax_graph.models.protocols import ImageModel, built
+from fedjax_graph.models.resnet import ResNet9
 from fedjax_graph.tasks import augmentation
 
 GROUP_PERCENT = 5  # of the clients make the best and the worst group
@@ -49,9 +52,10 @@ class ImageTask(Checked):
     """Hyper-parameters of image classification; the defaults: the released code's."""
 
     kind: Literal["images"] = "images"
+    model: str = "resnet9"  # a name of MODELS
     width: int = limited(64, lower=1)
     num_classes: int = limited(10, lower=1)
-    num_channels: int = limited(3, lower=1)  # of an image: 1 of a grey one
+    image_shape: tuple[int, int, int] = (32, 32, 3)  # height, width, channels
     batch_size: int = limited(128, lower=1)
     local_epochs: int = limited(20, lower=1)
     optimizer: OptimizerConfig = OptimizerConfig(
@@ -66,11 +70,29 @@ class ImageTask(Checked):
     drop_last: bool = False  # of an epoch's batches, where the last one is not full
     eval_batch_size: int = limited(256, lower=1)
 
+    def __post_init__(self) -> None:
+        """Checks types and limits; raises `InputError`."""
+        super().__post_init__()
+        if min(self.image_shape) < 1:
+            raise InputError(
+                f"image_shape={self.image_shape}: expected three sizes, 1 or more"
+            )
+
+    def module(self) -> ImageModel:
+        """The model that clients train.
+
+        Raises:
+          InputError: if none is registered under this name, or it lacks what
+            `ImageModel` asks for.
+        """
+        what = f"image model {self.model!r}"
+        return built(MODELS.look_up(self.model), self, ImageModel, what)
+
     def build(self) -> Task:
-        """The task's functions."""
-        model = ResNet9(self.width, self.num_classes)
+        """The task's functions; raises as `module`."""
+        model = self.module()
         return Task(
-            init=lambda key: init_model(model, key, self.num_channels),
+            init=lambda key: init(model, self.image_shape, key),
             client_data=lambda data: (data.indices, data.mask),
             update=client_update(model, self),
             evaluate=evaluate_images(model, self.eval_batch_size),
@@ -88,10 +110,31 @@ class ImageTask(Checked):
         )
 
 
+MODELS: Registry[Callable[[ImageTask], ImageModel]] = Registry(
+    "image model",
+    {"resnet9": lambda task: ResNet9(task.width, task.num_classes)},
+    is_callable=True,
+)
+"""Name -> factory: the task's config -> module; see `register_model`."""
+register_model = MODELS.registering()
+"""Registers a model of one's own by a function of the task's config.
+
+    register_model("mine", lambda task: ResNet9(task.width, task.num_classes))
+
+or as a decorator of that function. The module that it returns offers what
+`models.protocols.ImageModel` asks for.
+"""
+
+
+def init(model: ImageModel, image_shape: tuple[int, int, int], key: jax.Array) -> Model:
+    """Fresh parameters and running statistics, for images [H, W, C]."""
+    return {"batch_stats": {}} | model.init(key, jnp.zeros((1, *image_shape)))
+
+
 # --- Training on one client ----------------------------------------------------------
 
 
-def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResult]:
+def client_update(model: ImageModel, config: ImageTask) -> Callable[..., LocalResult]:
     """Factory of the local epochs of one client; see `Task.update`.
 
     The loss it reports is the mean over the images of all epochs. A term weighs as much
@@ -121,7 +164,7 @@ def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResul
                 seen = Embedded(embeddings, labels, batch.mask, batch.mask)
                 share = jnp.sum(batch.mask) / config.batch_size
                 value += share * add(params, seen, batch.key)
-            return value, changed["batch_stats"]
+            return value, changed.get("batch_stats", stats)
 
         batches = epoch_batches(
             key,
@@ -141,7 +184,7 @@ def client_update(model: ResNet9, config: ImageTask) -> Callable[..., LocalResul
     return update
 
 
-def embed_images(model: ResNet9, batch_size: int) -> Callable[..., Embedded]:
+def embed_images(model: ImageModel, batch_size: int) -> Callable[..., Embedded]:
     """Factory of one client's embeddings, of images without noise; see `Task.embed`."""
 
     def embed(variables: Model, client_data, data: ImageData, key=None) -> Embedded:
@@ -227,7 +270,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def map_logits(
-    model: ResNet9, batch_size: int, reduce: Callable[..., Any]
+    model: ImageModel, batch_size: int, reduce: Callable[..., Any]
 ) -> Callable[[Model, ImageData], Any]:
     """Factory of a function of the logits of each client's images in a split.
 
@@ -276,7 +319,7 @@ def map_batches(
 
 
 def evaluate_images(
-    model: ResNet9, batch_size: int
+    model: ImageModel, batch_size: int
 ) -> Callable[[Model, ImageData], Metrics]:
     """Factory of `evaluate`: see `client_metrics`."""
 
@@ -352,7 +395,7 @@ def moments(values: jax.Array, group: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def predict_images(
-    model: ResNet9, batch_size: int
+    model: ImageModel, batch_size: int
 ) -> Callable[[Model, ImageData], jax.Array]:
     """Factory of `predict`: probabilities [K, S, classes] for the images of a split."""
 

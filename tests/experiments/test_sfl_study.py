@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import flax.linen as nn
 import jax
 import numpy as np
 import numpy.testing as npt
@@ -17,6 +18,7 @@ from fedjax_graph.core import aggregation, graphs
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.tasks import images
 from fedjax_graph.tasks.images import ImageTask
 from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 from tests import tables
@@ -286,7 +288,8 @@ def test_grey_images_are_dealt_out_and_trained_on(tmp_path):
     few = {"num_clients": 5, "shards": 2, "width": 2, "batch_size": 4}
     study = SFLStudy(**few, dataset=str(path), methods=("fed_avg",))
     problem = sfl_problem.make(study)
-    assert (problem.task.num_channels, problem.task.num_classes) == (1, 5)
+    assert problem.task.image_shape == (12, 10, 1)
+    assert problem.task.num_classes == 5
     train = problem.splits["train"]
     npt.assert_allclose(train.mean, [pixels.mean() / 255], rtol=1e-6)
     npt.assert_allclose(train.std, [pixels.std() / 255], rtol=1e-6)
@@ -298,6 +301,57 @@ def test_grey_images_are_dealt_out_and_trained_on(tmp_path):
     after, _ = jax.eval_shape(algorithm.round, state, train, jax.random.key(1))
     assert after.models["params"]["prep"]["kernel"].shape == kernel.shape
     jax.eval_shape(algorithm.evaluate, state, problem.splits["test"])
+
+
+def test_a_model_of_ones_own_is_trained_on_images(tmp_path, quick_jit):
+    """A linear one without statistics, whose shape depends on the images' size."""
+
+    class Linear(nn.Module):
+        num_classes: int
+
+        @nn.compact
+        def __call__(self, images, mask=None):
+            flat = images.reshape(len(images), -1)
+            return nn.Dense(self.num_classes, name="head")(flat)
+
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (60, 6, 5, 1), dtype=np.uint8)
+    labels = np.arange(60) % 5
+    path = tmp_path / "tiny.npz"
+    halves = {"train_images": pixels, "test_images": pixels, "train_labels": labels}
+    np.savez(path, **halves, test_labels=labels)
+    few = {"num_clients": 5, "shards": 2, "batch_size": 12, "local_epochs": 1}
+    steps = {
+        "client_optimizer": "sgd,learning_rate=0.1,weight_decay=0,schedule=constant"
+    }
+    with tables.kept():
+        images.register_model("linear", lambda task: Linear(task.num_classes))
+        study = SFLStudy(**few, **steps, dataset=str(path), model="linear")
+        problem = sfl_problem.make(study)
+        task = dataclasses.replace(problem.task, augment=False).build()
+        other = dataclasses.replace(study, model="cnn")
+        with pytest.raises(InputError, match="'cnn'; known: resnet9, linear"):
+            sfl_problem.make(other)
+    train = problem.splits["train"]
+    start = task.init(jax.random.key(0))
+    own = jax.tree.map(lambda x: x[1], task.client_data(train))
+    update = quick_jit(
+        lambda start, own, data: task.update(
+            start, own, jax.random.key(1), data, None, 0
+        )
+    )
+    moved = update(start, own, train).model["params"]["head"]
+    indices = np.asarray(own[0])[np.asarray(own[1]) > 0]  # one batch holds them all
+    assert len(indices) < 12
+    x = np.asarray(train.images)[indices].reshape(len(indices), -1) / 255
+    x = (x - float(train.mean[0])) / float(train.std[0])
+    head = jax.tree.map(lambda x: np.asarray(x, float), start["params"]["head"])
+    logits = x @ head["kernel"] + head["bias"]
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    wrong = shares - np.eye(5)[np.asarray(train.labels)[indices]]
+    rate = 0.1 / 12  # of the batch size, as the released code has it
+    npt.assert_allclose(moved["kernel"], head["kernel"] - rate * x.T @ wrong, atol=1e-5)
+    npt.assert_allclose(moved["bias"], head["bias"] - rate * wrong.sum(0), atol=1e-5)
 
 
 def test_clients_along_another_graph_are_other_data():
