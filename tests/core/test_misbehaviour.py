@@ -1,6 +1,7 @@
 """Clients that drop out, fall behind or lie, against loops over clients."""
 
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from fedjax_graph.core.local import local_steps, local_update, share_of_steps
 from fedjax_graph.core.misbehaviour import SCALES, Misbehaviour
 from fedjax_graph.core.task import flipped
 from tests.algorithms import quadratic
+from tests.algorithms.oracle import draw_cohort
 from tests.algorithms.problems import Nodes
 from tests.algorithms.quadratic import QuadraticTask
 
@@ -37,9 +39,12 @@ def move(model, reading, key):
     return {"w": model["w"] + reading}, jnp.sum(reading)
 
 
-def run_round(aggregate=aggregation.weighted_mean, key=KEY, **conduct):
+def run_round(
+    aggregate=aggregation.weighted_mean, key=KEY, participation=1.0, **conduct
+):
     config = ChannelConfig(misbehaviour=Misbehaviour(**conduct))
-    round_ = federated_round(move, aggregate, channel_config=config)
+    settings = {"participation": participation, "channel_config": config}
+    round_ = federated_round(move, aggregate, **settings)
     models, loss = round_({"w": START[None]}, READINGS, IDS, WEIGHTS, key)
     return np.asarray(models["w"]), float(loss)
 
@@ -183,6 +188,24 @@ def test_an_attacker_sends_another_model(attack, scale):
     npt.assert_allclose(models[0], expected, rtol=1e-5, atol=1e-5)
 
 
+def sampled(key, participation):
+    """Who is sampled for a round, by place."""
+    size = round(participation * NUM_CLIENTS)
+    return np.array(draw_cohort(jax.random.split(key)[0], IDS, size))
+
+
+def test_of_those_sampled_they_lie_who_lie_in_all_rounds():
+    conduct = {"byzantine_fraction": 0.5, "attack": "sign_flip"}
+    lies = np.asarray(misbehaviour.attackers(Misbehaviour(**conduct), IDS, WEIGHTS))
+    cohort = sampled(KEY, 0.4)
+    assert 0 < lies[cohort].sum() < 4 and np.any(lies[cohort] != lies[:4])
+    sent = START + READINGS
+    sent[lies] = attack_of("sign_flip", sent[lies], SCALES["sign_flip"])
+    expected = np.average(sent[cohort], axis=0, weights=WEIGHTS[cohort])
+    models, _ = run_round(participation=0.4, **conduct)
+    npt.assert_allclose(models[0], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_noise_is_normal_and_of_the_attackers_alone():
     conduct = {"byzantine_fraction": 0.5, "attack": "noise", "attack_scale": 3.0}
 
@@ -244,6 +267,22 @@ def test_labels_are_flipped_where_there_are_any():
     labels = jnp.array([0, 1, 4, -1])
     npt.assert_array_equal(flipped(labels, 5, jnp.bool_(True)), [4, 3, 0, -1])
     npt.assert_array_equal(flipped(labels, 5, jnp.bool_(False)), labels)
+
+
+def test_labels_of_a_cohort_are_flipped_where_its_clients_lie():
+    conduct = Misbehaviour(byzantine_fraction=0.5, attack="label_flip")
+    lies = np.asarray(misbehaviour.attackers(conduct, IDS, WEIGHTS))
+    cohort, labels = sampled(KEY, 0.4), np.arange(NUM_CLIENTS) % 5
+    assert 0 < lies[cohort].sum() < 4 and np.any(lies[cohort] != lies[:4])
+    task = (
+        QuadraticTask()
+        .build()
+        ._replace(flip_labels=lambda own, data, is_one: (flipped(own, 5, is_one), data))
+    )
+    data = types.SimpleNamespace(client_ids=IDS, client_weights=WEIGHTS)
+    args = jnp.asarray(labels[cohort]), jnp.asarray(cohort), data
+    found = misbehaviour.flipped_data(conduct, task, *args)
+    npt.assert_array_equal(found, np.where(lies, 4 - labels, labels)[cohort])
 
 
 def test_attackers_of_labels_learn_from_false_ones(quick_jit):
