@@ -194,6 +194,21 @@ def test_first_states_are_made_for_some_clients_at_a_time(monkeypatch):
     assert_same(ClientStore(make("ditto"), DATA, KEY).gather(EVERYBODY)[0], whole)
 
 
+@pytest.mark.parametrize("folder", [None, "clients"])
+def test_a_client_gets_the_first_state_that_is_its_own(tmp_path, monkeypatch, folder):
+    """Also in the last of chunks that do not divide the clients."""
+    monkeypatch.setattr(client_store, "CLIENTS_AT_ONCE", 2)
+
+    def init(key, data):
+        del key
+        return {"rows": data.client_ids[:, None] * jnp.arange(1, 8)}
+
+    own = make("fed_avg")._replace(init=init)
+    store = ClientStore(own, DATA, KEY, folder and tmp_path / folder)
+    expected = np.outer(DATA.client_ids, np.arange(1, 8))
+    npt.assert_array_equal(store.gather(EVERYBODY)[0]["rows"], expected)
+
+
 @pytest.mark.parametrize(
     "method, data, words",
     [
