@@ -1,4 +1,4 @@
-"""What a client of FedGTA measures, against dense algebra."""
+"""What clients of FedGTA measure and how they mix, against dense algebra."""
 
 import types
 
@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
 
-from fedjax_graph.algorithms import fed_gta
+from fedjax_graph.algorithms import fed_gta, get_method, make_config
 from tests import client_graphs
-from tests.client_graphs import NUM_CLASSES
+from tests.algorithms.oracle import draw_cohort
+from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES, alone
 
 
 def softmax(x):
@@ -22,7 +23,7 @@ def measured(config, own, logits):
     adjacency = np.zeros((len(logits), len(logits)))
     adjacency[own.receivers, own.senders] = 1
     degrees = adjacency.sum(axis=1)
-    scale = degrees**-0.5
+    scale = np.where(degrees > 0, np.maximum(degrees, 1) ** -0.5, 0)
     spread = scale[:, None] * adjacency * scale
     is_trained = own.is_trained[:, None] > 0
     first = labels = softmax(logits) * is_trained
@@ -61,3 +62,48 @@ def test_clients_measure_what_the_equations_say():
     found = fed_gta.measure(config, own, jnp.asarray(logits))
     for value, expected in zip(found, measured(config, own, logits), strict=True):
         npt.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_cohort_mixes_by_its_own_confidences(quick_jit):
+    """Eqs. 4 and 5 of three clients; 0 has weight 0, and one more is not sampled."""
+    task = {
+        "kind": "subgraphs",
+        "num_features": NUM_FEATURES,
+        "num_classes": NUM_CLASSES,
+        "hidden_size": 4,
+        "optimizer": {"name": "sgd", "learning_rate": 3.0},
+    }
+    config = make_config("fed_gta", {"task": task, "participation": 0.8})
+    method, built = get_method("fed_gta").factory(config), config.task.build()
+    data = client_graphs.make_splits()["train"]
+    data = data._replace(client_weights=data.client_weights.at[0].set(0))
+    start, key = method.init(jax.random.key(0), data), jax.random.key(1)
+    state, _ = quick_jit(method.round)(start, data, key)
+    cohort_key = jax.random.split(jax.random.split(key)[0])[0]
+    cohort = [1 + i for i in draw_cohort(cohort_key, data.client_ids[1:], 3)]
+    trained = {"params": state.models["local"]["params"], "batch_stats": {}}
+    logits = np.asarray(built.logits(trained, data), float)
+    found = (alone(data, i) for i in cohort)
+    found = [
+        measured(config, own, logits[i, : len(own.labels)])
+        for i, own in zip(cohort, found, strict=True)
+    ]
+    confidences, moments = map(np.stack, zip(*found, strict=True))
+    units = moments / np.linalg.norm(moments, axis=1, keepdims=True)
+    shares = (units @ units.T > config.similarity) * confidences
+    shares /= shares.sum(axis=1, keepdims=True)
+    for u, v, first in zip(
+        *(
+            map(np.asarray, jax.tree.leaves(models["params"]))
+            for models in (state.models, trained, start.models)
+        ),
+        strict=True,
+    ):
+        mixed = np.tensordot(shares, v[cohort], 1)
+        npt.assert_allclose(u[cohort], mixed, rtol=1e-4, atol=1e-5)
+        others = np.setdiff1d(np.arange(NUM_CLIENTS), cohort)
+        npt.assert_array_equal(u[others], first[others])
+    scored = np.asarray(method.predict(state, data))
+    npt.assert_allclose(scored, jax.nn.softmax(logits), rtol=1e-4, atol=1e-5)
+    of_mixed = built.predict({**trained, "params": state.models["params"]}, data)
+    assert np.abs(scored - of_mixed)[cohort].max() > 0.01
