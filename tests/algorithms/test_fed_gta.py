@@ -73,11 +73,12 @@ def test_a_cohort_mixes_by_its_own_confidences(quick_jit):
         "hidden_size": 4,
         "optimizer": {"name": "sgd", "learning_rate": 3.0},
     }
-    config = make_config("fed_gta", {"task": task, "participation": 0.8})
+    settings = {"task": task, "participation": 0.8, "similarity": 0.3}
+    config = make_config("fed_gta", settings)
     method, built = get_method("fed_gta").factory(config), config.task.build()
     data = client_graphs.make_splits()["train"]
     data = data._replace(client_weights=data.client_weights.at[0].set(0))
-    start, key = method.init(jax.random.key(0), data), jax.random.key(1)
+    start, key = method.init(jax.random.key(0), data), jax.random.key(0)
     state, _ = quick_jit(method.round)(start, data, key)
     cohort_key = jax.random.split(jax.random.split(key)[0])[0]
     cohort = [1 + i for i in draw_cohort(cohort_key, data.client_ids[1:], 3)]
