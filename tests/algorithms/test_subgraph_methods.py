@@ -414,12 +414,13 @@ def test_who_has_nothing_to_train_on_is_no_cluster_of_gcfl_plus(num_idle):
 
 @pytest.fixture(scope="module")
 def is_split(quick_jit):
-    """(eps_1, eps_2, who is with whom, weights, changes) -> whether one is split."""
+    """(eps_1, eps_2, who is with whom, weights, changes, who came) -> is one split?"""
 
     @quick_jit
-    def run(below, above, together, weights, changes):
+    def run(below, above, together, weights, changes, came=None):
         config = types.SimpleNamespace(mean_below=below, largest_above=above)
-        cohort = clients.Cohort(jnp.arange(len(weights)), weights)
+        came = jnp.arange(len(weights)) if came is None else came
+        cohort = clients.Cohort(came, weights[came])
         args = together, weights > 0, jnp.zeros((len(weights), 2)), changes, cohort
         return gcfl_plus.split(config, *args, jnp.bool_(True))[1]
 
@@ -447,6 +448,63 @@ def test_a_cluster_is_split_between_the_thresholds_of_gcfl_plus(is_split):
         (1.001 * mean, 1.001 * largest, False),
     ):
         assert is_split(below, above, together, weights, changes) == expected
+
+
+def test_a_cluster_is_split_by_those_of_it_who_came(is_split):
+    """Eq. 2 of 1, 3 and 4; of the other cluster 5 came alone, who moves the most."""
+    together, ours = np.zeros((6, 6), np.float32), [1, 3, 4]
+    for members in (ours, [0, 2, 5]):
+        together[np.ix_(members, members)] = 1
+    w = np.random.default_rng(0).normal(size=(4, 3))
+    w[3] *= 100
+    mean = np.linalg.norm(w[:3].mean(axis=0))
+    largest = np.linalg.norm(w[:3], axis=1).max()
+    came = np.array([*ours, 5])
+    for below, above, expected in (
+        (1.001 * mean, 0.999 * largest, True),
+        (0.999 * mean, 0.999 * largest, False),
+        (1.001 * mean, 1.001 * largest, False),
+    ):
+        args = below, above, together, np.ones(6, np.float32), {"w": jnp.asarray(w)}
+        assert is_split(*args, came) == expected
+
+
+def test_what_a_cohort_changes_is_of_its_own_models(quick_jit):
+    """Of two clusters, far apart, one came whole, and is split by Eq. 2."""
+    task, data = quadratic.QuadraticTask(), quadratic.make_data()
+    twin, key = quadratic.Twin(data, task, 0.6), quadratic.KEYS[0]
+    cohort_key, update_key = jax.random.split(key)
+    came = draw_cohort(cohort_key, twin.ids, twin.size)
+    others = np.setdiff1d(np.arange(NUM_CLIENTS), came)
+    assert came != [0, 1, 2]
+    together = np.zeros((NUM_CLIENTS, NUM_CLIENTS), np.float32)
+    for members in (came, others):
+        together[np.ix_(members, members)] = 1
+
+    def factory(**values):
+        values |= {"task": task, "participation": 0.6, "num_norms": 1}
+        config = make_config("gcfl_plus", values | {"first_rounds": 0})
+        return get_method("gcfl_plus").factory(config)
+
+    start = factory().init(jax.random.key(0), data)
+    far = jnp.zeros(NUM_CLIENTS).at[others].set(5)[:, None]
+    models = jax.tree.map(lambda x: x + far, start.models)
+    rows = quadratic.to_rows(models)
+    keys = {i: jax.random.fold_in(update_key, twin.ids[i]) for i in came}
+    trained = {i: twin.steps(i, rows[i], own)[0] for i, own in keys.items()}
+    changes = np.stack([trained[i] - rows[i] for i in came])[:, quadratic.PARAMS]
+    below = 1.001 * np.linalg.norm(changes.mean(axis=0))
+    above = 0.999 * np.linalg.norm(changes, axis=1).max()
+    method = factory(mean_below=float(below), largest_above=float(above))
+    start = start._replace(models=models, num_rounds=jnp.int32(1), together=together)
+    after = quick_jit(method.round)(start, data, key)[0]
+    pairs = np.asarray(after.together)
+    assert not pairs[np.ix_(came, came)].all()
+    npt.assert_array_equal(pairs[others], together[others])
+    shares = (pairs * twin.weights)[:, came]
+    for i in came:
+        rows[i] = np.average(list(trained.values()), axis=0, weights=shares[i])
+    quadratic.assert_rows(after.models, rows)
 
 
 def test_a_cluster_of_two_is_not_split(is_split):
