@@ -168,6 +168,31 @@ def test_both_stages_have_the_same_clients(data, quick_jit):
         assert np.array_equal(*results) == (changed not in cohort)
 
 
+def test_of_those_sampled_who_has_no_query_set_has_no_say(data, quick_jit):
+    """In Eq. 6, nor in the loss."""
+    twin, key = MetaTwin(data, TASK, 0.6), KEYS[0]
+    cohort = list(twin.cohort(key))
+    without = cohort[-1]
+    assert without >= len(cohort)
+
+    class Queried(QuadraticTask):
+        def build(self):
+            return (
+                super()
+                .build()
+                ._replace(has_query=lambda data: data.client_ids != twin.ids[without])
+            )
+
+    config = GraphFLConfig(Queried(), 0.6, **SGD, fine_tune=False)
+    (state, _), (after, metrics) = run(graphfl(config), data, quick_jit, [key])
+    row = to_rows(state.models)[0]
+    twin.weights[without] = 0
+    gradients, loss, weights = twin.outer_gradients(row, key)
+    row[PARAMS] = sgd(row[PARAMS], np.average(gradients, 0, weights))
+    assert_rows(after.models, row)
+    npt.assert_allclose(metrics["train_loss"], loss, rtol=1e-5)
+
+
 @pytest.mark.parametrize("fine_tune", [False, True])
 def test_weights_do_not_decay_while_nobody_takes_part(data, quick_jit, fine_tune):
     nobody = data._replace(client_weights=0 * data.client_weights)
