@@ -44,6 +44,11 @@ def assert_close(left, right):
     jax.tree.map(lambda x, y: npt.assert_allclose(x, y, 1e-4, 1e-6), left, right)
 
 
+def find_some(weights):
+    """Has generators find neighbours from the start: no ReLU makes them none."""
+    weights["generator"]["degree"]["bias"] += 3.0
+
+
 def sizes_of(tree):
     return sum(x.size for x in jax.tree.leaves(tree))
 
@@ -53,6 +58,7 @@ def test_generators_are_trained_first_and_then_classifiers(train, quick_jit):
     config = FedSagePlusConfig(TASK, generator=GENERATOR, generator_rounds=2)
     algorithm = fed_sage_plus(config)
     states, round_ = [algorithm.init(KEY, train)], quick_jit(algorithm.round)
+    find_some(states[0].memories["weights"])
     for key in jax.random.split(KEY, 4):
         states.append(round_(states[-1], train, key)[0])
 
@@ -75,7 +81,8 @@ def test_generators_are_trained_first_and_then_classifiers(train, quick_jit):
     hidden = np.asarray(states[0].memories["hidden"])
     candidates = np.asarray(train.is_scored)
     npt.assert_array_equal(hidden.sum(axis=1), candidates.sum(axis=1) // 2)
-    assert not np.any(np.asarray(states[-1].memories["found"].counts)[hidden > 0])
+    counts = np.asarray(states[-1].memories["found"].counts)
+    assert np.any(counts[hidden == 0]) and not np.any(counts[hidden > 0])
     outputs = algorithm.predict(states[-1], train)
     assert outputs.shape == (NUM_CLIENTS, MOST_NODES, NUM_CLASSES)
 
@@ -128,6 +135,7 @@ def test_neighbours_are_found_on_the_graph_that_hides_some(train, quick_jit):
     find = quick_jit(functools.partial(module.find_neighbours, net))
     weights = fed_sage_plus(config).init(KEY, train).memories["weights"]
     weights, own = jax.tree.map(lambda x: x[0], (weights, train))
+    find_some(weights)
     sender, receiver = own.senders[0], own.receivers[0]
     hidden = jnp.zeros(MOST_NODES).at[sender].set(1)
     one, two = (
@@ -135,6 +143,7 @@ def test_neighbours_are_found_on_the_graph_that_hides_some(train, quick_jit):
         for x in (own.features, own.features.at[sender].add(5.0))
     )
     npt.assert_array_equal(one.features[receiver], two.features[receiver])
+    npt.assert_array_equal(np.asarray(one.counts) > 0, np.asarray(hidden) == 0)
 
 
 def test_the_encoder_of_a_generator_drops_units_in_training(
@@ -157,7 +166,7 @@ def test_the_encoder_of_a_generator_drops_units_in_training(
     own, weights, hidden = jax.tree.map(
         lambda x: x[0], (train, memories["weights"], memories["hidden"])
     )
-    weights["generator"]["degree"]["bias"] += 3.0  # so that no ReLU hides it
+    find_some(weights)
     losses = [
         float(loss(weights, {}, (own, hidden), jax.random.key(seed), train)[0])
         for seed in (0, 0, 1)
