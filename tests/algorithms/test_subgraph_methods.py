@@ -101,6 +101,36 @@ def test_fed_pub_takes_nothing_of_who_trains_on_nothing(data, quick_jit):
     assert_close(jax.tree.map(lambda x: x[:4], found), expected)
 
 
+def test_fed_pub_scores_mixed_or_trained_weights_times_masks(data, quick_jit):
+    """Mixed alike, as nothing is sharp."""
+    task = TASK | {"optimizer": {"name": "sgd", "learning_rate": 1.0}}
+    values = {"task": task, "block_size": 3, "sharpness": 0.0}
+    local, aggregated = (
+        get_method("fed_pub").factory(make_config("fed_pub", values | {"score": score}))
+        for score in ("local", "aggregated")
+    )
+    start, first = (x.init(jax.random.key(0), data) for x in (local, aggregated))
+    state = quick_jit(local.round)(start, data, jax.random.key(1))[0]
+    mixed, own = state.models["params"], state.models["local"]["params"]
+    mean = jax.tree.map(lambda x: x.mean(0, keepdims=True), own["weights"])
+    of_each = jax.tree.map(lambda x: x.repeat(NUM_CLIENTS, 0), mean)
+    assert_close(mixed["weights"], of_each)
+
+    def outputs(params):
+        used = jax.tree.map(
+            lambda mask, x: x if mask is None else mask * x,
+            *(params["masks"], params["weights"]),
+            is_leaf=lambda x: x is None,
+        )
+        plain = make_config("fed_avg", {"task": task}).task.build()
+        return plain.predict({"params": used, "batch_stats": {}}, data)
+
+    given = first._replace(models=first.models | {"params": mixed})
+    found = local.predict(state, data), aggregated.predict(given, data)
+    assert_close(found, (outputs(own), outputs(mixed)))
+    assert np.abs(found[0] - found[1]).max() > 0.01
+
+
 def test_methods_that_mix_alike_are_fed_avg(trained, monkeypatch):
     mean = trained("fed_avg")["params"]
     clusters = trained("gcfl_plus")["params"]  # one cluster, by numbers of examples
@@ -155,6 +185,17 @@ def test_random_blocks_have_edges_inside_alone(size, share, num_edges):
     assert len(pairs) == len(senders) == 2 * 3 * num_edges  # both ways
     assert {(b, a) for a, b in pairs} == pairs
     assert (np.diff(receivers) >= 0).all()
+
+
+def test_random_blocks_differ_and_have_as_many_edges():
+    graph = random_blocks(jax.random.key(0), 2, 4, 6, 0.4)
+    senders, receivers = np.asarray(graph.senders[0]), np.asarray(graph.receivers[0])
+    blocks = [
+        frozenset(zip(senders[own] % 6, receivers[own] % 6, strict=True))
+        for own in (senders // 6 == block for block in range(4))
+    ]
+    assert [len(block) for block in blocks] == [2 * 6] * 4  # of 15 pairs, both ways
+    assert len(set(blocks)) == 4
 
 
 @pytest.mark.parametrize("is_alike", [True, False])
