@@ -116,18 +116,21 @@ def test_fed_pub_scores_mixed_or_trained_weights_times_masks(data, quick_jit):
     of_each = jax.tree.map(lambda x: x.repeat(NUM_CLIENTS, 0), mean)
     assert_close(mixed["weights"], of_each)
 
+    plain = make_config("fed_avg", {"task": task}).task.build()
+    predict = quick_jit(plain.predict)
+
     def outputs(params):
         used = jax.tree.map(
             lambda mask, x: x if mask is None else mask * x,
             *(params["masks"], params["weights"]),
             is_leaf=lambda x: x is None,
         )
-        plain = make_config("fed_avg", {"task": task}).task.build()
-        return plain.predict({"params": used, "batch_stats": {}}, data)
+        return predict({"params": used, "batch_stats": {}}, data)
 
     given = first._replace(models=first.models | {"params": mixed})
-    found = local.predict(state, data), aggregated.predict(given, data)
-    assert_close(found, (outputs(own), outputs(mixed)))
+    pairs = (local, state), (aggregated, given)
+    found = [quick_jit(method.predict)(after, data) for method, after in pairs]
+    assert_close(found, [outputs(own), outputs(mixed)])
     assert np.abs(found[0] - found[1]).max() > 0.01
 
 

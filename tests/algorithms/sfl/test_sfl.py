@@ -267,16 +267,19 @@ def test_the_graph_is_a_blend_of_what_is_given_and_learnt(
     assert np.any(learnt != np.eye(len(learnt)))
 
 
-def test_the_learnt_graph_is_that_of_the_trained_models(data, quick_jit):
-    """Of the parameters alone, by the clients' identities and the server's key."""
-    algorithm = sfl_star(star_config(participation=0.6))
+@pytest.mark.parametrize("compares", ["params", "state"])
+def test_the_learnt_graph_is_that_of_the_trained_models(data, quick_jit, compares):
+    """By the clients' identities and the server's key."""
+    part = {"params": PARAMS, "state": slice(None)}[compares]
+    structure = dataclasses.replace(STRUCTURE, compares=compares)
+    algorithm = sfl_star(star_config(participation=0.6, structure=structure))
     (start, _), (state, _) = run(algorithm, data, quick_jit, KEYS[:1])
     twin = Twin(data, TASK, 0.6)
     trained, _ = twin.train(to_rows(start.models), KEYS[0])
     indices = np.array(list(trained))
     learn = quick_jit(functools.partial(structure_learning.learn, STRUCTURE))
     learnt = learn(
-        jnp.asarray(np.stack(list(trained.values()))[:, PARAMS], jnp.float32),
+        jnp.asarray(np.stack(list(trained.values()))[:, part], jnp.float32),
         data.client_ids[indices],
         jnp.ones(len(indices), bool),
         jax.random.split(KEYS[0])[1],
