@@ -209,6 +209,22 @@ def test_features_are_spread_once_where_nothing_else_reads_them(
     )
 
 
+@pytest.mark.parametrize(
+    "method", [x for x in METHODS if SubgraphStudy()._spreads_features(x)]
+)
+def test_nothing_else_of_spread_features_is_read(method, default_problem):
+    """By shapes alone, which take no compiler."""
+    values = SubgraphStudy().method_values(method, default_problem)
+    splits = client_subgraphs.with_spread_features(default_problem.splits)
+    _, algorithm = running.build(registered_name(method), values)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), splits["train"])
+    rounds = algorithm.phases or [algorithm]
+    for phase in rounds:
+        jax.eval_shape(phase.round, state, splits["train"], jax.random.key(1))
+    jax.eval_shape(algorithm.evaluate, state, splits["test"])
+    jax.eval_shape(algorithm.predict, state, splits["test"])
+
+
 @pytest.mark.parametrize("method", ["fed_avg", "fed_pub", "fed_gta", "gcn"])
 def test_a_round_on_spread_features_is_one_on_features(method, default_problem):
     study = SubgraphStudy(dropout=0.0, client_optimizer="sgd,learning_rate=0.1")
