@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from experiments.studies.base import Study
 from experiments.studies.options import MOST, option
-from experiments.studies.trust import TrustStudy
+from experiments.studies.trust import TRUST_FIELDS, TrustStudy
 from fedjax_graph import algorithms
 from fedjax_graph.core import configs
 from fedjax_graph.core.errors import InputError, meant
@@ -15,8 +15,8 @@ OF_THE_STUDY = (
     *("task", "participation", "clients_per_chunk", "server_optimizer"),
     "encryption",
 )
-"""Fields that have flags of their own, as those have that `trust_values` gives, or that
-no study of methods has."""
+"""Fields that have flags of their own, as `TRUST_FIELDS` have, or that no study of
+methods has."""
 
 
 class Setting(NamedTuple):
@@ -42,7 +42,7 @@ class MethodSettings(TrustStudy):
 
     def own_fields(self, registered: str) -> list[str]:
         """The fields of a registered method's config that no other flag gives."""
-        taken = {*OF_THE_STUDY, *self.trust_values()}
+        taken = {*OF_THE_STUDY, *TRUST_FIELDS}
         fields = algorithms.get_method(registered).fields
         return [name for name in fields if name not in taken]
 

@@ -253,12 +253,15 @@ def run_all(
 def config_defaults(config: Any) -> dict[str, Any]:
     """Values of a config's fields where none is given, of those that have one.
 
-    So of the configs that it holds: an optimizer's, a task's and its optimizer's.
+    So of the configs that it holds: an optimizer's, a task's and its optimizer's. What
+    the data say (`of_data`) is as it is: they have a checksum of their own.
     """
     defaults = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value) and field.default != value:
+        if field.metadata.get("of_data"):
+            defaults[field.name] = value
+        elif dataclasses.is_dataclass(value) and field.default != value:
             defaults[field.name] = config_defaults(value)
         elif dataclasses.is_dataclass(field.default):
             defaults[field.name] = dataclasses.asdict(field.default)

@@ -29,7 +29,7 @@ TaskType = TypeVar("TaskType", ImageTask, TrafficRNNTask)
 VALIDATION_FRACTION = 0.1  # of a client's training images
 IMAGE_OPTIONS = (
     *("num_clients", "shards", "relation_weights", "num_images", "num_test_images"),
-    *("width", "drop_last"),
+    *("width", "augment", "drop_last"),
 )
 TRAFFIC_OPTIONS = ("num_sensors", "num_days", "split_ratio", "rnn_hidden_size")
 
@@ -145,15 +145,18 @@ def image_problem(study: SFLSettings) -> Problem:
     is_code = study.protocol == "code"
     drop_last = study.drop_last if study.is_given("drop_last") else is_code
     own = {"model": study.model, "width": study.setting("width")}
-    task = make_task(study, ImageTask, drop_last=drop_last, **own)
+    own |= {"augment": study.augment, "drop_last": drop_last}
+    task = make_task(study, ImageTask, **own)
     task.module()  # raises before a folder is made
     dataset = data.load(study.dataset_name, study.data_dir, kind="images")
     height, width = dataset.train_images.shape[1:3]
-    is_small = min(height, width) < resnet.MIN_IMAGE_SIZE
-    if is_small and task.model == ImageTask.model:
+    is_resnet = task.model == ImageTask.model
+    least = resnet.MIN_IMAGE_SIZE if is_resnet or task.augment else 1
+    if min(height, width) < least:
+        hint = "" if is_resnet else ", or --noaugment"
         raise InputError(
             f"{dataset.name}: images of {height} x {width} pixels, expected at least "
-            f"{resnet.MIN_IMAGE_SIZE} each way"
+            f"{least} each way{hint}"
         )
     dataset = images.cut(dataset, study.num_images, study.num_test_images)
     num_clients = study.setting("num_clients")

@@ -76,6 +76,9 @@ class SFLSettings(TrafficStudy):
         None, "Passes of a client over its data in a round.", lower=1
     )
     batch_size: int | None = option(None, "Examples in a client's minibatch.", lower=1)
+    augment: bool = option(
+        True, "Of images: crop, mirror and cut out at random in training."
+    )
     drop_last: bool = option(
         False, "Of images: leave out a client's last batch where it is not full."
     )

@@ -1,5 +1,6 @@
 """Federated methods side by side on the subgraphs of one graph."""
 
+import contextlib
 import dataclasses
 import pathlib
 from typing import Any
@@ -16,8 +17,8 @@ from experiments.studies.subgraphs_settings import (
     SHORT_RUN_DATASET,
     SubgraphSettings,
 )
-from fedjax_graph import algorithms
 from fedjax_graph.core import clients
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import client_subgraphs, structure
 from fedjax_graph.driver import results, rounds
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS
@@ -165,16 +166,20 @@ class SubgraphStudy(SubgraphSettings):
             return method
         return OWN_MODELS.get(method, self.model)
 
-    def _going_on(self, method: str, task: SubgraphTask) -> SubgraphTask:
-        """The task, whose clients' Adam goes on, as OpenFGL's does, where it can."""
+    def _going_on(self, method: str, values: dict[str, Any]) -> dict[str, Any]:
+        """The values, by which clients' Adam goes on, as OpenFGL's, where it can."""
         if self.client_optimizer is not None:
-            return task
+            return values
+        task, name = values["task"], registered_name(method)
         steps = dataclasses.replace(task.optimizer, stateful=True)
         if method in FORGETS:
             steps = dataclasses.replace(steps, momentum=0.0)
-        lasting = dataclasses.replace(task, optimizer=steps)
-        can_go_on = algorithms.get_method(registered_name(method)).runs_on(lasting)
-        return lasting if can_go_on else task
+        lasting = {"task": dataclasses.replace(task, optimizer=steps)}
+        own = self.settings_of(method, name)
+        with contextlib.suppress(InputError):
+            running.build(name, values | lasting | own)
+            return values | lasting
+        return values
 
     def method_values(self, method: str, problem: Problem) -> dict[str, Any]:
         """The options under the names of the methods' config fields."""
@@ -198,12 +203,11 @@ class SubgraphStudy(SubgraphSettings):
             "graphfl": {"first_order": True},  # Adam's root has no derivative at 0
         }
         values = self.trust_values() | own_values.get(method, {})
-        values["task"] = self._going_on(method, task)
-        values["participation"] = self.participation
+        values |= {"task": task, "participation": self.participation}
         own = self.adam() if method in NETWORKS else None
         if steps := server_optimizer_of(self, registered_name(method), own):
             values["server_optimizer"] = steps
-        return values
+        return self._going_on(method, values)
 
     def _values(
         self, method: str, problem: Problem, workdir: pathlib.Path

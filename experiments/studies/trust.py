@@ -18,6 +18,8 @@ from fedjax_graph.core.robust import TOLERANCE
 
 MISBEHAVIOUR = tuple(field.name for field in dataclasses.fields(Misbehaviour))
 PRIVACY = tuple(f"dp_{field.name}" for field in dataclasses.fields(Privacy))
+NAMED = ("aggregator", "tolerance", "secure_aggregation")  # as the configs' fields
+TRUST_FIELDS = (*NAMED, "misbehaviour", "privacy")  # what `trust_values` may give
 OF_HIDDEN_STATES = ("dp_hidden_clip_norm", "dp_gradient_clip_norm")
 NEEDS = {  # option: what it changes nothing without
     **dict.fromkeys(PRIVACY, "dp_noise_multiplier"),
@@ -94,15 +96,14 @@ class TrustStudy(Study):
     )
 
     def trust_values(self) -> dict[str, Any]:
-        """What the options say, under the names of configs' fields."""
+        """What the options that are given say, under the names of configs' fields."""
         conduct = {name: getattr(self, name) for name in MISBEHAVIOUR}
-        return {
-            "misbehaviour": Misbehaviour(**conduct),
-            "aggregator": self.aggregator,
-            "tolerance": self.tolerance,
-            "secure_aggregation": self.secure_aggregation,
-            "privacy": self.privacy(),
-        }
+        values = {name: getattr(self, name) for name in NAMED if self.is_given(name)}
+        if any(map(self.is_given, MISBEHAVIOUR)):
+            values["misbehaviour"] = Misbehaviour(**conduct)
+        if promised := self.privacy():
+            values["privacy"] = promised
+        return values
 
     def privacy(self) -> Privacy | None:
         """What is promised to clients; None without noise."""

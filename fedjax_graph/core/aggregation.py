@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import arrays, graphs, sharding
+from fedjax_graph.core import arrays, faults, graphs, sharding
 from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import IsPersonal, combine, expand_like, partition
@@ -257,7 +257,8 @@ def partial(aggregate: Aggregator, is_personal: IsPersonal) -> Aggregator:
 def checked(stacked: Stacked, merged: Any) -> Any:
     """Checks what an aggregator returned, and gives its leaves the models' types.
 
-    A mean of counts is rounded to the nearest one, halves to the even one.
+    A mean of counts, which is taken in float32 and exact below 2^24, is rounded to the
+    nearest one, halves to the even one.
 
     Args:
       stacked: what it was given, leaves [C, ...].
@@ -267,7 +268,8 @@ def checked(stacked: Stacked, merged: Any) -> Any:
       `merged`, of the types of `stacked`.
 
     Raises:
-      InputError: if that is another tree, or a leaf is neither [1, ...] nor [C, ...].
+      InputError: if that is another tree, a leaf is neither [1, ...] nor [C, ...], or
+        it is known that a mean of counts is not finite.
     """
     given, found = jax.tree.structure(stacked), jax.tree.structure(merged)
     if given != found:
@@ -286,8 +288,14 @@ def checked(stacked: Stacked, merged: Any) -> Any:
 
 
 def _in_type_of(new: Any, x: jax.Array) -> jax.Array:
-    is_rounded = not jnp.issubdtype(x.dtype, jnp.inexact) and new.dtype != x.dtype
-    return (jnp.round(new) if is_rounded else jnp.asarray(new)).astype(x.dtype)
+    new = jnp.asarray(new)
+    if new.dtype == x.dtype:
+        return new
+    is_real = jnp.issubdtype(new.dtype, jnp.floating)
+    if is_real and not jnp.issubdtype(x.dtype, jnp.inexact):
+        faults.refuse(~jnp.all(jnp.isfinite(new)), "a mean of counts is not finite")
+        new = jnp.round(new)
+    return new.astype(x.dtype)
 
 
 def _in_line(structure: Any) -> str:

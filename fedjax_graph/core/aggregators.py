@@ -3,6 +3,7 @@
 `aggregation` and `robust` have the functions; here are the names that a config gives.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -37,8 +38,10 @@ def takes_tolerance(name: str) -> bool:
     Raises:
       InputError: if there is none of that name.
     """
-    parameters = inspect.signature(AGGREGATORS.look_up(name)).parameters
-    return "tolerance" in parameters
+    aggregate = AGGREGATORS.look_up(name)
+    with contextlib.suppress(TypeError, ValueError):  # which some builtins raise
+        return "tolerance" in inspect.signature(aggregate).parameters
+    return False
 
 
 def tolerant_names() -> str:
@@ -49,18 +52,22 @@ def tolerant_names() -> str:
 def named(name: str, tolerance: float = TOLERANCE) -> Aggregator:
     """An aggregator, told how many clients to withstand, if it asks for that.
 
+    Args:
+      name: of the aggregator.
+      tolerance: for it; the default leaves it its own, that of the library's.
+
     Raises:
       InputError: if there is none of that name.
     """
     aggregate = AGGREGATORS.look_up(name)
-    if not takes_tolerance(name):
+    if tolerance == TOLERANCE or not takes_tolerance(name):
         return aggregate
     return functools.partial(cast(Any, aggregate), tolerance=tolerance)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NamedAggregator(Checked):
-    """Configures which of `aggregation.AGGREGATORS` merges the clients' models."""
+    """Configures which of `AGGREGATORS` merges the clients' models."""
 
     aggregator: str = limited("weighted_mean", choices=AGGREGATORS)
     # share of a cohort that the trimmed mean, Krum and multi-Krum withstand

@@ -9,7 +9,8 @@ from fedjax_graph.core import arrays
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean of values [...] where the mask [...] is 1 or true; 0 if it is nowhere.
 
-    The other values may be infinite or NaN.
+    The other values may be infinite or NaN; gradients that pass through what made them
+    so are NaN all the same.
 
     Raises:
       InputError: if the two have not the same shape.

@@ -221,7 +221,7 @@ RULES = {
         ("epsilon",),
     ),
 }
-OPTIMIZERS: Registry[Rule] = Registry("optimizer", RULES)
+OPTIMIZERS: Registry[Rule] = Registry("optimizer", RULES, value_type=Rule)
 """The optimizers by name."""
 register_optimizer = OPTIMIZERS.registering()
 """Registers a `Rule` of one's own under a name that is free."""

@@ -44,6 +44,7 @@ class Registry(Mapping[str, T]):
         entries: Mapping[str, T | Lazy[T]],
         *,
         is_callable: bool = False,
+        value_type: type | None = None,
     ) -> None:
         """Starts a table.
 
@@ -51,8 +52,10 @@ class Registry(Mapping[str, T]):
           kind: what its values are, for messages: "method", "dataset".
           entries: the library's own.
           is_callable: whether its values are functions, or others that are called.
+          value_type: whose instances its values are; None: any.
         """
         self.kind = kind
+        self._value_type = value_type
         self._is_callable = is_callable
         self._library = frozenset(entries)
         self._entries: dict[str, T | Lazy[T]] = dict(entries)
@@ -97,13 +100,16 @@ class Registry(Mapping[str, T]):
 
         Raises:
           InputError: if the name is taken or no plain word, or the value is no function
-            where the table has functions.
+            where the table has functions, or of another type than its values.
         """
         check_name(self.kind, name)
         if value is None:
             return lambda value: self.register(name, value)
         if self._is_callable and not callable(value):
             raise InputError(f"{self.kind} {name!r}: {value!r} cannot be called")
+        if self._value_type and not isinstance(value, self._value_type):
+            expected = self._value_type.__name__
+            raise InputError(f"{self.kind} {name!r}: {value!r} is no {expected}")
         if name in self._entries:
             raise InputError(f"{self.kind} {name!r} is taken; choose another name")
         self._entries[name] = value

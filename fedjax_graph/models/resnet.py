@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core import mesh
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.models import winograd
 from fedjax_graph.models.linear import fan_in_uniform
 from fedjax_graph.models.normalization import BatchNorm
@@ -89,7 +90,15 @@ class ResNet9(nn.Module):
 
         Returns:
           Logits [B, num_classes].
+
+        Raises:
+          InputError: if the images are smaller.
         """
+        if min(images.shape[1:3]) < MIN_IMAGE_SIZE:
+            raise InputError(
+                f"images of shape {images.shape}: ResNet9 halves them three times, "
+                f"expected at least {MIN_IMAGE_SIZE} pixels each way"
+            )
         x = self.prep(images, mask)
         x = self.residual1(halve(self.layer1(x, mask)), mask)
         x = self.residual2(halve(self.layer2(x, mask)), mask)

@@ -55,7 +55,9 @@ class ImageTask(Checked):
     model: str = "resnet9"  # a name of MODELS
     width: int = limited(64, lower=1)
     num_classes: int = limited(10, lower=1)
-    image_shape: tuple[int, int, int] = (32, 32, 3)  # height, width, channels
+    image_shape: tuple[int, int, int] = dataclasses.field(  # height, width, channels
+        default=(32, 32, 3), metadata={"of_data": True}
+    )
     batch_size: int = limited(128, lower=1)
     local_epochs: int = limited(20, lower=1)
     optimizer: OptimizerConfig = OptimizerConfig(

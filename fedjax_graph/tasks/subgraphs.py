@@ -88,7 +88,13 @@ class SubgraphTask(Checked):
         return built(MODELS.look_up(self.model), self, SubgraphModel, what)
 
     def build(self) -> Task:
-        """The task's functions; raises as `module`."""
+        """The task's functions.
+
+        Raises:
+          InputError: as `module`, or if the optimizer was to be kept by clients, which
+            is for methods to do.
+        """
+        self.optimizer.check_begun_anew()
         module = self.module()
         loss = training_loss(module)
         halves = partial(query_halves, query_every=self.query_every)

@@ -111,6 +111,17 @@ def test_a_round_keeps_the_types_of_the_models():
         assert found["n"][0] == 2  # of 5 / 3
 
 
+def test_a_mean_of_counts_that_is_no_number_is_refused():
+    counts = {"n": jnp.array([1, 2], jnp.int32)}
+    with pytest.raises(InputError, match="a mean of counts is not finite"):
+        aggregation.checked(counts, {"n": jnp.array([jnp.nan])})
+    kept = aggregation.checked(counts, {"n": np.array([True])})
+    assert kept["n"].dtype == jnp.int32 and kept["n"][0] == 1
+    keys = {"key": jax.random.split(jax.random.key(0), 2)}
+    one = jax.tree.map(lambda x: x[:1], keys)
+    assert aggregation.checked(keys, one)["key"] is one["key"]
+
+
 @pytest.mark.parametrize(
     "aggregate, message",
     [

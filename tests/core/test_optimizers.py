@@ -252,6 +252,8 @@ def test_one_of_ones_own_takes_no_name_that_is_taken():
             register_schedule("cosine", lambda *_: 1.0)
     with pytest.raises(InputError, match="unknown"):
         parse("lion", DEFAULT)
+    with pytest.raises(InputError, match="optimizer 'lion': .* is no Rule"):
+        register_optimizer("lion", optax.lion)
 
 
 @pytest.mark.parametrize(

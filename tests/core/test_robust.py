@@ -172,7 +172,11 @@ def test_an_aggregator_of_ones_own_may_ask_too():
         merged = config.named_aggregator()(
             {"w": jnp.full((3, 2), 4.0)}, cohort_of([1] * 3)
         )
+        plain = aggregators.named("own")
+        aggregators.register_aggregator("builtin", dict.fromkeys)
+        assert not aggregators.takes_tolerance("builtin")
     npt.assert_array_equal(merged["w"], np.ones((1, 2)))
+    assert plain is own  # whose default is its own
 
 
 @pytest.mark.parametrize("tolerance", [0.5, -0.1, float("nan")])

@@ -12,6 +12,7 @@ import pytest
 from experiments.studies import running, sfl_problem, traffic
 from experiments.studies.sfl import CONFIG_OPTIONS, SFLStudy
 from fedjax_graph import algorithms
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.algorithms.fed_opt import FedAdamConfig
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import aggregation, graphs
@@ -267,6 +268,32 @@ def test_a_methods_own_fields_are_not_those_of_sfl_by_the_same_name():
     assert (given.alpha, given.score, given.start) == (0.5, "mine", "personal")
 
 
+@dataclasses.dataclass(frozen=True)
+class TrimmedConfig(FedAvgConfig):
+    """Of a user's, with an aggregator of its own by default."""
+
+    aggregator: str = "trimmed_mean"
+    tolerance: float = 0.3
+
+
+def test_what_is_not_said_of_trust_is_the_configs_own():
+    with tables.kept():
+        algorithms.register_method("trimmed", fed_avg, TrimmedConfig)
+        found = []
+        for given in ({}, {"aggregator": "krum"}):
+            study = SFLStudy(methods=("trimmed",), **given)
+            values = study.method_values("trimmed") | {"task": TrafficRNNTask()}
+            config = running.config_of("trimmed", values)
+            found.append((config.aggregator, config.tolerance))
+    assert found == [("trimmed_mean", 0.3), ("krum", 0.3)]
+
+
+def test_a_checkpoint_that_does_not_know_the_images_size_goes_on():
+    """The data's own checksum says whether they are the same."""
+    config = FedAvgConfig(ImageTask(image_shape=(16, 12, 1)))
+    assert running.config_defaults(config)["task"]["image_shape"] == (16, 12, 1)
+
+
 def test_options_that_are_not_given_are_the_configs_own():
     """So that what `--help` says of them is what runs."""
     fields = algorithms.get_method("sfl_star").fields
@@ -321,6 +348,7 @@ def test_a_model_of_ones_own_is_trained_on_images(tmp_path, quick_jit):
     halves = {"train_images": pixels, "test_images": pixels, "train_labels": labels}
     np.savez(path, **halves, test_labels=labels)
     few = {"num_clients": 5, "shards": 2, "batch_size": 12, "local_epochs": 1}
+    few["augment"] = False
     steps = {
         "client_optimizer": "sgd,learning_rate=0.1,weight_decay=0,schedule=constant"
     }
@@ -328,10 +356,13 @@ def test_a_model_of_ones_own_is_trained_on_images(tmp_path, quick_jit):
         images.register_model("linear", lambda task: Linear(task.num_classes))
         study = SFLStudy(**few, **steps, dataset=str(path), model="linear")
         problem = sfl_problem.make(study)
-        task = dataclasses.replace(problem.task, augment=False).build()
+        task = problem.task.build()
         other = dataclasses.replace(study, model="cnn")
         with pytest.raises(InputError, match="'cnn'; known: resnet9, linear"):
             sfl_problem.make(other)
+        cut_out = dataclasses.replace(study, augment=True)
+        with pytest.raises(InputError, match="at least 8 each way, or --noaugment"):
+            sfl_problem.make(cut_out)
     train = problem.splits["train"]
     start = task.init(jax.random.key(0))
     own = jax.tree.map(lambda x: x[1], task.client_data(train))

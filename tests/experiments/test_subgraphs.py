@@ -144,12 +144,22 @@ def test_clients_moments_go_on_where_a_method_can_keep_them(method, default_prob
             running.build(method, values | {"clients_per_chunk": 1})
 
 
-def test_a_method_of_ones_own_steps_as_fedavg_does(default_problem):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BoundedConfig(FedAvgConfig):
+    """Of a user's, with a field that has no default."""
+
+    bound: float
+
+
+def test_a_method_of_ones_own_steps_as_fedavg_does(default_problem, tmp_path):
     """A copy of FedAvg is FedAvg; one that keeps no state of clients begins anew."""
 
     def restarting(config: FedAvgConfig):
         client_state.build_stateless(config.task, "restarting")
         return fed_avg(config)
+
+    def building(config: BoundedConfig):  # the task itself
+        return fed_avg(config)._replace(client_data=config.task.build().client_data)
 
     with tables.kept():
         register_method("my_avg", fed_avg, FedAvgConfig)
@@ -159,6 +169,13 @@ def test_a_method_of_ones_own_steps_as_fedavg_does(default_problem):
             for name in ("fed_avg", "my_avg", "restarting")
         }
         running.build("restarting", values["restarting"])
+        register_method("building", building, BoundedConfig)
+        settings = {"method_settings": ("building.bound=0.5",)}
+        study = SubgraphStudy(methods=("building",), **settings)
+        own = study._values("building", default_problem, tmp_path)
+        config, _ = running.build("building", own)
+    assert config.bound == 0.5
+    assert not config.task.optimizer.stateful
     assert values["my_avg"] == values["fed_avg"]
     assert values["fed_avg"]["task"].optimizer.stateful
     assert not values["restarting"]["task"].optimizer.stateful

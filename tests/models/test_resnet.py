@@ -274,6 +274,11 @@ def test_a_batch_of_padding_trains_nothing(network, train_step):
     jax.tree.map(npt.assert_array_equal, stats, network[1]["batch_stats"])
 
 
+def test_images_that_are_too_small_are_refused():
+    with pytest.raises(InputError, match="at least 8 pixels each way"):
+        resnet.ResNet9(4).init(jax.random.key(0), jnp.zeros((1, 6, 9, 1)))
+
+
 def test_first_weights_are_bounded_by_the_inputs_of_a_unit(quick_jit):
     model = resnet.ResNet9(8)
     init = quick_jit(lambda key: init_model(model, key)["params"])

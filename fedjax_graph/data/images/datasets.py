@@ -81,7 +81,7 @@ def load(name: str, data_dir: files.Folder = None) -> ImageDataset:
         train_images [M, H, W, C], test_images [L, H, W, C]     uint8, C channels,
                                   or [M, H, W], [L, H, W] of grey images
         train_labels [M], test_labels [L]                       integers from 0 on
-        class_names [C]                                         optional: text
+        class_names, a list                                     optional: text
 
     Args:
       name: `cifar10`, or a path: of a .npz file, of a folder `cifar-10-batches-py` or
