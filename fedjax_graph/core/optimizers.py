@@ -148,15 +148,13 @@ class OptimizerConfig:
         return OPTIMIZERS[self.name]
 
     def _rate(self, num_steps: int | None, num_epochs: int) -> float | optax.Schedule:
-        if self.schedule == "constant":
-            return self.learning_rate
         num_steps = self.num_steps or num_steps
-        if not num_steps:
+        if not num_steps and self.schedule != "constant":
             raise InputError(
                 f"optimizer schedule {self.schedule!r} needs a number of steps, which "
                 "is not known here; give num_steps, or use constant"
             )
-        return SCHEDULES[self.schedule](self, num_steps, num_epochs)
+        return SCHEDULES[self.schedule](self, num_steps or 0, num_epochs)
 
     def given(self, **names: str) -> dict[str, Any]:
         """Returns the fields that are not None, under another library's names.
