@@ -21,6 +21,7 @@ from fedjax_graph.core import aggregation, channel, clients, communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
+from fedjax_graph.core.client_rows import first_row
 from fedjax_graph.core.client_state import plain
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedState, task_round
@@ -71,9 +72,8 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
     def init(key, data):
         params_key, halves_key = jax.random.split(jax.random.fold_in(key, 1))
         rows, keys = data.by_client(), clients.client_keys(halves_key, data.client_ids)
-        own = jax.tree.map(lambda x: x[0], rows)
-        known = jnp.zeros((len(own.labels), settings.num_classes))
-        params = module.init(params_key, *inputs(own, known))["params"]
+        known = jnp.zeros((rows.labels.shape[1], settings.num_classes))
+        params = module.init(params_key, *inputs(first_row(rows), known))["params"]
         one = {"params": params, "opt_state": optimizer.init(params)}
         models = jax.tree.map(lambda x: jnp.stack([x] * len(keys)), one)
 
@@ -82,7 +82,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
             return adaptive.homophily(subgraphs.structure_of(own), *args)
 
         server = averaging.init(key, data)
-        return AdaFGLState(server, models, jax.vmap(measure)(rows, keys))
+        return AdaFGLState(server, models, clients.map_clients(measure)(rows, keys))
 
     def loss(params, key, own, known):  # Eq. 3
         args = {"params": params}, *inputs(own, known), True

@@ -26,13 +26,14 @@ all of a client's rows, padding too, both ways: of 1 hop as many as of 2.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.core import channel, communication
+from fedjax_graph.core import channel, clients, communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
@@ -84,7 +85,7 @@ def fed_gcn(config: FedGCNConfig) -> FederatedAlgorithm:
                 "fed_gcn: clients do not know of outside neighbours; make the data "
                 "with outside_neighbours"
             )
-        known = exchange(data, config.num_hops)
+        known = exchange(data, config.num_hops, config.clients_per_chunk)
         return FedGCNState(averaging.init(key, data._replace(**known._asdict())), known)
 
     def on(data, state):
@@ -105,8 +106,11 @@ def fed_gcn(config: FedGCNConfig) -> FederatedAlgorithm:
     )
 
 
-def exchange(data: SubgraphData, num_hops: int) -> Known:
+def exchange(
+    data: SubgraphData, num_hops: int, clients_per_chunk: int | None = None
+) -> Known:
     """What clients send and get before the first round."""
+    mapped = functools.partial(clients.map_clients, clients_per_chunk=clients_per_chunk)
 
     def contribution(own):  # Eq. 1
         structure = structure_of(own)
@@ -114,7 +118,7 @@ def exchange(data: SubgraphData, num_hops: int) -> Known:
         sent = scale[:, None] * dense_features(own)
         return structure.sum(sent[own.senders]) + sent, scale
 
-    sent = communication.up(jax.vmap(contribution)(data.by_client()))
+    sent = communication.up(mapped(contribution)(data.by_client()))
     ids, size = data.node_ids, data.node_ids.size
 
     def summed(rows):
@@ -136,4 +140,4 @@ def exchange(data: SubgraphData, num_hops: int) -> Known:
         return senders[order], receivers[order], weights[order]
 
     features = scales[:, :, None] * sums  # Eq. 2
-    return Known(features, *jax.vmap(entries)(data.by_client(), scales))
+    return Known(features, *mapped(entries)(data.by_client(), scales))

@@ -31,10 +31,10 @@ import jax.numpy as jnp
 from fedjax_graph.core import (
     aggregation,
     channel,
+    client_rows,
     clients,
     communication,
     misbehaviour,
-    trees,
 )
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
@@ -78,7 +78,7 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
         def aggregate(stacked, cohort):
             own = data.by_client()
             if len(cohort.indices) < len(data.client_ids):
-                own = trees.take(own, cohort.indices)
+                own = client_rows.take(own, cohort.indices)
             outputs = logits(aggregated(stacked), own)
             own = misbehaviour.flipped_data(
                 config.misbehaviour, task, own, cohort.indices, data

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, channel
+from fedjax_graph.core import aggregation, channel, client_rows
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import embedding_task
 from fedjax_graph.core.checks import limited
@@ -125,7 +125,7 @@ def fed_proto(config: FedProtoConfig) -> FederatedAlgorithm:
     def init(key, data):
         model, size = task.init(key), len(data.client_ids)
         models = jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *x.shape)), model)
-        first = jax.tree.map(lambda x: x[0], task.client_data(data))
+        first = client_rows.first_row(task.client_data(data))
         width = jax.eval_shape(embed, model, first, data).embeddings.shape[-1]
         none = Prototypes(
             jnp.zeros((1, task.num_classes, width)), jnp.zeros((1, task.num_classes))

@@ -34,6 +34,7 @@ from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.core import (
     aggregation,
     channel,
+    client_rows,
     client_state,
     clients,
     federated,
@@ -91,10 +92,10 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         model, draws = task.init(keys[0]), clients.client_keys(keys[2], ids)
         first = {"generator": nets.init(net, keys[1]), "classifier": model["params"]}
         models, first = trees.one_row((model, first))
-        draw = jax.vmap(mending.draw_hidden, (0, 0, None))
+        draw = clients.map_clients(mending.draw_hidden)
         memories = {
             "weights": aggregation.broadcast(first, len(ids)),
-            "hidden": draw(draws, data.is_scored, config.hidden_share),
+            "hidden": draw(draws, data.is_scored, shared=(config.hidden_share,)),
             "found": mending.nothing_found(data, net.num_places),
         }
         return ClientMemoryState(models, jnp.int32(0), server.init(models), memories)
@@ -107,8 +108,8 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
     def generate(state, data, key):
         train_key, other_key = task.round_keys(key)
         none, own = aggregation.none, state.memories
-        args = train_generator, none, own["weights"], own["hidden"]
-        weights, loss = train(*args, state, data, train_key)
+        args = train_generator, none, own["weights"], own["hidden"], state
+        weights, loss = train(*args, client_rows.whole(data), train_key)  # for Eq. 3
         keys = clients.client_keys(other_key, data.client_ids)
         find = functools.partial(find_neighbours, net)
         args = weights, task.client_data(data), own["hidden"], keys
@@ -134,7 +135,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
     phases = phases if config.generator_rounds else phases[1:]
 
     def mended(state, data):
-        fill = jax.vmap(mending.fill)
+        fill = clients.map_clients(mending.fill, clients.eval_clients_per_chunk())
         return state.models, fill(task.client_data(data), state.memories["found"])
 
     return FederatedAlgorithm(

@@ -1,6 +1,7 @@
 """Data of which a device holds its clients' rows alone.
 
-A type of data names its leaves that grow with clients, such as readings [K, T]:
+A type of data names its leaves that grow with clients, such as readings [K, T], or
+pytrees of them:
 
     class TrafficData(NamedTuple):
         CLIENT_ROWS = ("speed",)
@@ -20,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import mesh
+from fedjax_graph.core import mesh, trees
 from fedjax_graph.core.errors import InputError
 
 
@@ -119,7 +120,7 @@ def columns(rows: Any, indices: jax.Array) -> jax.Array:
       rows: an array, or `ClientRows`.
       indices: int32, of the second axis.
     """
-    return rows.columns(indices) if _is_rows(rows) else _columns(rows, indices)
+    return rows.columns(indices) if is_rows(rows) else _columns(rows, indices)
 
 
 def _columns(rows: jax.Array, indices: jax.Array) -> jax.Array:
@@ -130,31 +131,45 @@ def _manual_axes() -> tuple[str, ...]:
     return tuple(axis for axis in mesh.AXES if axis in mesh.manual_axes())
 
 
-def _is_rows(x: Any) -> bool:
+def is_rows(x: Any) -> bool:
+    """Tells `ClientRows` from arrays."""
     return isinstance(x, ClientRows)
 
 
 def counts(tree: Any) -> list[int]:
     """How many rows each leaf of a pytree has, padding of `ClientRows` apart."""
-    return [len(x) for x in jax.tree.leaves(tree, is_leaf=_is_rows)]
+    return [len(x) for x in jax.tree.leaves(tree, is_leaf=is_rows)]
 
 
 def unwrapped(tree: Any) -> Any:
     """The arrays of a pytree: of `ClientRows` those with padding, [K', ...]."""
-    return jax.tree.map(
-        lambda x: x.padded if _is_rows(x) else x, tree, is_leaf=_is_rows
-    )
+    return jax.tree.map(lambda x: x.padded if is_rows(x) else x, tree, is_leaf=is_rows)
+
+
+def whole(tree: Any) -> Any:
+    """A pytree with the array of all rows in place of each `ClientRows`."""
+    return jax.tree.map(lambda x: x.whole() if is_rows(x) else x, tree, is_leaf=is_rows)
+
+
+def take(tree: Any, indices: jax.Array) -> Any:
+    """Takes the rows `indices` [C] of a pytree of [K, ...], as `trees.take`."""
+    return trees.take(unwrapped(tree), indices)
+
+
+def first_row(tree: Any) -> Any:
+    """The rows of the first client."""
+    return jax.tree.map(lambda x: x[0], tree, is_leaf=is_rows)
 
 
 def on_host(tree: Any) -> Any:
     """The leaves of a pytree as NumPy arrays, of `ClientRows` without padding."""
-    return jax.tree.map(np.asarray, tree, is_leaf=_is_rows)
+    return jax.tree.map(np.asarray, tree, is_leaf=is_rows)
 
 
 def specs(tree: Any, axes: tuple[str, ...] = mesh.AXES) -> Any:
     """How the leaves of a pytree enter a share: rows cut by clients, others whole."""
     return jax.tree.map(
-        lambda x: mesh.spec(0 if _is_rows(x) else None, axes), tree, is_leaf=_is_rows
+        lambda x: mesh.spec(0 if is_rows(x) else None, axes), tree, is_leaf=is_rows
     )
 
 
@@ -168,11 +183,14 @@ def named(tree: Any) -> list[Any]:
       InputError: if one of them is no array with rows.
     """
     data = filter(_names_rows, jax.tree.leaves(tree, is_leaf=_names_rows))
-    leaves = [(name, getattr(one, name)) for one in data for name in one.CLIENT_ROWS]
-    for name, x in leaves:
-        if not getattr(x, "shape", ()):
+    parts = [(name, getattr(one, name)) for one in data for name in one.CLIENT_ROWS]
+    found = []
+    for name, part in parts:
+        leaves = jax.tree.leaves(part, is_leaf=is_rows)
+        if not leaves or not all(getattr(x, "shape", ()) for x in leaves):
             raise InputError(f"CLIENT_ROWS: {name} is no array with a row for a client")
-    return [x for _, x in leaves]
+        found += leaves
+    return found
 
 
 def _names_rows(x: Any) -> bool:
@@ -190,11 +208,11 @@ def _as_arrays(tree: Any) -> Any:
     """With arrays in place of what another mesh has (host call)."""
 
     def of(x):
-        if not _is_rows(x) or _is_here(x):
+        if not is_rows(x) or _is_here(x):
             return x
         return np.asarray(mesh.whole(x.padded))[: len(x)]
 
-    return jax.tree.map(of, tree, is_leaf=_is_rows)
+    return jax.tree.map(of, tree, is_leaf=is_rows)
 
 
 def put(tree: Any) -> Any:
@@ -229,10 +247,10 @@ def _placed(tree: Any, cut: Callable[[Any], Any], copy: Callable[[Any], Any]) ->
     tree = _as_arrays(tree)
     if mesh.num_devices() == 1:
         return copy(tree)
-    rows = {id(x): x for x in named(tree) if not _is_rows(x)}
+    rows = {id(x): x for x in named(tree) if not is_rows(x)}
     placed = {key: cut(x) for key, x in rows.items()}
-    leaves, structure = jax.tree.flatten(tree, is_leaf=_is_rows)
-    rest = copy([None if _is_rows(x) or id(x) in placed else x for x in leaves])
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_rows)
+    rest = copy([None if is_rows(x) or id(x) in placed else x for x in leaves])
     return structure.unflatten(
         [
             placed.get(id(x), x) if y is None else y

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import arrays, communication, mesh, sharding
+from fedjax_graph.core import arrays, client_rows, communication, mesh, sharding
 from fedjax_graph.core.errors import InputError
 
 _Result = TypeVar("_Result")
@@ -141,7 +141,7 @@ def map_rows(
     """
 
     def mapped(*args, shared=()):
-        leaves, structure = jax.tree.flatten(args)
+        leaves, structure = jax.tree.flatten(args, is_leaf=client_rows.is_rows)
         num_rows = max(x.shape[0] for x in leaves)
         for x in leaves:
             if x.shape[0] not in (1, num_rows):

@@ -79,8 +79,7 @@ def cohort_update(
         common = jax.tree.map(lambda x: None if len(x) == num_clients else x[0], models)
         # of all clients no copy is made, which may fill the memory
         if len(cohort.indices) < num_clients:
-            rows = own, client_rows.unwrapped(client_data)
-            own, client_data = trees.take(rows, cohort.indices)
+            own, client_data = client_rows.take((own, client_data), cohort.indices)
 
         keys = clients.client_keys(update_key, client_ids[cohort.indices])
         cohort, work = misbehaviour.attendance(misbehaviour_config, cohort, keys)

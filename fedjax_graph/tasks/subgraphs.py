@@ -484,7 +484,7 @@ def evaluate_outputs(
     outputs: jax.Array, data: SubgraphData, fitness: Fitness
 ) -> Metrics:
     """What `evaluate` returns, of outputs [K, N, classes] that are already there."""
-    share_right, entropy = jax.vmap(scores)(outputs, data.by_client())
+    share_right, entropy = clients.map_clients(scores)(outputs, data.by_client())
     return federated_scores(share_right, entropy, data, fitness)
 
 

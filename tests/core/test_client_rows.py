@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
 import pytest
+import scipy.sparse
 
-from fedjax_graph.core import client_rows, clients, mesh, sharding
+from fedjax_graph.core import client_rows, clients, mesh, sharding, sparse_rows
 from fedjax_graph.core.client_rows import ClientRows
 from fedjax_graph.core.errors import InputError
+from tests import client_graphs
 
 SHAPES = ("1x1", "2x1", "3x1", "2x2", "8x1", "1x4")
 READINGS = np.random.default_rng(0).normal(size=(5, 30)).astype(np.float32)
@@ -165,3 +167,43 @@ def test_rows_are_named_by_their_data(data):
     plain = (READINGS, {"x": 3})
     assert client_rows.unwrapped(plain) == plain
     assert client_rows.named(plain) == []
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_device_has_its_clients_graphs(devices, is_sparse):
+    """Of five clients, features in one array or in the entries of sparse ones."""
+    data = client_graphs.make_splits()["train"]
+    if is_sparse:
+        matrices = [scipy.sparse.csr_array(np.asarray(x)) for x in data.features]
+        data = data._replace(features=sparse_rows.stack(matrices, len(data.labels[0])))
+    placed = client_rows.put({"train": data, "test": data})["test"]
+    large = placed.features, placed.senders, placed.receivers, placed.edge_weights
+    for x in jax.tree.leaves(large) if devices > 1 else ():
+        held = {shard.data.shape[0] for shard in x.addressable_shards}
+        assert held == {mesh.share_size(5)}
+
+    def outputs(own, kernel):
+        sent = (own.features @ kernel)[own.senders] * own.edge_weights[:, None]
+        return jax.ops.segment_sum(sent, own.receivers, len(own.labels))
+
+    kernel = jnp.asarray(np.random.default_rng(2).normal(size=(1, 6, 3)))
+    mapped = jax.jit(clients.map_rows(outputs))
+    features = client_graphs.make_splits()["train"].features
+    weights = np.zeros((5, *[data.labels.shape[1]] * 2))
+    for k, ends in enumerate(zip(data.receivers, data.senders, strict=True)):
+        np.add.at(weights[k], ends, data.edge_weights[k])
+    expected = weights @ np.asarray(features) @ np.asarray(kernel)
+    npt.assert_allclose(mapped(placed, kernel), expected, rtol=1e-4, atol=1e-5)
+    chosen = jnp.array([1, 4])
+    npt.assert_allclose(
+        mapped(client_rows.take(placed, chosen), kernel),
+        expected[[1, 4]],
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    first, whole = client_rows.first_row(placed), client_rows.whole(placed)
+    for x, row, of_all in zip(
+        *(jax.tree.leaves(tree) for tree in (data, first, whole)), strict=True
+    ):
+        npt.assert_array_equal(row, x[0])
+        npt.assert_array_equal(of_all, x)

@@ -32,6 +32,9 @@ class SubgraphData(NamedTuple):
     of other clients' nodes. A copy has no label: it is neither trained nor scored.
     """
 
+    # of which a device of several holds its clients' alone
+    CLIENT_ROWS = ("features", "senders", "receivers", "edge_weights")
+
     features: jax.Array | SparseRows | SpreadRows  # [K, N, F] float32
     senders: jax.Array  # [K, E] int32
     receivers: jax.Array  # [K, E] int32, ascending
