@@ -36,17 +36,19 @@ def config_values(
     """
     chunk = running.clients_per_chunk(study, workdir, method)
     own = {"clients_per_chunk": chunk, "participation": study.participation}
+    name = paper.registered(method)
     values = study.trust_values() | own
     if not having("task", [method], paper.registered):
-        return _known(values | _half_values(study, method, num_train))
+        values |= _half_values(study, method, num_train)
+        return _known(values) | study.settings_of(method, name, values)
     values["task"] = gru_task(study, method, num_train, chunk)
     values["server_optimizer"] = server_optimizer_of(
-        study, paper.registered(method), rate=study.server_learning_rate
+        study, name, rate=study.server_learning_rate
     )
     if method == "gru_fmtl":
         values["regulariser"] = study.fmtl_regulariser
         values["weight"] = _fmtl_setting(study, "weight")
-    return _known(values)
+    return _known(values) | study.settings_of(method, name, values)
 
 
 def gru_task(

@@ -9,6 +9,7 @@ from experiments.studies.methods import check_concerns, check_participation, hav
 from experiments.studies.options import option
 from experiments.studies.traffic import TrafficStudy
 from fedjax_graph import algorithms
+from fedjax_graph.algorithms.cnfgnn.cnfgnn import CNFGNNConfig
 from fedjax_graph.algorithms.cnfgnn.gru_fmtl import REGULARISERS
 from fedjax_graph.core import communication
 from fedjax_graph.core.errors import InputError
@@ -234,7 +235,13 @@ class CNFGNNOptions(TrafficStudy):
             check_concerns(self, (name,), methods, concerned)
         check_participation(self, methods, paper.registered)
         self.check_trust(methods, paper.registered)
+        self.check_settings(methods, paper.registered)
         return methods
+
+    def flagged_fields(self, registered: str) -> tuple[str, ...]:
+        """See `MethodSettings.flagged_fields`."""
+        of_fmtl = ("regulariser", "weight") if registered == "gru_fmtl" else ()
+        return (*CNFGNNConfig.__dataclass_fields__, *of_fmtl)
 
     def _default_methods(self) -> tuple[str, ...]:
         """The dataset's, but for those that other options exclude."""

@@ -57,6 +57,10 @@ class GraphFLStudy(GraphFLSettings):
         """The methods to run; see `graphfl_methods.chosen_methods`."""
         return graphfl_methods.chosen_methods(self)
 
+    def flagged_fields(self, registered: str) -> tuple[str, ...]:
+        """See `MethodSettings.flagged_fields`."""
+        return graphfl_methods.FLAGGED if registered == "graphfl" else ()
+
     def known_methods(self) -> dict[str, str]:
         """See `Options.known_methods`."""
         return graphfl_methods.titles()

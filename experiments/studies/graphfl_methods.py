@@ -16,6 +16,7 @@ METHODS = (
 )
 OWN_TITLES = {"il": "IL", "fl": "FL"}
 REGISTERED = {"il": "local", "fl": "fed_avg"}  # names where they are other ones
+FLAGGED = ("first_order", "fine_tune")  # what flags say of GraphFL's config
 THREE = ("il", "fl", "graphfl")  # are what the paper compares
 
 
@@ -38,6 +39,7 @@ def chosen_methods(study: GraphFLSettings) -> list[str]:
     """
     methods = study.choose_methods(METHODS, THREE)
     study.check_trust(methods, registered_name)
+    study.check_settings(methods, registered_name)
     for method in methods:
         client_optimizer(study, method)
         server_optimizer(study, method)
@@ -116,7 +118,7 @@ def config_values(
         values["first_order"] = study.is_first_order
     if method == "graphfl":
         values["fine_tune"] = not study.is_new_labels
-    return values
+    return values | study.settings_of(method, registered_name(method), values)
 
 
 def in_effect(study: GraphFLSettings) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from experiments.studies.graphfl_protocols import (
     Protocol,
     protocol_of,
 )
+from experiments.studies.method_settings import MethodSettings
 from experiments.studies.options import option
-from experiments.studies.trust import TrustStudy
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.tasks.nodes import MODELS
 
@@ -21,7 +21,7 @@ NEVER = 10**6  # rounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GraphFLSettings(TrustStudy):
+class GraphFLSettings(MethodSettings):
     """Settings of GraphFL's comparison on the nodes of one graph."""
 
     subject: ClassVar[str] = "GraphFL and its tasks"

@@ -1,7 +1,7 @@
 """Settings of single methods on the command line: fields of their configs."""
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from experiments.studies.base import Study
@@ -37,21 +37,30 @@ class MethodSettings(TrustStudy):
     method_settings: tuple[str, ...] | None = option(
         None,
         "Fields of the configs of methods that run, comma-separated, such as "
-        "fed_prox.proximal_weight=0.001; docs/subgraphs.md has a table.",
+        "fed_prox.proximal_weight=0.001; docs/methods.md has a table.",
     )
+
+    def flagged_fields(self, registered: str) -> Collection[str]:
+        """The fields of a registered method's config that the study's flags give."""
+        del registered
+        return ()
 
     def own_fields(self, registered: str) -> list[str]:
         """The fields of a registered method's config that no other flag gives."""
-        taken = {*OF_THE_STUDY, *TRUST_FIELDS}
+        taken = {*OF_THE_STUDY, *TRUST_FIELDS, *self.flagged_fields(registered)}
         fields = algorithms.get_method(registered).fields
         return [name for name in fields if name not in taken]
 
-    def settings_of(self, method: str, registered: str) -> dict[str, Any]:
+    def settings_of(
+        self, method: str, registered: str, values: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """What `method_settings` says of a method, by field, in dicts where nested.
 
         Args:
           method: its name here.
           registered: the name under which `algorithms` has it.
+          values: of its config's fields, what other flags say; nested ones are kept
+            but for what is given of them.
 
         Raises:
           InputError: naming the setting that cannot be read.
@@ -68,6 +77,8 @@ class MethodSettings(TrustStudy):
                     f"--method_settings={given.text}: {first!r} is no setting of "
                     f"{method}{meant(first, own)}; known: {', '.join(own) or None}"
                 )
+            if dataclasses.is_dataclass(before := (values or {}).get(first)):
+                found.setdefault(first, configs.as_dict(before))
             try:
                 configs.put(config_type, given.fields, given.value, found, largest=MOST)
             except InputError as error:
@@ -75,7 +86,7 @@ class MethodSettings(TrustStudy):
         return found
 
     def check_settings(
-        self, methods: Collection[str], registered: Callable[[str], str]
+        self, methods: Collection[str], registered: Callable[[str], str] = str
     ) -> None:
         """Checks that every setting can be read and is of a method that runs.
 

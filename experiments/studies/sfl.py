@@ -45,6 +45,11 @@ METHOD_OPTIONS = CONFIG_OPTIONS | {  # that concern methods whose configs have t
 class SFLStudy(SFLSettings):
     """A comparison of methods whose clients are sensors, or share images by labels."""
 
+    def flagged_fields(self, registered: str) -> tuple[str, ...]:
+        """See `MethodSettings.flagged_fields`."""
+        del registered
+        return tuple(CONFIG_OPTIONS.values())
+
     def known_methods(self) -> dict[str, str]:
         """See `Options.known_methods`."""
         return titles_of(METHODS)
@@ -141,6 +146,7 @@ class SFLStudy(SFLSettings):
         ]
         check_concerns(self, ("relation_weights",), methods, reading)
         self.check_trust(methods)
+        self.check_settings(methods)
         for option in ("--client_start=own", "--protocol=code"):
             name, _, value = option.removeprefix("--").partition("=")
             if self.dp_noise_multiplier and getattr(self, name) == value:
@@ -172,7 +178,7 @@ class SFLStudy(SFLSettings):
         }
         if steps := server_optimizer_of(self, method):
             values["server_optimizer"] = steps
-        return values
+        return values | self.settings_of(method, method, values)
 
     def _run_method(self, method: str, problem: Problem, workdir: pathlib.Path) -> Run:
         """Runs or scores one method."""

@@ -5,16 +5,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from experiments.studies.method_settings import MethodSettings
 from experiments.studies.options import option
 from experiments.studies.running import fingerprint
-from experiments.studies.trust import TrustStudy
 from fedjax_graph import data
 from fedjax_graph.data.traffic import datasets, synthetic_flows
 from fedjax_graph.data.traffic.network import TrafficDataset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrafficStudy(TrustStudy):
+class TrafficStudy(MethodSettings):
     """A study whose dataset may be a traffic network."""
 
     subject: ClassVar[str] = "Data"

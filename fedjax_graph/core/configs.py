@@ -103,8 +103,7 @@ def put(
             inner = ", ".join(f"{name}.{x}" for x in _names(nested[0]))
             raise InputError(f"{name!r} has fields of its own; known: {inner}")
         default = fields[name].default
-        is_known = isinstance(default, nested[0])
-        first = {x: getattr(default, x) for x in _names(nested[0])} if is_known else {}
+        first = as_dict(default) if isinstance(default, nested[0]) else {}
         put(nested[0], rest, text, values.setdefault(name, first), largest)
         return
     if rest:
@@ -113,6 +112,11 @@ def put(
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, int | float) and abs(number) > largest:
             raise InputError(f"{text!r} found, expected {largest:g} or less")
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass that it is made from, as they are."""
+    return {name: getattr(config, name) for name in _names(type(config))}
 
 
 def _read(hint: Any, text: str) -> Any:

@@ -6,14 +6,19 @@ import re
 
 import pytest
 
-from experiments.studies import running
+from experiments.studies import cnfgnn_configs, graphfl_methods, running
+from experiments.studies.cnfgnn import CNFGNNStudy
+from experiments.studies.graphfl import GraphFLStudy
+from experiments.studies.sfl import SFLStudy
 from experiments.studies.subgraphs import METHODS, SubgraphStudy, registered_name
 from experiments.studies.subgraphs_problem import make_problem
 from fedjax_graph.algorithms import get_method
+from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.tasks.traffic_rnn import TrafficRNNTask
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs" / "subgraphs.md"
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "methods.md"
 NOT_LISTED = (  # of all that extend FedAvg, or said in the text
     "aggregation_noise",
     *("federated_rounds", "generator_rounds"),
@@ -120,6 +125,58 @@ def test_a_method_is_built_by_its_own_settings_alone(tmp_path):
         == get_method("ditto").config_type.personal_weight
     )
     assert built["ada_fgl"].federated_rounds == 7
+
+
+def sfl_values(study, method, workdir):
+    return study.method_values(method) | {"task": TrafficRNNTask()}
+
+
+def graphfl_values(study, method, workdir):
+    return graphfl_methods.config_values(study.resolved(), method, 5, 3)
+
+
+def cnfgnn_values(study, method, workdir):
+    return cnfgnn_configs.config_values(study, method, 100, workdir)
+
+
+@pytest.mark.parametrize(
+    ("study_type", "values_of", "flagged"),
+    [
+        (SFLStudy, sfl_values, "sfl.alpha"),
+        (GraphFLStudy, graphfl_values, "graphfl.fine_tune"),
+        (CNFGNNStudy, cnfgnn_values, "cnfgnn.hidden_size"),
+        (CNFGNNStudy, cnfgnn_values, "gru_fmtl.weight"),
+    ],
+)
+def test_other_studies_take_what_they_have_no_flags_for(
+    study_type, values_of, flagged, tmp_path
+):
+    name, _, field = flagged.partition(".")
+    texts = "fed_prox.proximal_weight=0.25", "ditto.personal_weight=0.75"
+    methods = ("fed_prox", "ditto", name)
+    study = study_type(methods=methods, method_settings=texts)
+    assert set(study.chosen_methods()) == set(methods)
+    found = {
+        x: running.build(x, values_of(study, x, tmp_path))[0]
+        for x in ("fed_prox", "ditto")
+    }
+    assert found["fed_prox"].proximal_weight == 0.25
+    assert found["ditto"].personal_weight == 0.75
+    other = study_type(methods=methods, method_settings=(f"{flagged}=1",))
+    with pytest.raises(InputError, match=f"'{field}' is no setting of {name}"):
+        other.chosen_methods()
+
+
+def test_a_nested_setting_keeps_what_flags_say_beside_it():
+    study = SFLStudy(
+        methods=("sfl_star",),
+        structure_target="similarity",
+        method_settings=("sfl_star.structure.embedding_size=3",),
+    )
+    values = study.method_values("sfl_star") | {"task": TrafficRNNTask()}
+    structure = running.build("sfl_star", values)[0].structure
+    expected = StructureConfig(target="similarity", embedding_size=3)
+    assert structure == expected
 
 
 def test_a_run_records_its_settings_and_goes_on_with_them_alone(tmp_path):
