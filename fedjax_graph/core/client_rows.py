@@ -215,6 +215,22 @@ def _as_arrays(tree: Any) -> Any:
     return jax.tree.map(of, tree, is_leaf=is_rows)
 
 
+def to_device(tree: Any) -> Any:
+    """Puts data that were just made on the device (host call).
+
+    Where several devices share the work, rows of clients stay on the host until `put`
+    cuts them: one device may not hold all of them.
+    """
+    rows = set() if mesh.num_devices() == 1 else set(map(id, named(tree)))
+
+    def put_one(x):
+        if id(x) not in rows:
+            return jax.device_put(x)
+        return np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))
+
+    return jax.tree.map(put_one, tree)
+
+
 def put(tree: Any) -> Any:
     """Places data on the mesh: rows where their clients live, copies of the rest.
 

@@ -73,6 +73,28 @@ def test_rows_read_as_an_array(devices, data):
         npt.assert_allclose(jax.jit(read)(rows), read(READINGS), atol=1e-6)
 
 
+def test_rows_just_made_stay_on_the_host_for_several_devices(devices):
+    given = Data(READINGS.astype(np.float64), np.arange(30))
+    made = client_rows.to_device(given)
+    assert isinstance(made.readings, jax.Array) == (devices == 1)
+    assert isinstance(made.clock, jax.Array)
+    assert [x.dtype for x in made] == [x.dtype for x in jax.device_put(given)]
+    npt.assert_array_equal(made.readings, READINGS)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_splits_are_the_same_for_any_devices(devices, is_sparse):
+    found = client_graphs.make_splits(is_sparse=is_sparse, is_linked=True)
+    with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:1])):
+        expected = client_graphs.make_splits(is_sparse=is_sparse, is_linked=True)
+    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert x.dtype == y.dtype
+        npt.assert_array_equal(x, y)
+    on_device = {id(x) for x in jax.tree.leaves(found) if isinstance(x, jax.Array)}
+    rows = {id(x) for x in client_rows.named(found)}
+    assert bool(rows & on_device) == (devices == 1)
+
+
 def test_a_share_has_what_it_asks_for(devices, data):
     """Each device reads other steps of all clients, by either way."""
     placed = client_rows.put(data)

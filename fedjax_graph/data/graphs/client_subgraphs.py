@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from fedjax_graph.core import arrays, batching, graphs, sparse_rows
+from fedjax_graph.core import arrays, batching, client_rows, graphs, sparse_rows
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.sparse_rows import SparseRows
 from fedjax_graph.core.spread_rows import SpreadRows
@@ -98,7 +98,7 @@ def with_spread_features(splits: dict[str, SubgraphData]) -> dict[str, SubgraphD
     for k, adjacency in enumerate(adjacencies(data)):
         adjacency.eliminate_zeros()  # padding, which would count as a self edge
         rows[k] = subgraphs.normalise(adjacency) @ np.asarray(own[k])
-    features = SpreadRows(jax.device_put(rows))
+    features = client_rows.to_device(data._replace(features=SpreadRows(rows))).features
     return {name: split._replace(features=features) for name, split in splits.items()}
 
 
@@ -241,7 +241,8 @@ def make_splits(
     they judge architectures during the search; in `test` the test nodes.
 
     An undirected edge is stored both ways. Padding stands last: nodes without
-    features, and edges of weight 0 from node 0 to node N - 1.
+    features, and edges of weight 0 from node 0 to node N - 1. Of several devices each
+    will hold its clients' features and edges alone; until then these stay on the host.
 
     Args:
       dataset: the whole graph.
@@ -295,7 +296,7 @@ def make_splits(
         train = train._replace(graph=graph)
     if outside_neighbours:
         train = train._replace(node_ids=nodes, is_own=is_own.astype(np.float32))
-    train = jax.device_put(train)  # `jnp.asarray` would copy the features twice
+    train = client_rows.to_device(train)
     test = train._replace(is_scored=jax.device_put(marks(split.test)))
     return dict(zip(batching.SPLITS, (train, train, test), strict=True))
 

@@ -5,11 +5,10 @@ Knowledge Sharing", AAAI 2023: the degree as one of some classes, and the probab
 that a random walk is back after 1, 2, ... steps.
 """
 
-import jax
 import numpy as np
 import scipy.sparse
 
-from fedjax_graph.core import arrays
+from fedjax_graph.core import arrays, client_rows
 from fedjax_graph.data.graphs.client_subgraphs import (
     SubgraphData,
     adjacencies,
@@ -81,5 +80,7 @@ def with_structure(
         rows.append(np.concatenate([walks, degrees], axis=1))
     encodings = np.stack(rows) * np.asarray(data.is_real)[:, :, None]
     both = np.concatenate([np.asarray(own), encodings], axis=2)
-    features = jax.device_put(both.astype(own.dtype))
-    return {name: split._replace(features=features) for name, split in splits.items()}
+    made = client_rows.to_device(data._replace(features=both.astype(own.dtype)))
+    return {
+        name: split._replace(features=made.features) for name, split in splits.items()
+    }

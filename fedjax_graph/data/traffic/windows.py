@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import graphs, mesh
+from fedjax_graph.core import client_rows, graphs
 from fedjax_graph.core.batching import FRACTIONS, SPLITS, checked_fractions
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.traffic import network, time_steps
@@ -186,7 +186,7 @@ def make_splits(
     starts = split_starts(len(dataset.speed), fractions)
     speed = np.ascontiguousarray(dataset.speed.T, np.float32)
     shared = TrafficData(
-        speed=speed if mesh.num_devices() > 1 else jnp.asarray(speed),
+        speed=speed,
         clock=jnp.asarray(time_of_day(dataset.timestamps)),
         week_slot=jnp.asarray(week_slots(dataset.timestamps)),
         starts=jnp.zeros(0, jnp.int32),
@@ -197,6 +197,7 @@ def make_splits(
         client_weights=jnp.full(num_clients, len(starts["train"]), jnp.float32),
         step=dataset.step,
     )
+    shared = client_rows.to_device(shared)
     return {name: shared._replace(starts=jnp.asarray(starts[name])) for name in SPLITS}
 
 
