@@ -56,10 +56,14 @@ class CNFGNNStudy(CNFGNNOptions):
             with tempfile.TemporaryDirectory() as name:
                 folder = pathlib.Path(name)
                 method = pretrained.unpack(self.pretrained, folder)
-                made_with = configs.flags_of(running.saved_settings(folder, method))
+                saved = running.saved_settings(folder, method)
+                made_with = configs.flags_of(saved)
                 card = pretrained.read(self.pretrained).card
                 changes = made_with | {"dataset": card.get("dataset")}
                 changes = {x: v for x, v in changes.items() if not self.is_given(x)}
+                changes["method_settings"] = self.settings_made_with(
+                    method, paper.registered(method), saved["config"]
+                )
                 changes |= {"workdir": name, "methods": (method,), "pretrained": None}
                 return dataclasses.replace(self, **changes).run_loaded()
         methods = self.chosen_methods()

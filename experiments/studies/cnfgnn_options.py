@@ -240,8 +240,8 @@ class CNFGNNOptions(TrafficStudy):
 
     def flagged_fields(self, registered: str) -> tuple[str, ...]:
         """See `MethodSettings.flagged_fields`."""
-        of_fmtl = ("regulariser", "weight") if registered == "gru_fmtl" else ()
-        return (*CNFGNNConfig.__dataclass_fields__, *of_fmtl)
+        of_fmtl = ("weight",) if registered == "gru_fmtl" else ()
+        return (*CNFGNNConfig.__dataclass_fields__, *METHOD_OPTIONS, *of_fmtl)
 
     def _default_methods(self) -> tuple[str, ...]:
         """The dataset's, but for those that other options exclude."""

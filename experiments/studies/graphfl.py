@@ -59,7 +59,8 @@ class GraphFLStudy(GraphFLSettings):
 
     def flagged_fields(self, registered: str) -> tuple[str, ...]:
         """See `MethodSettings.flagged_fields`."""
-        return graphfl_methods.FLAGGED if registered == "graphfl" else ()
+        of_graphfl = ("fine_tune",) if registered == "graphfl" else ()
+        return ("first_order", *of_graphfl)
 
     def known_methods(self) -> dict[str, str]:
         """See `Options.known_methods`."""

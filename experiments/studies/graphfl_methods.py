@@ -16,7 +16,6 @@ METHODS = (
 )
 OWN_TITLES = {"il": "IL", "fl": "FL"}
 REGISTERED = {"il": "local", "fl": "fed_avg"}  # names where they are other ones
-FLAGGED = ("first_order", "fine_tune")  # what flags say of GraphFL's config
 THREE = ("il", "fl", "graphfl")  # are what the paper compares
 
 

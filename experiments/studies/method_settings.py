@@ -41,7 +41,10 @@ class MethodSettings(TrustStudy):
     )
 
     def flagged_fields(self, registered: str) -> Collection[str]:
-        """The fields of a registered method's config that the study's flags give."""
+        """The fields of a registered method's config that the study's flags give.
+
+        Nested ones are written with a dot, as in structure.target.
+        """
         del registered
         return ()
 
@@ -66,12 +69,16 @@ class MethodSettings(TrustStudy):
           InputError: naming the setting that cannot be read.
         """
         found: dict[str, Any] = {}
-        own = self.own_fields(registered)
+        own, flagged = self.own_fields(registered), self.flagged_fields(registered)
         config_type = algorithms.get_method(registered).config_type
         for given in self._given_settings():
             if given.method != method:
                 continue
             first = given.fields[0]
+            if ".".join(given.fields) in flagged:
+                raise InputError(
+                    f"--method_settings={given.text}: this field has a flag of its own"
+                )
             if first not in own:
                 raise InputError(
                     f"--method_settings={given.text}: {first!r} is no setting of "
@@ -84,6 +91,30 @@ class MethodSettings(TrustStudy):
             except InputError as error:
                 raise InputError(f"--method_settings={given.text}: {error}") from error
         return found
+
+    def settings_made_with(
+        self, method: str, registered: str, saved: Mapping[str, Any]
+    ) -> tuple[str, ...]:
+        """The `method_settings` that a saved config needs beside the other flags.
+
+        Args:
+          method: its name here.
+          registered: the name under which `algorithms` has it.
+          saved: its config's fields, as JSON has them.
+
+        Returns:
+          Those that are given, and of the saved fields those that differ from the
+          config's defaults and are not given.
+        """
+        fields = algorithms.get_method(registered).fields
+        given = self.method_settings or ()
+        paths = {text.partition("=")[0] for text in given}
+        found = [
+            f"{method}.{path}={configs.as_text(value)}"
+            for name in self.own_fields(registered)
+            for path, value in configs.changed(name, fields[name].default, saved)
+        ]
+        return (*(x for x in found if x.partition("=")[0] not in paths), *given)
 
     def check_settings(
         self, methods: Collection[str], registered: Callable[[str], str] = str

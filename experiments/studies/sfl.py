@@ -48,7 +48,7 @@ class SFLStudy(SFLSettings):
     def flagged_fields(self, registered: str) -> tuple[str, ...]:
         """See `MethodSettings.flagged_fields`."""
         del registered
-        return tuple(CONFIG_OPTIONS.values())
+        return (*CONFIG_OPTIONS.values(), "structure.target")
 
     def known_methods(self) -> dict[str, str]:
         """See `Options.known_methods`."""

@@ -30,10 +30,10 @@ from fedjax_graph.core.errors import InputError
 class ClientRows:
     """Holds [K, ...], cut by clients; within a share of the work a device's own.
 
-    It is indexed, compared and converted as the array of all rows, which gathers them.
-    Within a share every device has to come to that, or to `columns`, as often as the
-    others: not under a condition of one client. Functions of trees must not reorder
-    the rows.
+    It is indexed, compared, computed with and converted as the array of all rows, which
+    gathers them. Within a share every device has to come to that, or to `columns`, as
+    often as the others: not under a condition of one client. Functions of trees must
+    not reorder the rows: `take` does.
     """
 
     padded: Any  # [K', ...], K rounded up to what the devices divide by rows of zeros
@@ -63,12 +63,6 @@ class ClientRows:
 
     def __iter__(self) -> Iterator[jax.Array]:
         return iter(self.whole())
-
-    def __eq__(self, other) -> Any:
-        return self.whole() == other
-
-    def __ne__(self, other) -> Any:
-        return self.whole() != other
 
     def whole(self) -> jax.Array:
         """All rows [K, ...], within a share gathered from all devices.
@@ -108,9 +102,27 @@ class ClientRows:
             raise InputError(
                 f"rows of {len(self)} clients: {self.padded.shape} where "
                 f"{(num_rows, *self.shape[1:])} is expected; map over them by "
-                "clients.map_clients, and take the array of all, rows[:], for the rest"
+                "clients.map_clients, choose some by client_rows.take, and take the "
+                "array of all, rows[:], for the rest"
             )
         return self.padded
+
+
+def _computed(name: str) -> Callable[..., Any]:
+    def compute(self: ClientRows, *others: Any) -> Any:
+        return getattr(self.whole(), name)(*others)
+
+    return compute
+
+
+_UNARY = ("neg", "pos", "abs", "invert")
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_LOGICAL = ("and", "or", "xor")
+_COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
+for _name in (*_UNARY, *_BINARY, *_LOGICAL, *_COMPARED):
+    setattr(ClientRows, f"__{_name}__", _computed(f"__{_name}__"))
+for _name in (*_BINARY, *_LOGICAL):
+    setattr(ClientRows, f"__r{_name}__", _computed(f"__r{_name}__"))
 
 
 def columns(rows: Any, indices: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fedjax_graph.core import checks
@@ -112,6 +112,38 @@ def put(
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, int | float) and abs(number) > largest:
             raise InputError(f"{text!r} found, expected {largest:g} or less")
+
+
+def changed(
+    name: str, default: Any, saved: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """The paths and values of a saved field that are not its default's.
+
+    Args:
+      name: of the field.
+      default: a value, or a dataclass, of whose fields each is looked at.
+      saved: fields as JSON has them; one that is not there has its default.
+    """
+    if name not in saved:
+        return
+    value = saved[name]
+    if dataclasses.is_dataclass(default) and isinstance(value, Mapping):
+        for inner in _names(type(default)):
+            for path, one in changed(inner, getattr(default, inner), value):
+                yield f"{name}.{path}", one
+        return
+    as_json = list(default) if isinstance(default, tuple) else default
+    if value != as_json:
+        yield name, value
+
+
+def as_text(value: Any) -> str:
+    """A value as a command line has it, which `put` reads."""
+    if isinstance(value, list | tuple):
+        return "x".join(map(as_text, value))
+    words = {True: "true", False: "false", None: "none"}
+    is_word = value is None or isinstance(value, bool)
+    return words[value] if is_word else str(value)
 
 
 def as_dict(config: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_graph.core import trees
 from fedjax_graph.core.checks import Checked, limited
-from fedjax_graph.core.clients import Cohort, client_keys
+from fedjax_graph.core.clients import Cohort, client_keys, map_clients
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.masks import lowest
 from fedjax_graph.core.task import Task
@@ -185,4 +185,8 @@ def flipped_data(
     if not config.flips_labels or flip is None:
         return own
     is_attacker = attackers(config, data.client_ids, data.client_weights)[indices]
-    return jax.vmap(lambda own, is_one: flip(own, data, is_one)[0])(own, is_attacker)
+
+    def flipped(own, is_one, data):
+        return flip(own, data, is_one)[0]
+
+    return map_clients(flipped)(own, is_attacker, shared=(data,))

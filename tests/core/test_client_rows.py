@@ -9,9 +9,18 @@ import numpy.testing as npt
 import pytest
 import scipy.sparse
 
-from fedjax_graph.core import client_rows, clients, mesh, sharding, sparse_rows
+from fedjax_graph.core import (
+    client_rows,
+    clients,
+    mesh,
+    misbehaviour,
+    sharding,
+    sparse_rows,
+)
 from fedjax_graph.core.client_rows import ClientRows
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.misbehaviour import Misbehaviour
+from fedjax_graph.tasks.subgraphs import SubgraphTask
 from tests import client_graphs
 
 SHAPES = ("1x1", "2x1", "3x1", "2x2", "8x1", "1x4")
@@ -69,6 +78,10 @@ def test_rows_read_as_an_array(devices, data):
         lambda rows: jnp.sum(jnp.asarray(rows), axis=0),
         lambda rows: client_rows.columns(rows, jnp.asarray(indices)),
         lambda rows: jnp.where(rows == 0, 7.0, rows[:]) + (rows != 0),
+        lambda rows: 2 - rows * 3 + rows / 4 + jnp.ones(30) * rows,
+        lambda rows: (rows > 0) & (rows <= 1) | ~(rows < 0.5),
+        lambda rows: abs(-rows) @ np.ones((30, 2), np.float32) - rows[:, :2],
+        lambda rows: rows + rows,
     ):
         npt.assert_allclose(jax.jit(read)(rows), read(READINGS), atol=1e-6)
 
@@ -156,7 +169,7 @@ def test_what_is_not_all_rows_is_refused(devices, data, misuse):
     if devices == 1:
         assert isinstance(rows, jax.Array)
         return
-    with pytest.raises(InputError, match=r"clients.map_clients, and take .* rows\[:\]"):
+    with pytest.raises(InputError, match=r"clients.map_clients, choose .* rows\[:\]"):
         misuse(rows)
 
 
@@ -229,3 +242,22 @@ def test_a_device_has_its_clients_graphs(devices, is_sparse):
     ):
         npt.assert_array_equal(row, x[0])
         npt.assert_array_equal(of_all, x)
+
+
+def test_attackers_see_flipped_labels_wherever_their_graphs_are(devices):
+    sizes = {"num_features": 6, "num_classes": 3}
+    task = SubgraphTask(**sizes).build()
+    conduct = Misbehaviour(byzantine_fraction=0.4, attack="label_flip")
+    data = client_graphs.make_splits()["train"]
+
+    def seen(data):
+        every = jnp.arange(5)
+        return misbehaviour.flipped_data(conduct, task, data, every, data)
+
+    found = jax.jit(seen)(client_rows.put(data))
+    lies = misbehaviour.attackers(conduct, data.client_ids, data.client_weights)
+    labels = np.asarray(data.labels)
+    expected = np.where(np.asarray(lies)[:, None], 2 - labels, labels)
+    assert lies.sum() == 2
+    npt.assert_array_equal(found.labels, expected)
+    npt.assert_array_equal(found.features, data.features)

@@ -6,7 +6,12 @@ import re
 
 import pytest
 
-from experiments.studies import cnfgnn_configs, graphfl_methods, running
+from experiments.studies import (
+    cnfgnn_configs,
+    cnfgnn_defaults,
+    graphfl_methods,
+    running,
+)
 from experiments.studies.cnfgnn import CNFGNNStudy
 from experiments.studies.graphfl import GraphFLStudy
 from experiments.studies.sfl import SFLStudy
@@ -135,6 +140,28 @@ def graphfl_values(study, method, workdir):
     return graphfl_methods.config_values(study.resolved(), method, 5, 3)
 
 
+def test_what_flags_say_is_no_setting_of_a_method(tmp_path):
+    """Or a setting would override a flag, or be overridden, without a word."""
+    studies = (
+        (CNFGNNStudy(), cnfgnn_values, cnfgnn_defaults.METHODS),
+        (GraphFLStudy(first_order=True), graphfl_values, graphfl_methods.METHODS),
+    )
+    for study, values_of, methods in studies:
+        for method in methods:
+            name = registered_in(study, method)
+            fields = get_method(name).fields
+            said = set(values_of(study, method, tmp_path)) & set(fields)
+            assert not said & set(study.own_fields(name)), method
+
+
+def registered_in(study, method):
+    of_graphfl = isinstance(study, GraphFLStudy)
+    names = (
+        graphfl_methods.registered_name if of_graphfl else cnfgnn_defaults.registered
+    )
+    return names(method)
+
+
 def cnfgnn_values(study, method, workdir):
     return cnfgnn_configs.config_values(study, method, 100, workdir)
 
@@ -146,12 +173,13 @@ def cnfgnn_values(study, method, workdir):
         (GraphFLStudy, graphfl_values, "graphfl.fine_tune"),
         (CNFGNNStudy, cnfgnn_values, "cnfgnn.hidden_size"),
         (CNFGNNStudy, cnfgnn_values, "gru_fmtl.weight"),
+        (CNFGNNStudy, cnfgnn_values, "split_learning_fedavg.average_every_step"),
     ],
 )
 def test_other_studies_take_what_they_have_no_flags_for(
     study_type, values_of, flagged, tmp_path
 ):
-    name, _, field = flagged.partition(".")
+    name, _, _ = flagged.partition(".")
     texts = "fed_prox.proximal_weight=0.25", "ditto.personal_weight=0.75"
     methods = ("fed_prox", "ditto", name)
     study = study_type(methods=methods, method_settings=texts)
@@ -163,7 +191,7 @@ def test_other_studies_take_what_they_have_no_flags_for(
     assert found["fed_prox"].proximal_weight == 0.25
     assert found["ditto"].personal_weight == 0.75
     other = study_type(methods=methods, method_settings=(f"{flagged}=1",))
-    with pytest.raises(InputError, match=f"'{field}' is no setting of {name}"):
+    with pytest.raises(InputError, match="this field has a flag of its own"):
         other.chosen_methods()
 
 
@@ -177,6 +205,42 @@ def test_a_nested_setting_keeps_what_flags_say_beside_it():
     structure = running.build("sfl_star", values)[0].structure
     expected = StructureConfig(target="similarity", embedding_size=3)
     assert structure == expected
+    texts = ("sfl_star.structure.target=distance",)
+    with pytest.raises(InputError, match="this field has a flag of its own"):
+        dataclasses.replace(study, method_settings=texts).chosen_methods()
+
+
+def test_a_saved_config_says_which_settings_it_needs():
+    settings = {
+        "fed_prox.proximal_weight": 0.25,
+        "sfl_star.structure.embedding_size": 3,
+        "sfl_star.structure.compares": "state",
+        "fed_sage_plus.generator.layer_sizes": [8, 16],
+        "graphfl.fine_tune": False,
+    }
+    study = SubgraphStudy(method_settings=("fed_prox.aggregation_noise=0.5",))
+    for path, value in settings.items():
+        method, *fields = path.split(".")
+        saved: dict = {}
+        inner = saved
+        for name in fields[:-1]:
+            inner = inner.setdefault(name, {})
+        inner[fields[-1]] = value
+        *found, last = study.settings_made_with(method, method, saved)
+        assert last == "fed_prox.aggregation_noise=0.5"
+        again = SubgraphStudy(method_settings=tuple(found))
+        default = get_method(method).fields[fields[0]].default
+        read_back = again.settings_of(method, method)[fields[0]]
+        if len(fields) > 1:
+            assert read_back == dataclasses.asdict(default) | {
+                fields[1]: tuple(value) if isinstance(value, list) else value
+            }
+        else:
+            assert read_back == value
+    text = "fed_prox.proximal_weight=0.5"
+    given = SubgraphStudy(method_settings=(text,))
+    saved = {"proximal_weight": 0.25, "aggregation_noise": 0.0}
+    assert given.settings_made_with("fed_prox", "fed_prox", saved) == (text,)
 
 
 def test_a_run_records_its_settings_and_goes_on_with_them_alone(tmp_path):
