@@ -61,9 +61,8 @@ class CNFGNNStudy(CNFGNNOptions):
                 card = pretrained.read(self.pretrained).card
                 changes = made_with | {"dataset": card.get("dataset")}
                 changes = {x: v for x, v in changes.items() if not self.is_given(x)}
-                changes["method_settings"] = self.settings_made_with(
-                    method, paper.registered(method), saved["config"]
-                )
+                args = method, paper.registered(method), saved["config"]
+                changes["method_settings"] = self.settings_made_with(*args) or None
                 changes |= {"workdir": name, "methods": (method,), "pretrained": None}
                 return dataclasses.replace(self, **changes).run_loaded()
         methods = self.chosen_methods()

@@ -119,3 +119,19 @@ def test_what_does_not_fit_is_one_line(options, words):
 def test_a_pretrained_model_is_scored_and_nothing_else(options):
     with pytest.raises(InputError, match="--pretrained=synthetic_cnfgnn: is scored"):
         CNFGNNStudy(pretrained="synthetic_cnfgnn", **options)
+
+
+def test_a_model_is_scored_by_the_settings_that_it_was_trained_with(tmp_path):
+    size = {"num_sensors": 4, "num_days": 2}
+    study = CNFGNNStudy(
+        methods=("fed_prox",),
+        method_settings=("fed_prox.proximal_weight=0.25",),
+        num_rounds=1,
+        workdir=str(tmp_path / "run"),
+        **size,
+    )
+    trained = study.run()["fed_prox"]["test"]
+    path = tmp_path / "model.npz"
+    pretrained.pack(tmp_path / "run", "fed_prox", path)
+    scored = CNFGNNStudy(pretrained=str(path), eval_only=True, **size).run()
+    npt.assert_allclose(scored["fed_prox"]["test"]["rmse"], trained["rmse"], rtol=1e-5)
