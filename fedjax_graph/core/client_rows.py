@@ -39,6 +39,8 @@ class ClientRows:
     padded: Any  # [K', ...], K rounded up to what the devices divide by rows of zeros
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})  # [K, ...]
 
+    __array_priority__ = 100  # as arrays of JAX: NumPy's leave what is computed to them
+
     @property
     def ndim(self) -> int:
         """Number of axes, that of clients included."""

@@ -79,6 +79,7 @@ def test_rows_read_as_an_array(devices, data):
         lambda rows: client_rows.columns(rows, jnp.asarray(indices)),
         lambda rows: jnp.where(rows == 0, 7.0, rows[:]) + (rows != 0),
         lambda rows: 2 - rows * 3 + rows / 4 + jnp.ones(30) * rows,
+        lambda rows: np.float32(2) * rows - np.arange(30, dtype=np.float32) * rows,
         lambda rows: (rows > 0) & (rows <= 1) | ~(rows < 0.5),
         lambda rows: abs(-rows) @ np.ones((30, 2), np.float32) - rows[:, :2],
         lambda rows: rows + rows,
