@@ -238,6 +238,8 @@ def to_device(tree: Any) -> Any:
     rows = set() if mesh.num_devices() == 1 else set(map(id, named(tree)))
 
     def put_one(x):
+        if isinstance(x, jax.Array):  # of several processes maybe on all devices
+            return x
         if id(x) not in rows:
             return jax.device_put(x)
         return np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))

@@ -29,8 +29,10 @@ AT_MOST_SECONDS = 60
 
 
 class Machine(binary.Machine):
+    MODULE = "experiments.cnfgnn"
+
     def __init__(self, folder):
-        super().__init__(folder, "experiments.cnfgnn", all_cores=True)
+        super().__init__(folder, self.MODULE, all_cores=True)
 
     def line(self, workdir, num_devices, num_rounds=NUM_ROUNDS, method="cnfgnn"):
         return [
@@ -92,6 +94,19 @@ class Machine(binary.Machine):
         raise AssertionError("no round in five minutes")
 
 
+class SubgraphMachine(Machine):
+    MODULE = "experiments.subgraphs"
+
+    def line(self, workdir, num_devices):
+        return [
+            "--methods=fed_avg,fed_gta,fed_gcn",  # the last from outside neighbours
+            "--num_clients=3",  # which the devices do not divide
+            "--num_rounds=2",
+            f"--workdir={self.folder / workdir}",
+            f"--num_cpu_devices={num_devices}",
+        ]
+
+
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
     return Machine(tmp_path_factory.mktemp("machine"))
@@ -148,6 +163,19 @@ def test_processes_are_one_with_as_many_devices(machine, alone, method, num_proc
     assert_close(metrics, expected_metrics)
     for path in ("forecasts.png", "training_curves.png"):
         binary.assert_picture(machine.folder / name / path)
+
+
+@pytest.mark.slow
+def test_processes_have_their_own_clients_subgraphs(tmp_path):
+    machine = SubgraphMachine(tmp_path)
+    done = machine.finish(machine.start("two", 2, 1))
+    assert [(status, err) for status, _, err in done] == [(0, "")] * 2
+    assert machine.run(*machine.line("one", 2)).returncode == 0
+    found, expected = (
+        {name: entry["test"] for name, entry in machine.results(x)["methods"].items()}
+        for x in ("two", "one")
+    )
+    assert_close(found, expected)
 
 
 @pytest.mark.slow
