@@ -17,6 +17,7 @@ from experiments.studies.subgraphs_settings import (
     SHORT_RUN_DATASET,
     SubgraphSettings,
 )
+from fedjax_graph.algorithms.graphfl import ROOTED
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import client_subgraphs, structure
@@ -43,6 +44,7 @@ ENCODES_STRUCTURE = ("fed_star",)  # methods whose model reads it
 FORGETS = ("fed_avg_m", "fed_dc")
 """Methods whose clients' Adam goes on without its first moment: that would carry the
 direction of a round, or its correction, into the next."""
+PLAIN_STEPS = ("graphfl",)  # methods whose clients step without Adam, as their paper's
 SEES_OUTSIDE = ("fed_gcn",)  # methods whose clients know of neighbours outside
 READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
@@ -185,6 +187,7 @@ class SubgraphStudy(SubgraphSettings):
         """The options under the names of the methods' config fields."""
         encodes, model = method in ENCODES_STRUCTURE, self._model(method)
         has_own_size = method in NETWORKS or not _has_hidden(model)
+        steps = self.client_optimizer_config(is_plain=method in PLAIN_STEPS)
         task = SubgraphTask(
             **(problem.structure_sizes if encodes else problem.sizes),
             model=model,
@@ -192,7 +195,7 @@ class SubgraphStudy(SubgraphSettings):
             dropout=self.dropout,
             drops_features=False,
             local_steps=self.local_epochs,
-            optimizer=self.client_optimizer_config(),
+            optimizer=steps,
             query_every=2 if method == "graphfl" else 0,
             fitness="accuracy",
         )
@@ -200,13 +203,13 @@ class SubgraphStudy(SubgraphSettings):
         own_values: dict[str, dict[str, Any]] = {
             "ada_fgl": {"federated_rounds": half},
             "fed_sage_plus": {"generator_rounds": min(GENERATOR_ROUNDS, half)},
-            "graphfl": {"first_order": True},  # Adam's root has no derivative at 0
+            "graphfl": {"first_order": steps.name in ROOTED},
         }
         values = self.trust_values() | own_values.get(method, {})
         values |= {"task": task, "participation": self.participation}
         own = self.adam() if method in NETWORKS else None
-        if steps := server_optimizer_of(self, registered_name(method), own):
-            values["server_optimizer"] = steps
+        if servers := server_optimizer_of(self, registered_name(method), own):
+            values["server_optimizer"] = servers
         return self._going_on(method, values)
 
     def _values(

@@ -14,6 +14,7 @@ from fedjax_graph.tasks.subgraphs import MODELS, OF_METHODS
 NUM_CLIENTS = 10
 SHORT_RUN_DATASET = "synthetic_graph"
 SHORT_RUN: dict[str, Any] = {"num_clients": 5, "num_rounds": 20}  # without a dataset
+PLAIN_RATE = 0.1  # of SGD, chosen on Cora's validation nodes
 ONLY_OF = {  # option: the partition that it concerns
     "resolution": "louvain",
     "balance": "louvain",
@@ -83,9 +84,12 @@ class SubgraphSettings(MethodSettings):
         3, "Steps of a client in a round, each on all its training nodes.", lower=1
     )
     learning_rate: float = option(
-        0.01, "Of Adam: the clients', of fixed networks the server's.", lower=0.0
+        0.01,
+        "Of Adam: the clients', of fixed networks the server's; of graphfl's clients' "
+        f"SGD, by default {PLAIN_RATE}.",
+        lower=0.0,
     )
-    weight_decay: float = option(5e-4, "Of the same Adam.", lower=0.0)
+    weight_decay: float = option(5e-4, "Likewise.", lower=0.0)
     normalise_features: bool = option(
         False, "Divide each node's features by their sum."
     )
@@ -123,9 +127,13 @@ class SubgraphSettings(MethodSettings):
             self.resolution, self.balance, self.concentration, self.least_nodes
         )
 
-    def client_optimizer_config(self) -> OptimizerConfig:
-        """What the clients step with."""
-        return self.client_steps(self.adam())
+    def client_optimizer_config(self, is_plain: bool = False) -> OptimizerConfig:
+        """What the clients step with; plain steps are SGD's unless another is given."""
+        adam = self.adam()
+        if not is_plain or self.client_optimizer is not None:
+            return self.client_steps(adam)
+        rate = self.learning_rate if self.is_given("learning_rate") else PLAIN_RATE
+        return dataclasses.replace(adam, name="sgd", learning_rate=rate)
 
     def adam(self) -> OptimizerConfig:
         """Adam by the options, of clients or of the server of a fixed network."""

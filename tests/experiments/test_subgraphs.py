@@ -26,7 +26,7 @@ from fedjax_graph.core.spread_rows import SpreadRows
 from fedjax_graph.data.graphs import client_subgraphs
 from tests import tables
 
-RESTARTS = ("ditto", "fed_pub", "fed_sage_plus", "graphfl")
+RESTARTS = ("ditto", "fed_pub", "fed_sage_plus")
 """Methods that keep no state of their clients' optimizers, which so begin anew."""
 SMALL = {"num_rounds": 2, "num_clients": 3}
 PLUGIN = """
@@ -124,7 +124,38 @@ def test_a_fixed_network_steps_as_the_options_say(default_problem):
     assert found == OptimizerConfig("adam", 0.05, weight_decay=0.001)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("options", "expected", "first_order"),
+    [
+        ({}, OptimizerConfig("sgd", 0.1, weight_decay=5e-4), False),
+        (
+            {"learning_rate": 0.05, "weight_decay": 0.0},
+            OptimizerConfig("sgd", 0.05),
+            False,
+        ),
+        (
+            {"client_optimizer": "adam"},
+            OptimizerConfig("adam", 0.01, weight_decay=5e-4),
+            True,  # the root of its moments has no derivative at 0
+        ),
+        (
+            {"client_optimizer": "sgd,learning_rate=0.3"},
+            OptimizerConfig("sgd", 0.3, weight_decay=5e-4),
+            False,
+        ),
+    ],
+)
+def test_graphfls_clients_step_by_plain_gradients(
+    options, expected, first_order, default_problem
+):
+    """As Eq. 5 has it, and by derivatives of the second order, where none is given."""
+    values = SubgraphStudy(**options).method_values("graphfl", default_problem)
+    assert values["task"].optimizer == expected
+    assert values["first_order"] == first_order
+    running.build("graphfl", values | {"clients_per_chunk": 1})
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "graphfl"])
 def test_clients_moments_go_on_where_a_method_can_keep_them(method, default_problem):
     """As OpenFGL's do, unless the command says what clients step with."""
     study, anew = SubgraphStudy(), SubgraphStudy(client_optimizer="adam")
