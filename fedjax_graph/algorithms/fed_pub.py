@@ -18,9 +18,8 @@ kernels, begin at 1, and where |mu| is below 1e-3 count as 0 when a model is use
 Differences from the paper: the lambdas are 0 by default, as in the released code and in
 OpenFGL, whose penalties are of detached tensors and have no gradient (a live 1e-3 is
 larger than the gradient of most mask entries); f are the logits, where that code takes
-the layer before a classifier that ours has not, and keeps its clients' Adam where ours
-begins anew in each round; G has a given number of edges; `score` is of theta_i * mu_i
-after local steps.
+the layer before a classifier that ours has not; G has a given number of edges; `score`
+is of theta_i * mu_i after local steps.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, channel, client_state, communication, trees
+from fedjax_graph.core import aggregation, channel, communication, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
@@ -71,7 +70,7 @@ class FedPubState(NamedTuple):
 
 def stays(path: tuple[Any, ...]) -> bool:
     """Path of a leaf in a model -> whether it stays with its client."""
-    return is_local(path) or is_mask(path)
+    return is_local(path) or is_mask(path) or trees.is_of_optimizer(path)
 
 
 def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
@@ -82,11 +81,10 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
         see `channel.refuse`.
     """
     channel.refuse(config, "fed_pub does not have it")
-    own: TaskConfig = MaskedWeights(
-        config.task, config.mask_weight, config.pull_weight
-    )  # Eq. 1
-    client_state.build_stateless(config.task, "fed_pub")
     logits_task(config.task, "fed_pub")  # raises where there are none
+    weights = config.mask_weight, config.pull_weight
+    steps = getattr(config.task, "optimizer", None)  # of weights and masks alike
+    own: TaskConfig = MaskedWeights(config.task, *weights, optimizer=steps)  # Eq. 1
     _, logits = logits_task(own, "fed_pub")
     keeping = LocalModelTask(own, config.score) if config.score == "local" else own
     task = keeping.build()

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.proximal import squared_norm
 from fedjax_graph.core.task import Task, TaskConfig
 
@@ -24,6 +25,7 @@ class MaskedWeights:
     task: TaskConfig
     mask_weight: float  # of the first
     pull_weight: float  # of the second
+    optimizer: OptimizerConfig | None = None  # in place of the task's
 
     @property
     def kind(self) -> str:
@@ -36,7 +38,10 @@ class MaskedWeights:
         Raises:
           InputError: if the task trains on minibatches.
         """
-        task = self.task.build()
+        config: Any = self.task
+        if self.optimizer is not None:
+            config = dataclasses.replace(config, optimizer=self.optimizer)
+        task = config.build()
         logits, update_by, train_loss = task.logits, task.update_by, task.train_loss
         if update_by is None or train_loss is None:
             raise InputError(f"the task {self.kind} trains on minibatches: no masks")

@@ -15,7 +15,8 @@ from fedjax_graph.algorithms import (
     get_method,
     make_config,
 )
-from fedjax_graph.core import clients
+from fedjax_graph.core import client_state, clients
+from fedjax_graph.core.communication import bytes_per_round
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.misbehaviour import Misbehaviour, attackers
 from fedjax_graph.models import adaptive_propagation
@@ -85,6 +86,25 @@ def test_fed_pubs_penalties_are_those_of_its_loss(trained):
     w0, w1, w2, found = (x["params"]["weights"] for x in (start, one, two, pulled))
     expected = jax.tree.map(lambda c, b, a: c - RATE * (b - a), w2, w1, w0)
     assert_close(found, expected)
+
+
+def test_fed_pubs_moments_go_on_of_weights_and_masks(data, quick_jit):
+    """Where nobody is alike, two rounds of Adam are one of twice as many steps."""
+    found = []
+    for num_rounds, local_steps, stateful in ((2, 2, True), (1, 4, False)):
+        optimizer = {"name": "adam", "learning_rate": 0.1, "stateful": stateful}
+        task = {"optimizer": optimizer, "local_steps": local_steps, "dropout": 0.0}
+        values = {"task": TASK | task, "block_size": 3, "sharpness": 1e8}
+        method = get_method("fed_pub").factory(make_config("fed_pub", values))
+        state, step = method.init(jax.random.key(0), data), quick_jit(method.round)
+        for number in range(num_rounds):
+            state, _ = step(state, data, jax.random.key(number))
+        assert (client_state.OPT_STATE in state.models) == stateful
+        found.append(state.models[client_state.LOCAL]["params"])
+        size = bytes_per_round(method.round, state, data, jax.random.key(0))
+        found.append(np.asarray(size))
+    npt.assert_array_equal(found.pop(1), found.pop())
+    assert_close(*found)
 
 
 def test_fed_pub_takes_nothing_of_who_trains_on_nothing(data, quick_jit):

@@ -229,7 +229,7 @@ def test_a_server_steps_with_an_optimizer_of_its_own(quick_jit):
     ["moon", "fed_proto"]
     + [
         pytest.param(x, marks=pytest.mark.slow)
-        for x in ("fed_star", "fgssl", "fed_gta", "gcfl_plus")
+        for x in ("fed_star", "fgssl", "fed_gta", "fed_pub", "gcfl_plus")
     ],
 )
 def test_what_reads_models_reads_no_optimizers(quick_jit, name):
@@ -245,7 +245,7 @@ def test_what_reads_models_reads_no_optimizers(quick_jit, name):
     train, round_ = problems.Subgraphs().train, quick_jit(algorithm.round)
     evaluate = quick_jit(algorithm.evaluate)
     (_, _), (state, _) = run(algorithm, train, lambda _: round_, KEYS[:1])
-    own = {client_state.LOCAL} if name == "fed_gta" else set()
+    own = {client_state.LOCAL} if name in ("fed_gta", "fed_pub") else set()
     assert set(state.models) == {"params", "batch_stats", client_state.OPT_STATE} | own
     moments = state.models[client_state.OPT_STATE]
     ends = []
@@ -261,9 +261,7 @@ def test_what_reads_models_reads_no_optimizers(quick_jit, name):
     assert np.isfinite(ends[0][-1]["loss"])
 
 
-@pytest.mark.parametrize(
-    "name", ["ditto", "fed_pub", "fed_sage_plus", "fed_sgd", "graphfl"]
-)
+@pytest.mark.parametrize("name", ["ditto", "fed_sage_plus", "fed_sgd", "graphfl"])
 def test_a_method_that_would_lose_the_state_refuses(name):
     train = problems.Subgraphs().train
     optimizer = {"name": "adam", "stateful": True}
