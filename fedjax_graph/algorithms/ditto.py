@@ -3,7 +3,8 @@
 Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through
 Personalization", ICML 2021, Algorithm 1: F_i(v) + lambda/2 |v - w|^2. The personal
 steps of a round use the model that the server sent, and as many minibatches as the
-global ones. lambda = 0.1 is our choice.
+global ones. lambda = 0.1 is our choice. Where clients' optimizers go on, a client keeps
+a state for each of its two models.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ class DittoState(NamedTuple):
 
 def ditto(config: DittoConfig) -> FederatedAlgorithm:
     """Factory of Ditto on any task; the personal models are what is scored."""
-    task = client_state.build_stateless(config.task, "ditto")
+    task = client_state.build_task(config.task)
     averaging = fed_avg(config)
 
     def update(v, client_data, key, data, num_rounds, w):
@@ -51,10 +52,11 @@ def ditto(config: DittoConfig) -> FederatedAlgorithm:
         return DittoState(server, personal)
 
     def round_(state, data, key):
-        aggregation.check_common(state.server.models, "ditto")
+        common = client_state.plain(state.server.models)
+        aggregation.check_common(common, "ditto")
         server, _ = averaging.round(state.server, data, key)
         train_key, _ = task.round_keys(key)  # the cohort and minibatches of `server`
-        w = jax.tree.map(lambda x: x[0], state.server.models)
+        w = jax.tree.map(lambda x: x[0], common)
         num_rounds = state.server.num_rounds
         models, loss = train(state.models, data, train_key, num_rounds, w)
         return DittoState(server, models), {"train_loss": loss}

@@ -26,7 +26,7 @@ from fedjax_graph.core.spread_rows import SpreadRows
 from fedjax_graph.data.graphs import client_subgraphs
 from tests import tables
 
-RESTARTS = ("ditto", "fed_sage_plus")
+RESTARTS = ("fed_sage_plus",)
 """Methods that keep no state of their clients' optimizers, which so begin anew."""
 SMALL = {"num_rounds": 2, "num_clients": 3}
 PLUGIN = """
