@@ -17,7 +17,6 @@ from experiments.studies.subgraphs_settings import (
     SHORT_RUN_DATASET,
     SubgraphSettings,
 )
-from fedjax_graph.algorithms.graphfl import ROOTED
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import client_subgraphs, structure
@@ -72,13 +71,14 @@ class SubgraphStudy(SubgraphSettings):
 
     def in_effect(self) -> dict[str, Any]:
         """See `Options.in_effect`."""
-        steps = "adam, which goes on where a method can keep it (docs/subgraphs.md)"
+        steps = "adam, which goes on where a method can keep it; graphfl: sgd"
         return super().in_effect() | {
             "dataset": self.dataset or SHORT_RUN_DATASET,
             "methods": self.chosen_methods(),
             "num_clients": self.setting("num_clients", NUM_CLIENTS),
             "num_rounds": self.setting("num_rounds", NUM_ROUNDS),
             "patience": self.patience,
+            "learning_rate": self.adam().learning_rate,
             "client_optimizer": self.client_optimizer or steps,
         }
 
@@ -203,7 +203,7 @@ class SubgraphStudy(SubgraphSettings):
         own_values: dict[str, dict[str, Any]] = {
             "ada_fgl": {"federated_rounds": half},
             "fed_sage_plus": {"generator_rounds": min(GENERATOR_ROUNDS, half)},
-            "graphfl": {"first_order": steps.name in ROOTED},
+            "graphfl": {"first_order": steps.name not in ("sgd", "nesterov")},
         }
         values = self.trust_values() | own_values.get(method, {})
         values |= {"task": task, "participation": self.participation}

@@ -14,6 +14,7 @@ from fedjax_graph.tasks.subgraphs import MODELS, OF_METHODS
 NUM_CLIENTS = 10
 SHORT_RUN_DATASET = "synthetic_graph"
 SHORT_RUN: dict[str, Any] = {"num_clients": 5, "num_rounds": 20}  # without a dataset
+ADAM_RATE = 0.01
 PLAIN_RATE = 0.1  # of SGD, chosen on Cora's validation nodes
 ONLY_OF = {  # option: the partition that it concerns
     "resolution": "louvain",
@@ -83,10 +84,10 @@ class SubgraphSettings(MethodSettings):
     local_epochs: int = option(
         3, "Steps of a client in a round, each on all its training nodes.", lower=1
     )
-    learning_rate: float = option(
-        0.01,
-        "Of Adam: the clients', of fixed networks the server's; of graphfl's clients' "
-        f"SGD, by default {PLAIN_RATE}.",
+    learning_rate: float | None = option(
+        None,
+        f"Of Adam, by default {ADAM_RATE}: the clients', of fixed networks the "
+        f"server's; of graphfl's clients' SGD, by default {PLAIN_RATE}.",
         lower=0.0,
     )
     weight_decay: float = option(5e-4, "Likewise.", lower=0.0)
@@ -129,14 +130,15 @@ class SubgraphSettings(MethodSettings):
 
     def client_optimizer_config(self, is_plain: bool = False) -> OptimizerConfig:
         """What the clients step with; plain steps are SGD's unless another is given."""
-        adam = self.adam()
         if not is_plain or self.client_optimizer is not None:
-            return self.client_steps(adam)
-        rate = self.learning_rate if self.is_given("learning_rate") else PLAIN_RATE
-        return dataclasses.replace(adam, name="sgd", learning_rate=rate)
+            return self.client_steps(self.adam())
+        return self._stepping("sgd", PLAIN_RATE)
 
     def adam(self) -> OptimizerConfig:
         """Adam by the options, of clients or of the server of a fixed network."""
-        return OptimizerConfig(
-            "adam", self.learning_rate, weight_decay=self.weight_decay
-        )
+        return self._stepping("adam", ADAM_RATE)
+
+    def _stepping(self, name: str, rate: float) -> OptimizerConfig:
+        """An optimizer by the options, at a rate where they give none."""
+        given = rate if self.learning_rate is None else self.learning_rate
+        return OptimizerConfig(name, given, weight_decay=self.weight_decay)

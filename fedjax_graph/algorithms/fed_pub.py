@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import aggregation, channel, communication, trees
+from fedjax_graph.core import aggregation, channel, client_state, communication, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
@@ -87,7 +87,7 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
     own: TaskConfig = MaskedWeights(config.task, *weights, optimizer=steps)  # Eq. 1
     _, logits = logits_task(own, "fed_pub")
     keeping = LocalModelTask(own, config.score) if config.score == "local" else own
-    task = keeping.build()
+    task = client_state.build_task(keeping)
     train = cohort_update(
         partial(plain_update, task),
         is_personal=stays,

@@ -95,6 +95,8 @@ def test_fed_pubs_moments_go_on_of_weights_and_masks(data, quick_jit):
         optimizer = {"name": "adam", "learning_rate": 0.1, "stateful": stateful}
         task = {"optimizer": optimizer, "local_steps": local_steps, "dropout": 0.0}
         values = {"task": TASK | task, "block_size": 3, "sharpness": 1e8}
+        by_server = make_config("fed_pub", values | {"score": "aggregated"})
+        assert get_method("fed_pub").factory(by_server).init  # is not refused either
         method = get_method("fed_pub").factory(make_config("fed_pub", values))
         state, step = method.init(jax.random.key(0), data), quick_jit(method.round)
         for number in range(num_rounds):

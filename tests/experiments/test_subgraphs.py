@@ -129,14 +129,19 @@ def test_a_fixed_network_steps_as_the_options_say(default_problem):
     [
         ({}, OptimizerConfig("sgd", 0.1, weight_decay=5e-4), False),
         (
-            {"learning_rate": 0.05, "weight_decay": 0.0},
-            OptimizerConfig("sgd", 0.05),
+            {"learning_rate": 0.01, "weight_decay": 0.0},  # Adam's default
+            OptimizerConfig("sgd", 0.01),
             False,
         ),
         (
             {"client_optimizer": "adam"},
             OptimizerConfig("adam", 0.01, weight_decay=5e-4),
             True,  # the root of its moments has no derivative at 0
+        ),
+        (
+            {"client_optimizer": "yogi,learning_rate=0.02"},
+            OptimizerConfig("yogi", 0.02, weight_decay=5e-4),
+            True,
         ),
         (
             {"client_optimizer": "sgd,learning_rate=0.3"},
