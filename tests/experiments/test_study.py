@@ -430,25 +430,26 @@ def test_scores_stay_where_a_later_method_fails():
     assert len(written) == 2
 
 
+KEPT = {"client_optimizer": "adam,schedule=constant,stateful=true"}
+NOT_KEPT = "{}: optimizer stateful=True: onl"
+HIDDEN = {"secure_aggregation": "masks"}
+
+
 @pytest.mark.parametrize(
-    ("study_type", "methods"),
+    ("study_type", "methods", "options", "reason"),
     [
-        (CNFGNNStudy, ("gru_fedavg", "gru_fmtl")),
-        (SFLStudy, ("fed_avg", "ditto")),
-        (GraphFLStudy, ("fl", "ditto")),
-        (SubgraphStudy, ("fed_avg", "ditto")),
+        (CNFGNNStudy, ("gru_fedavg", "gru_fmtl"), KEPT, NOT_KEPT),
+        (SFLStudy, ("fed_avg", "scaffold"), HIDDEN, "{}'s clients send control"),
+        (GraphFLStudy, ("fl", "graphfl"), KEPT | {"first_order": True}, NOT_KEPT),
+        (SubgraphStudy, ("fed_avg", "graphfl"), KEPT, NOT_KEPT),
     ],
 )
 def test_a_later_method_is_refused_before_the_first_is_trained(
-    monkeypatch, tmp_path, study_type, methods
+    monkeypatch, tmp_path, study_type, methods, options, reason
 ):
     monkeypatch.setattr(running.rounds, "run", lambda *_, **__: pytest.fail("trained"))
-    study = study_type(
-        methods=methods,
-        client_optimizer="adam,schedule=constant,stateful=true",
-        workdir=str(tmp_path / "run"),
-    )
-    with pytest.raises(InputError, match=f"{methods[1]}: optimizer stateful=True: onl"):
+    study = study_type(methods=methods, workdir=str(tmp_path / "run"), **options)
+    with pytest.raises(InputError, match=reason.format(methods[1])):
         study.run()
 
 
