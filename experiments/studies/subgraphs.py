@@ -71,7 +71,8 @@ class SubgraphStudy(SubgraphSettings):
 
     def in_effect(self) -> dict[str, Any]:
         """See `Options.in_effect`."""
-        steps = "adam, which goes on where a method can keep it; graphfl: sgd"
+        rate = self.client_optimizer_config(is_plain=True).learning_rate
+        steps = f"adam, going on where a method can keep it; graphfl: sgd at {rate}"
         return super().in_effect() | {
             "dataset": self.dataset or SHORT_RUN_DATASET,
             "methods": self.chosen_methods(),
