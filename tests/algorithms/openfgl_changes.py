@@ -1,11 +1,13 @@
-"""What of OpenFGL has to be changed so that it runs at all (`openfgl_golden.py`)."""
+"""What of OpenFGL is changed so that it runs at all, or in time (`openfgl_runs.py`)."""
 
 import sys
 import types
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from unittest import mock
 
 import torch
+from torch.nn import functional
 
 
 def without_torch_scatter() -> None:
@@ -32,3 +34,35 @@ def with_network(make: Callable[[], torch.nn.Module]) -> None:
     from openfgl.flcore.gcfl_plus import client, server
 
     client.GIN = server.CrossDomainGIN = lambda **sizes: make()
+
+
+def with_sparse_features(width: int) -> AbstractContextManager:
+    """Has features of this width, most of them zero, multiplied as sparse arrays.
+
+    The sums are the same to rounding, in a fraction of the time: for accuracies on wide
+    features alone, never for OpenFGL's own seconds.
+    """
+    dense, kept = functional.linear, {}
+
+    def linear(x, weight, bias=None):
+        if x.requires_grad or x.shape[-1] != width:
+            return dense(x, weight, bias)
+        if id(x) not in kept:  # `x` is kept too, so that its id stays its own
+            kept[id(x)] = x, x.to_sparse_csr(), x.T.contiguous().to_sparse_csr()
+        product = SparseProduct.apply(weight, *kept[id(x)][1:])
+        return product if bias is None else product + bias
+
+    return mock.patch.object(functional, "linear", linear)
+
+
+class SparseProduct(torch.autograd.Function):
+    """x Wᵀ of a sparse x, [N, F], and of W, [H, F], whose gradient is gᵀ x."""
+
+    @staticmethod
+    def forward(context, weight, x, transposed):
+        context.transposed = transposed
+        return x @ weight.T
+
+    @staticmethod
+    def backward(context, gradient):
+        return (context.transposed @ gradient).T, None, None

@@ -12,7 +12,9 @@ validation accuracy) on one thread, with a seed, and adds a line of JSON to OUTP
 accuracy in percent, the round, and the median seconds of a round with its evaluation,
 of all and of the last five, which are of AdaFGL's second phase.
 Methods with one model for everybody are scored by the server's, the others by each
-client's. What of OpenFGL was changed so that it runs stands in `openfgl_changes.py`.
+client's. What of OpenFGL was changed so that it runs stands in `openfgl_changes.py`;
+with `--sparse_features` it multiplies them as sparse arrays, and its seconds are not
+its own.
 """
 
 import argparse
@@ -142,8 +144,11 @@ def change(method: str, data) -> None:
         openfgl_changes.with_network(network)
 
 
-def run_one(path: pathlib.Path, method: str, seed: int, num_rounds: int) -> dict:
+def run_one(
+    path: pathlib.Path, method: str, seed: int, num_rounds: int, sparse_features: bool
+) -> dict:
     """Trains one method and returns its line."""
+    import openfgl_changes
     import torch
 
     with mock.patch.object(sys, "argv", sys.argv[:1]):  # which OpenFGL reads
@@ -177,7 +182,11 @@ def run_one(path: pathlib.Path, method: str, seed: int, num_rounds: int) -> dict
             inner(self)
             stamps.append(time.perf_counter())
 
+        width = clients.global_data.x.shape[1]
         with (
+            openfgl_changes.with_sparse_features(width)
+            if sparse_features
+            else contextlib.nullcontext(),
             mock.patch.object(trainer, "FGLDataset", lambda _: clients),
             mock.patch.object(trainer.FGLTrainer, "evaluate", evaluate),
             contextlib.redirect_stdout(io.StringIO()),
@@ -199,7 +208,9 @@ def run_one(path: pathlib.Path, method: str, seed: int, num_rounds: int) -> dict
     }
 
 
-def run(path: pathlib.Path, output: pathlib.Path, methods, seeds, num_rounds) -> None:
+def run(
+    path: pathlib.Path, output: pathlib.Path, methods, seeds, num_rounds, **options
+) -> None:
     """Runs what OUTPUT does not have yet."""
     lines = output.read_text().splitlines() if output.exists() else []
     done = {(x["method"], x["seed"], x["num_rounds"]) for x in map(json.loads, lines)}
@@ -207,7 +218,7 @@ def run(path: pathlib.Path, output: pathlib.Path, methods, seeds, num_rounds) ->
         for seed in seeds:
             if (method, seed, num_rounds) in done:
                 continue
-            line = json.dumps(run_one(path, method, seed, num_rounds))
+            line = json.dumps(run_one(path, method, seed, num_rounds, **options))
             with output.open("a") as file:
                 file.write(line + "\n")
             print(line, flush=True)
@@ -226,11 +237,13 @@ def main() -> None:
     second.add_argument("methods", nargs="*", metavar="METHOD", choices=list(METHODS))
     second.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     second.add_argument("--num_rounds", type=int, default=100)
+    second.add_argument("--sparse_features", action="store_true")
     args = parser.parse_args()
     if args.half == "deal":
         deal(args.path, dataset=args.dataset, partition=args.partition)
     else:
-        run(args.path, args.output, args.methods, args.seeds, args.num_rounds)
+        given = {name: x for name, x in vars(args).items() if name != "half"}
+        run(**given)
 
 
 if __name__ == "__main__":
