@@ -19,6 +19,7 @@ from experiments import usage
 from experiments.studies import options
 from fedjax_graph.core import exits, plugins, processes, termination
 from fedjax_graph.core.errors import InputError, is_disk_full, one_line
+from fedjax_graph.driver import memory
 
 BOM = "\ufeff"  # ahead of what some editors save
 RESUME = "with --resume it goes on from the last checkpoint"
@@ -117,6 +118,7 @@ def run(main: Callable[[], Any]) -> None:
             traceback.print_exc()
             _leave(1)
 
+    memory.keep_freed()
     _hush_event_loops()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # as of ± where it is no letter

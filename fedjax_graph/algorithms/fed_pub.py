@@ -117,7 +117,7 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
         mixing = jnp.exp(scaled) * (cohort.weights > 0)  # Eq. 3
         shared, personal = trees.partition(updated, stays)
         merged = trees.combine(aggregation.mix_rows(shared, mixing), personal)  # Eq. 4
-        models = write_back(state.models, merged, cohort, len(ids))
+        models = write_back(state.models, merged, cohort, len(ids), stays)
         state = FedPubState(models, state.num_rounds + 1, state.proxy)
         return state, {"train_loss": loss}
 

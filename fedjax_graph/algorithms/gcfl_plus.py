@@ -33,6 +33,7 @@ from fedjax_graph.core.clients import Cohort
 from fedjax_graph.core.federated import (
     FederatedConfig,
     cohort_update,
+    rows_of,
     task_algorithm,
     write_back,
 )
@@ -67,7 +68,7 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
     def update(model, client_data, key, data, num_rounds):
         args = client_data, key, data, last_norm(), num_rounds
         result = task.update(model, *args)
-        return {"model": result.model, "norm": result.opt_state[0]}, result.loss
+        return result.model | {"norm": result.opt_state[0]}, result.loss
 
     train = cohort_update(
         update,
@@ -88,17 +89,17 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         size, rows = len(data.client_ids), task.client_data(data)
         args = rows, data.client_ids, data.client_weights, key, data, state.num_rounds
         sent, loss, cohort = train(state.models, *args)
-        last = write_back(state.norms[:, -1], sent["norm"], cohort, size)
+        last = write_back(state.norms[:, -1], sent.pop("norm"), cohort, size)
         norms = jnp.concatenate([state.norms[:, 1:], last[:, None]], axis=1)
-        before = jax.tree.map(lambda u: u[cohort.indices], state.models)
-        changes = jax.tree.map(jnp.subtract, sent["model"], before)
+        before = rows_of(state.models, cohort, data.client_ids)
+        changes = jax.tree.map(jnp.subtract, sent, before)
         num_norms = state.num_norms + 1
         is_late = state.num_rounds > config.first_rounds
         is_time = is_late & (num_norms >= config.num_norms)
         is_real = data.client_weights > 0
         args = state.together, is_real, norms, changes["params"], cohort, is_time
         together, is_split = split(config, *args)
-        held = write_back(state.models, sent["model"], cohort, size)
+        held = write_back(state.models, sent, cohort, size, trees.is_of_optimizer)
         shares = together * jnp.zeros(size).at[cohort.indices].set(cohort.weights)
         mix = aggregation.partial(
             lambda models, _: aggregation.mix_rows(models, shares),

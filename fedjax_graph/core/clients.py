@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_graph.core import arrays, client_rows, communication, mesh, sharding
+from fedjax_graph.core import arrays, client_rows, communication, mesh, sharding, trees
 from fedjax_graph.core.errors import InputError
 
 _Result = TypeVar("_Result")
@@ -32,7 +32,7 @@ class Cohort(NamedTuple):
 
 
 def map_axis(
-    fn: Callable[..., Any], rows_per_chunk: int | None = None
+    fn: Callable[..., Any], rows_per_chunk: int | None = None, in_place: bool = False
 ) -> Callable[..., Any]:
     """Maps a function of one row over the leading axis of its arguments.
 
@@ -43,6 +43,10 @@ def map_axis(
         not divide the rows takes some of the one before again, which the ledger leaves
         out. The results differ by rounding alone. One row is never mapped: under `vmap`
         its `lax.cond` would take all branches.
+      in_place: whether rows one after another are written over those of arguments: a
+        result of a tuple over what stands at the same place in the arguments, if its
+        shape and type are the same. Other results are arrays of their own, which are
+        filled with zeros first. Who differentiates through it pays for it.
 
     Raises:
       InputError: if that is no count, or, when called, leaves differ in rows.
@@ -66,6 +70,8 @@ def map_axis(
             return jax.vmap(fn)(*args)
         if num_rows % rows_per_chunk:
             return _map_overlapping(jax.vmap(fn), args, num_rows, rows_per_chunk)
+        if rows_per_chunk == 1 and in_place:
+            return _map_in_place(fn, args)
         batch_size = None if rows_per_chunk == 1 else rows_per_chunk
         return jax.lax.map(lambda one: fn(*one), args, batch_size=batch_size)
 
@@ -98,8 +104,46 @@ def _map_overlapping(fn: Callable[..., Any], args: Any, num_rows: int, size: int
     return jax.tree.map(join, results)
 
 
+def _map_in_place(fn: Callable[..., Any], args: Any) -> Any:
+    """Maps `fn` over rows one after another, see `map_axis`."""
+    call = jax.jit(fn, inline=True)  # is traced once, for its shapes and to be mapped
+    rows = jax.eval_shape(lambda args: call(*jax.tree.map(lambda x: x[0], args)), args)
+    own, results = trees.by_path(args), trees.by_path(rows)
+
+    def is_replaced(path):
+        new, old = results.get(path), own[path]
+        return new is not None and (new.shape, new.dtype) == (old.shape[1:], old.dtype)
+
+    held = {path: mesh.varying(own[path]) for path in own if is_replaced(path)}
+    read = {path: x for path, x in own.items() if path not in held}
+    num_rows = len(next(iter(own.values())))
+
+    def take(held, index):
+        at = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+        return jax.tree.map(lambda x: at(x, index), held)
+
+    def none(held, index):
+        del index
+        return jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), held)
+
+    def step(held, numbered):
+        index, read = numbered
+        # a branch, though one that is always taken: XLA would fuse what reads a row
+        # with what comes after it is written, and copy all rows to keep them apart
+        row = jax.lax.cond(index < num_rows, take, none, held, index)
+        row = map((read | row).get, own)
+        new = call(*jax.tree.unflatten(jax.tree.structure(args), row))
+        new = trees.by_path(mesh.varying(new))
+        put = functools.partial(jax.lax.dynamic_update_index_in_dim, axis=0)
+        return {path: put(x, new.pop(path), index) for path, x in held.items()}, new
+
+    held, stacked = jax.lax.scan(step, held, (jnp.arange(num_rows), read))
+    found = map((held | stacked).get, results)
+    return jax.tree.unflatten(jax.tree.structure(rows), found)
+
+
 def map_clients(
-    fn: Callable[..., Any], clients_per_chunk: int | None = None
+    fn: Callable[..., Any], clients_per_chunk: int | None = None, in_place: bool = False
 ) -> Callable[..., Any]:
     """Maps a function of one client over a leading client axis of its arguments.
 
@@ -109,13 +153,15 @@ def map_clients(
       fn: (*own, *shared) -> results, of pytrees that belong to one client and pytrees
         that are the same for all.
       clients_per_chunk: how many clients run side by side on a device.
+      in_place: see `map_axis`.
 
     Returns:
       (*own [K, ...], shared=()) -> results [K, ...].
     """
 
     def local(own, *shared):
-        return map_axis(lambda *one: fn(*one, *shared), clients_per_chunk)(*own)
+        one = lambda *own: fn(*own, *shared)  # noqa: E731
+        return map_axis(one, clients_per_chunk, in_place)(*own)
 
     def mapped(*own, shared=()):
         return sharding.concat_parts(local)(own, shared=shared)

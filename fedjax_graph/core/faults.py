@@ -109,27 +109,33 @@ def refuse(is_so: jax.Array, reason: str) -> None:
     explain(is_so, reason)
 
 
-def finite_cohort(
-    cohort: Cohort, client_ids: jax.Array, updated: Any, losses: jax.Array
-) -> Cohort:
-    """The cohort, without the clients that a watch leaves out.
+def is_finite(updated: Any) -> jax.Array:
+    """Whether all of ONE client's update is finite, []; True where nobody watches."""
+    finite = jnp.bool_(True)
+    for x in jax.tree.leaves(updated) if _current.get() else ():
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            finite &= jnp.all(jnp.isfinite(x))
+    return finite
+
+
+def finite_weight(weight: jax.Array, finite: jax.Array) -> jax.Array:
+    """A client's weight, or several: 0 of those that a watch leaves out."""
+    current = _current.get()
+    leaves_out = current is not None and current[0].skips
+    return jnp.where(finite, weight, 0) if leaves_out else weight
+
+
+def finite_cohort(cohort: Cohort, client_ids: jax.Array, finite: jax.Array) -> Cohort:
+    """The cohort, without the clients that a watch leaves out; it is told of all.
 
     Args:
       cohort: C clients.
       client_ids: [K].
-      updated: pytree of [C, ...], the clients' updates.
-      losses: [C].
+      finite: [C], see `is_finite`.
     """
     current = _current.get()
-    if current is None:
-        return cohort
-    watch, round_ = current
-    is_finite = jnp.isfinite(losses)
-    for x in jax.tree.leaves(updated):
-        if jnp.issubdtype(x.dtype, jnp.inexact):
-            is_finite &= jnp.all(jnp.isfinite(x).reshape(len(x), -1), axis=1)
-    found = (client_ids[cohort.indices], cohort.weights, is_finite)
-    jax.debug.callback(watch.report, round_, *mesh.replicated(found))
-    if not watch.skips:
-        return cohort
-    return cohort._replace(weights=jnp.where(is_finite, cohort.weights, 0))
+    if current is not None:
+        watch, round_ = current
+        found = (client_ids[cohort.indices], cohort.weights, finite)
+        jax.debug.callback(watch.report, round_, *mesh.replicated(found))
+    return cohort._replace(weights=finite_weight(cohort.weights, finite))

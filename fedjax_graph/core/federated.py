@@ -61,7 +61,8 @@ def cohort_update(
     Returns:
       (models [1 or K, ...], client data [K, ...], client_ids [K], weights [K], key,
       *shared) -> (updated models [C, ...], mean loss of the cohort, `NO_LOSS` where all
-      its weights are 0, Cohort).
+      its weights are 0, Cohort). Of a client with weight 0 the personal leaves are what
+      they were, and all others 0.
 
     Raises:
       InputError: by the function, if its arguments are not of as many clients.
@@ -84,22 +85,39 @@ def cohort_update(
         keys = clients.client_keys(update_key, client_ids[cohort.indices])
         cohort, work = misbehaviour.attendance(misbehaviour_config, cohort, keys)
 
-        def update_one(own, client_data, key, work, common, *shared):
+        def update_one(own, client_data, key, weight, work, common, *shared):
             model = trees.combine(own, common)
             with local.share_of_steps(work):
-                return update(model, client_data, key, *shared)
+                updated, loss = update(model, client_data, key, *shared)
+            finite = faults.is_finite((updated, loss))
+            is_kept = faults.finite_weight(weight, finite) > 0
+            updated = _kept(is_kept, updated, trees.partition(model, is_personal)[1])
+            return updated, jnp.where(is_kept, loss, 0), finite
 
-        updated, losses = clients.map_clients(update_one, clients_per_chunk)(
-            own, client_data, keys, work, shared=(common, *shared)
+        map_ = clients.map_clients(update_one, clients_per_chunk, in_place=True)
+        updated, losses, finite = map_(
+            own, client_data, keys, cohort.weights, work, shared=(common, *shared)
         )
-        cohort = faults.finite_cohort(cohort, client_ids, updated, losses)
-        updated, losses = trees.kept_rows((updated, losses), cohort.weights > 0)
+        cohort = faults.finite_cohort(cohort, client_ids, finite)
         judged = reweigh(cohort).weights
         loss, total = jnp.sum(judged * losses), jnp.sum(judged)
         loss = jnp.where(total > 0, loss / jnp.where(total > 0, total, 1), NO_LOSS)
         return _cross(communication.up, updated, is_personal), loss, cohort
 
     return run
+
+
+def _kept(is_kept: jax.Array, updated: Any, before: Any) -> Any:
+    """A client's update by a flag [], or what stood there before, or 0.
+
+    What came out of padding may not be finite, so a product with 0 would not do.
+    """
+    old = trees.by_path(before)
+
+    def keep(path, x):
+        return jnp.where(is_kept, x, old.get(jax.tree_util.keystr(path), 0))
+
+    return jax.tree_util.tree_map_with_path(keep, updated)
 
 
 def _check_clients(num_clients: int, models: Any, client_data: Any) -> None:
@@ -131,7 +149,13 @@ def _cross(mark: Callable[[Any], Any], models: Any, is_personal: IsPersonal) -> 
     return trees.combine(mark(shared), personal)
 
 
-def write_back(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> Any:
+def write_back(
+    models: Any,
+    merged: Any,
+    cohort: Cohort,
+    num_clients: int,
+    is_personal: IsPersonal = no_leaf,
+) -> Any:
     """The models after a round: a leaf for all is replaced, rows go to their clients.
 
     Who did not take part, or has weight 0, keeps what it had; if nobody took part, so
@@ -140,20 +164,26 @@ def write_back(models: Any, merged: Any, cohort: Cohort, num_clients: int) -> An
     Args:
       models: leaves [1 or K, ...].
       merged: leaves [1 or C, ...].
+      cohort: of K clients.
+      num_clients: K.
+      is_personal: of which leaves `cohort_update` has kept already what was there.
     """
+    is_whole = len(cohort.indices) == num_clients
 
-    def put(x, new):
+    def put(path, x, new):
+        if is_whole and is_personal(path):
+            return new
         if len(x) == 1 < len(new) == len(cohort.indices):
             x = jnp.broadcast_to(x, (num_clients, *x.shape[1:]))  # rows from now on
         if x.shape[0] != num_clients or new.shape[0] != len(cohort.indices):
             is_any = jnp.any(cohort.weights > 0)
             return jnp.where(is_any, new, x) if x.shape == new.shape else new
         is_new = trees.expand_like(cohort.weights > 0, x)
-        if len(cohort.indices) == num_clients:
+        if is_whole:
             return jnp.where(is_new, new, x)
         return x.at[cohort.indices].set(jnp.where(is_new, new, x[cohort.indices]))
 
-    return jax.tree.map(put, models, merged)
+    return jax.tree_util.tree_map_with_path(put, models, merged)
 
 
 def federated_round(
@@ -216,8 +246,9 @@ def federated_round(
         updated, loss, cohort = train(
             models, client_data, client_ids, weights, key, *args
         )
+        kept = is_personal
         if is_gradient:
-            models = without_params(models)
+            models, kept = without_params(models), no_leaf
         shared, personal = trees.partition(updated, is_personal)
         start = trees.partition(client_start(models, *args), is_personal)[0]
         start = rows_of(start, cohort, client_ids)
@@ -232,7 +263,8 @@ def federated_round(
         merged = trees.combine(aggregation.checked(shared, merged), personal)
         if len(cohort.indices) == 1 < len(client_ids):  # one row: for all, or its own?
             models = with_rows(models, len(client_ids))
-        return write_back(models, merged, cohort, client_ids.shape[0]), loss, *aux
+        models = write_back(models, merged, cohort, client_ids.shape[0], kept)
+        return models, loss, *aux
 
     return round_
 

@@ -35,6 +35,12 @@ def combine(shared: Any, personal: Any) -> Any:
     )
 
 
+def by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their paths, in the tree's order."""
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): x for path, x in leaves}
+
+
 def take(tree: Any, indices: jax.Array) -> Any:
     """Takes the rows `indices` [C] of a pytree of [K, ...].
 

@@ -1,5 +1,7 @@
 """The client axis: chunks, identities, cohorts."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,6 +113,44 @@ def test_clients_scored_inside_a_round_are_in_chunks_too():
     phases = [phase.round for phase in algorithm.phases]
     for function in (*algorithm[:4], *phases):
         assert function() == 3
+
+
+def test_rows_are_written_over_those_that_were_read():
+    """Each result from what stood there before: no row sees what another has made."""
+    rng = np.random.default_rng(0)
+    given = {name: np.float32(rng.normal(size=(4, 3))) for name in "abc"}
+    given["d"] = np.float32(rng.normal(size=(4, 2)))
+
+    def fn(own, x):
+        new = own["a"] + own["b"] + x  # of which both that are written over are read
+        results = {"a": new * own["c"][0], "b": new + own["a"], "d": own["d"][:1]}
+        return results | {"e": new}, jnp.sum(own["c"])
+
+    x = np.float32(rng.normal(size=4))
+    in_place = jax.jit(clients.map_axis(fn, 1, in_place=True))
+    found, sums = in_place(given, x)
+    new = given["a"] + given["b"] + x[:, None]
+    expected = {"a": new * given["c"][:, :1], "b": new + given["a"], "e": new}
+    npt.assert_allclose(sums, given["c"].sum(axis=1), rtol=1e-5)
+    npt.assert_array_equal(found["d"], given["d"][:, :1])  # another shape
+    for name, rows in expected.items():
+        npt.assert_allclose(found[name], rows, rtol=1e-5, atol=1e-6)
+
+
+def test_no_row_is_copied_to_write_another():
+    """XLA copies whole arrays where it cannot tell reading and writing apart."""
+    shape = (37, 8)
+
+    def fn(own, x):
+        new = own["a"] + own["b"] + x
+        return {"a": new, "b": new * own["a"]}, new + own["b"]
+
+    given = {"a": jnp.ones(shape), "b": jnp.ones(shape)}
+    in_place = jax.jit(clients.map_axis(fn, 1, in_place=True), donate_argnums=0)
+    text = in_place.lower(given, jnp.ones(37)).compile().as_text()
+    body = text[: text.index("ENTRY")]
+    assert "dynamic-update-slice" in body
+    assert not re.search(r"= f32\[37,8\]\S* copy\(", body)
 
 
 def test_one_row_alone_takes_one_branch():

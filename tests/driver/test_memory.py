@@ -1,5 +1,7 @@
 """What does not fit in memory is refused before it runs."""
 
+import subprocess
+import sys
 import types
 
 import jax
@@ -28,6 +30,40 @@ def test_what_is_free_is_what_linux_says(tmp_path):
     path.write_text("MemTotal: 100 kB\n")
     assert memory.free_bytes(path) is None
     assert memory.free_bytes(tmp_path / "absent") is None
+
+
+KEPT = """
+import ctypes, resource
+from fedjax_graph.driver import memory
+
+libc, size = ctypes.CDLL(None), 100 * 2**20
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+def pages_cleared():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(size)
+    libc.memset(block, 1, size)
+    libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+memory.keep_freed()
+first = pages_cleared()
+again = pages_cleared()
+memory._give_back()
+print(first, again, pages_cleared())
+"""
+
+
+@pytest.mark.skipif(
+    not memory.keep_freed(), reason="the C library has no mallopt, as glibc has"
+)
+def test_what_is_freed_is_kept_until_it_is_given_back():
+    command = [sys.executable, "-c", KEPT]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    first, again, after = map(int, said.split())
+    assert again < min(first, after) / 10
 
 
 def test_the_limit_of_a_container_counts(tmp_path):
