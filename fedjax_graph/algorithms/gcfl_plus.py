@@ -86,18 +86,17 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         return GCFLPlusState(models, jnp.int32(0), together, norms, jnp.int32(0))
 
     def round_(state, data, key):
-        size, rows = len(data.client_ids), task.client_data(data)
-        args = rows, data.client_ids, data.client_weights, key, data, state.num_rounds
+        ids, weights, size = data.client_ids, data.client_weights, len(data.client_ids)
+        args = task.client_data(data), ids, weights, key, data, state.num_rounds
         sent, loss, cohort = train(state.models, *args)
         last = write_back(state.norms[:, -1], sent.pop("norm"), cohort, size)
         norms = jnp.concatenate([state.norms[:, 1:], last[:, None]], axis=1)
-        before = rows_of(state.models, cohort, data.client_ids)
-        changes = jax.tree.map(jnp.subtract, sent, before)
+        start = rows_of(state.models, cohort, ids)
+        changes = jax.tree.map(jnp.subtract, sent, start)
         num_norms = state.num_norms + 1
         is_late = state.num_rounds > config.first_rounds
         is_time = is_late & (num_norms >= config.num_norms)
-        is_real = data.client_weights > 0
-        args = state.together, is_real, norms, changes["params"], cohort, is_time
+        args = state.together, weights > 0, norms, changes["params"], cohort, is_time
         together, is_split = split(config, *args)
         held = write_back(state.models, sent, cohort, size, trees.is_of_optimizer)
         shares = together * jnp.zeros(size).at[cohort.indices].set(cohort.weights)
