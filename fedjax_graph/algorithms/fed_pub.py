@@ -114,7 +114,7 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
         embeddings = communication.up(jnp.mean(outputs, axis=1))
         cosines = normalization.cosines(embeddings)
         scaled = config.sharpness * (cosines - 1)  # at most 0: no share overflows
-        mixing = jnp.exp(scaled) * (cohort.weights > 0)  # Eq. 3
+        mixing = jnp.where(cohort.weights > 0, jnp.exp(scaled), 0)  # Eq. 3
         shared, personal = trees.partition(updated, stays)
         merged = trees.combine(aggregation.mix_rows(shared, mixing), personal)  # Eq. 4
         models = write_back(state.models, merged, cohort, len(ids), stays)

@@ -124,7 +124,9 @@ def _map_in_place(fn: Callable[..., Any], args: Any) -> Any:
 
     def none(held, index):
         del index
-        return jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), held)
+        return mesh.varying(
+            jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), held)
+        )
 
     def step(held, numbered):
         index, read = numbered

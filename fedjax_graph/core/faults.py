@@ -113,7 +113,7 @@ def is_finite(updated: Any) -> jax.Array:
     """Whether all of ONE client's update is finite, []; True where nobody watches."""
     finite = jnp.bool_(True)
     for x in jax.tree.leaves(updated) if _current.get() else ():
-        if jnp.issubdtype(x.dtype, jnp.inexact):
+        if jnp.issubdtype(jnp.result_type(x), jnp.inexact):
             finite &= jnp.all(jnp.isfinite(x))
     return finite
 

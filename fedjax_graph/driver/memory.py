@@ -20,7 +20,7 @@ from fedjax_graph.core.errors import InputError
 GIB = 2**30
 CGROUP = pathlib.Path("/sys/fs/cgroup")
 OF_FILES = ("active_file", "inactive_file")  # pages that are given back
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's `mallopt`
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameters of glibc's `mallopt`
 ADVICE = (
     "clients at a time with clients_per_chunk, smaller minibatches or a smaller part "
     "of the data, or free memory; check_memory=False tries all the same"
@@ -43,7 +43,7 @@ def keep_freed(most: int = GIB) -> bool:
     """
     mallopt = _of_libc("mallopt")
     return mallopt is not None and all(
-        mallopt(parameter, most) for parameter in (_TRIM_THRESHOLD, _MMAP_THRESHOLD)
+        mallopt(parameter, most) for parameter in (_MMAP_THRESHOLD, _TRIM_THRESHOLD)
     )
 
 

@@ -115,7 +115,8 @@ def test_clients_scored_inside_a_round_are_in_chunks_too():
         assert function() == 3
 
 
-def test_rows_are_written_over_those_that_were_read():
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+def test_rows_are_written_over_those_that_were_read(num_devices):
     """Each result from what stood there before: no row sees what another has made."""
     rng = np.random.default_rng(0)
     given = {name: np.float32(rng.normal(size=(4, 3))) for name in "abc"}
@@ -127,8 +128,9 @@ def test_rows_are_written_over_those_that_were_read():
         return results | {"e": new}, jnp.sum(own["c"])
 
     x = np.float32(rng.normal(size=4))
-    in_place = jax.jit(clients.map_axis(fn, 1, in_place=True))
-    found, sums = in_place(given, x)
+    in_place = jax.jit(clients.map_clients(fn, 1, in_place=True))
+    with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:num_devices])):
+        found, sums = in_place(given, x)
     new = given["a"] + given["b"] + x[:, None]
     expected = {"a": new * given["c"][:, :1], "b": new + given["a"], "e": new}
     npt.assert_allclose(sums, given["c"].sum(axis=1), rtol=1e-5)

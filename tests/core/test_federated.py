@@ -6,7 +6,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import aggregation, aggregators, clients
+from fedjax_graph.core import aggregation, aggregators, clients, faults
 from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import federated_round
@@ -288,3 +288,28 @@ def test_a_round_that_shares_nothing_asks_no_aggregator():
     start, x = {"head": jnp.zeros((1, 1))}, {"x": jnp.asarray(READINGS)}
     models, _ = round_(start, x, IDS, WEIGHTS, jax.random.key(0))
     npt.assert_allclose(models["head"][:, 0], READINGS.mean(axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("clients_per_chunk", [1, None])
+def test_who_is_left_out_keeps_its_own_and_counts_for_nothing(clients_per_chunk):
+    found = []
+    watch = faults.Watch(lambda *report: found.append(report[3]), skips=True)
+    start = {"base": jnp.zeros((1, 1)), "head": jnp.arange(5.0)[:, None]}
+    x = READINGS.copy()
+    x[2, 0] = np.nan
+
+    def update(model, client, key):
+        return grow(model, client, key)[0], 0.0  # a plain number
+
+    settings = {"is_personal": head, "clients_per_chunk": clients_per_chunk}
+    round_ = federated_round(update, aggregation.weighted_mean, **settings)
+    with faults.watching(watch, jnp.int32(1)):
+        key = jax.random.key(0)
+        models, _ = round_(start, {"x": jnp.asarray(x)}, IDS, WEIGHTS, key)
+    jax.effects_barrier()
+    is_kept = (WEIGHTS > 0) & (np.arange(5) != 2)
+    means = np.where(is_kept, READINGS.mean(axis=1), 0)
+    npt.assert_array_equal(np.concatenate(found), np.arange(5) != 2)
+    npt.assert_allclose(models["head"][:, 0], np.arange(5) + means, atol=1e-6)
+    base = np.average(means, weights=WEIGHTS * is_kept)
+    npt.assert_allclose(models["base"], [[base]], atol=1e-6)
