@@ -21,13 +21,13 @@ reads hidden units of own nodes and, of 2 hops, of those neighbours:
 With 2 hops these are the logits of the GCN on the whole graph. Then FedAvg.
 
 Differences from the paper: the sums are not encrypted; with 1 hop, Eq. 3 has no term of
-outside neighbours. The exchange stands in `init`, where the ledger finds it and counts
-all of a client's rows, padding too, both ways: of 1 hop as many as of 2.
+outside neighbours. The ledger counts all of a client's rows, padding too, both ways: of
+1 hop as many as of 2.
 """
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ from fedjax_graph.core import channel, clients, communication
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.spread_rows import SpreadRows
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData, dense_features
 from fedjax_graph.tasks.subgraphs import SubgraphTask, structure_of
 
@@ -48,28 +49,12 @@ class FedGCNConfig(FedAvgConfig):
     num_hops: int = limited(2, lower=1, upper=2)
 
 
-class Known(NamedTuple):
-    """What clients know after the exchange, in place of the fields of their data."""
-
-    features: jax.Array  # [K, N, F], z_u
-    senders: jax.Array  # [K, E + N] int32, self edges among the edges
-    receivers: jax.Array  # [K, E + N] int32, ascending
-    edge_weights: jax.Array  # [K, E + N], s_u s_v
-
-
-class FedGCNState(NamedTuple):
-    """Holds what FedAvg trains, and what the one exchange told the clients."""
-
-    server: Any  # of FedAvg
-    known: Known
-
-
 def fed_gcn(config: FedGCNConfig) -> FederatedAlgorithm:
     """Factory of FedGCN on the task of subgraphs with the model `gcn`.
 
     Raises:
-      InputError: if the task is another one; by `init`, if clients do not know of their
-        nodes' neighbours outside.
+      InputError: if the task is another one; by `exchange`, if clients do not know of
+        their nodes' neighbours outside; by the others, if they did not exchange.
     """
     besides = "fed_gcn's clients send features besides their models"
     channel.refuse(config, besides, "privacy", "secure_aggregation")
@@ -79,37 +64,42 @@ def fed_gcn(config: FedGCNConfig) -> FederatedAlgorithm:
     spread = dataclasses.replace(task, model="spread_gcn")
     averaging = fed_avg(dataclasses.replace(config, task=spread))
 
-    def init(key, data):
-        if data.node_ids is None:
-            raise InputError(
-                "fed_gcn: clients do not know of outside neighbours; make the data "
-                "with outside_neighbours"
-            )
-        known = exchange(data, config.num_hops, config.clients_per_chunk)
-        return FedGCNState(averaging.init(key, data._replace(**known._asdict())), known)
+    def after_exchange(fn):
+        def run(first, data, *rest):
+            if data.is_own is None or data.node_ids is not None:
+                raise InputError(
+                    "fed_gcn: clients did not exchange their features; give it what "
+                    "`prepared` makes of the data"
+                )
+            return fn(first, data, *rest)
 
-    def on(data, state):
-        return data._replace(**state.known._asdict())
+        return run
 
-    def round_(state, data, key):
-        server, metrics = averaging.round(state.server, on(data, state), key)
-        return state._replace(server=server), metrics
-
-    return FederatedAlgorithm(
-        init=init,
-        round=round_,
-        evaluate=lambda state, data: averaging.evaluate(state.server, on(data, state)),
-        predict=lambda state, data: averaging.predict(state.server, on(data, state)),
-        monitor=averaging.monitor,
-        reads_all_clients=True,
-        participation=config.participation,
+    names = ("init", "round", "evaluate", "predict")
+    checked = {name: after_exchange(getattr(averaging, name)) for name in names}
+    told = functools.partial(
+        exchange, num_hops=config.num_hops, clients_per_chunk=config.clients_per_chunk
     )
+    return averaging._replace(exchange=told, **checked)
 
 
 def exchange(
     data: SubgraphData, num_hops: int, clients_per_chunk: int | None = None
-) -> Known:
-    """What clients send and get before the first round."""
+) -> dict[str, Any]:
+    """What clients know after they sent and got, of K nodes' rows and edges.
+
+    Returns:
+      `features` z_u [K, N, F]; with self edges among them `senders`, ascending
+      `receivers` and `edge_weights` s_u s_v, [K, E + N]; and no `node_ids` any more.
+
+    Raises:
+      InputError: if they do not know of neighbours outside, or features are not dense.
+    """
+    if data.node_ids is None:
+        raise InputError(
+            "fed_gcn: clients do not know of outside neighbours; make the data with "
+            "outside_neighbours"
+        )
     mapped = functools.partial(clients.map_clients, clients_per_chunk=clients_per_chunk)
 
     def contribution(own):  # Eq. 1
@@ -139,5 +129,11 @@ def exchange(
         order = jnp.argsort(receivers, stable=True)
         return senders[order], receivers[order], weights[order]
 
-    features = scales[:, :, None] * sums  # Eq. 2
-    return Known(features, *mapped(entries)(data.by_client(), scales))
+    senders, receivers, weights = mapped(entries)(data.by_client(), scales)
+    return {
+        "features": SpreadRows(scales[:, :, None] * sums),  # Eq. 2
+        "senders": senders,
+        "receivers": receivers,
+        "edge_weights": weights,
+        "node_ids": None,
+    }

@@ -252,6 +252,7 @@ def put(tree: Any) -> Any:
 
     A leaf that stands several times in the tree is placed once (host call).
     """
+    tree = _as_arrays(tree)
 
     def cut(x):
         extra = np.zeros((mesh.padded_size(len(x)) - len(x), *x.shape[1:]), x.dtype)
@@ -267,6 +268,7 @@ def abstract(tree: Any) -> Any:
     Args:
       tree: data, or their shapes.
     """
+    tree = _as_arrays(tree)
 
     def cut(x):
         padded = jax.ShapeDtypeStruct((mesh.padded_size(len(x)), *x.shape[1:]), x.dtype)
@@ -275,8 +277,18 @@ def abstract(tree: Any) -> Any:
     return _placed(tree, cut, lambda rest: mesh.abstract_spread(rest, 0))
 
 
+def spread(tree: Any) -> Any:
+    """Within a program: places data that it made as `put` does."""
+
+    def cut(x):
+        extra = mesh.padded_size(len(x)) - len(x)
+        padded = jnp.pad(x, [(0, extra), *[(0, 0)] * (x.ndim - 1)])
+        return ClientRows(mesh.cut_clients(padded), x.shape)
+
+    return _placed(tree, cut, mesh.replicated)
+
+
 def _placed(tree: Any, cut: Callable[[Any], Any], copy: Callable[[Any], Any]) -> Any:
-    tree = _as_arrays(tree)
     if mesh.num_devices() == 1:
         return copy(tree)
     rows = {id(x): x for x in named(tree) if not is_rows(x)}

@@ -65,16 +65,23 @@ class ClientStore:
 
         Raises:
           InputError: if a round of the method samples by itself or needs more than the
-            cohort's rows, two clients have one id, an array with K rows may be shared
-            by all, as the task does not read it for the clients, or the folder holds a
-            store of states with other arrays (a method with the same ones cannot be
-            told from this one), of other clients, or one that is not to be resumed.
+            cohort's rows, or its clients exchange data before; two clients have one id;
+            an array with K rows may be shared by all, as the task does not read it for
+            the clients; or the folder holds a store of states with other arrays (a
+            method with the same ones cannot be told from this one), of other clients,
+            or one that is not to be resumed.
         """
         clients.check_clients(data, "data")
         if algorithm.participation != 1:
             raise InputError(
                 f"algorithm: participation={algorithm.participation}: expected 1, as a "
                 "round is given its cohort"
+            )
+        if algorithm.exchange:
+            raise InputError(
+                "algorithm: its clients exchange data before the first round; give the "
+                "store what `prepared` makes of the data, and the algorithm without "
+                "`exchange`"
             )
         if algorithm.reads_all_clients:
             raise InputError(

@@ -251,6 +251,8 @@ def compile_round(
       InputError: see `Target.devices` and `mesh.make_mesh`.
     """
     described = mesh.make_mesh(edge_parts, target.devices())
+    if algorithm.exchange:
+        splits = programs.exchange(algorithm, splits, programs.abstract_exchange)
     data = splits["train"], splits["validation"]
     states = abstract_seeds(algorithm, config.seeds, data[0], config.is_drawn)
     with mesh.restored():

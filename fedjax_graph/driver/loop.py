@@ -122,8 +122,13 @@ class Loop:
         self.ledger = communication.Ledger()
         self._num_releases: int | None = None  # of a round that is private
 
-    def count(self, seed_state: SeedState) -> None:
-        """Counts the bytes of a run and, of a private method, releases of a round."""
+    def count(self, seed_state: SeedState, told: communication.Bytes) -> None:
+        """Counts the bytes of a run and, of a private method, releases of a round.
+
+        Args:
+          seed_state: before the first of the rounds.
+          told: what crossed in `algorithm.exchange`.
+        """
         config = self._config
         if not config.num_rounds:
             return
@@ -144,7 +149,7 @@ class Loop:
                 first += 1
             rounds.append((first, size))
         before = communication.bytes_per_round(algorithm.init, key, data)
-        self.ledger = communication.Ledger(before, tuple(rounds))
+        self.ledger = communication.Ledger(before.plus(told), tuple(rounds))
         if algorithm.privacy is not None:
             args = algorithm.round, *args
             self._num_releases = privacy.releases_per_round(*args)

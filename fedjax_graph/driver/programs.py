@@ -5,13 +5,13 @@ run.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_graph.core import client_rows, clients, faults, mesh
+from fedjax_graph.core import client_rows, clients, faults, mesh, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.trees import no_leaf
 from fedjax_graph.driver.config import RunConfig
@@ -33,6 +33,45 @@ def traced_once(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
     names = ("init", "round", "evaluate")
     traced = {name: jax.jit(getattr(algorithm, name), inline=True) for name in names}
     return algorithm._replace(**traced)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _exchange(algorithm, data):
+    fields = algorithm.exchange(data)
+    placed = client_rows.spread(data._replace(**fields))
+    return {name: getattr(placed, name) for name in fields}
+
+
+def exchange(
+    algorithm: FederatedAlgorithm,
+    splits: Mapping[str, Data],
+    compute: Callable[[FederatedAlgorithm, Data], dict[str, Any]] = _exchange,
+) -> dict[str, Data]:
+    """The splits as a method reads them, where they live; see `prepared`.
+
+    What is made of leaves that splits share is made, and kept, once.
+
+    Args:
+      algorithm: the method.
+      splits: arrays, or shapes and where the arrays would lie.
+      compute: (algorithm, split) -> what `algorithm.exchange` makes of it.
+    """
+    found: dict[tuple[int, ...], dict[str, Any]] = {}
+
+    def of(data):
+        is_read = trees.leaves_read(algorithm.exchange, data)
+        read = zip(jax.tree.leaves(data), is_read, strict=True)
+        known = tuple(id(x) for x, is_read in read if is_read)
+        if known not in found:
+            found[known] = compute(algorithm, data)
+        return data._replace(**found[known])
+
+    return {name: of(data) for name, data in splits.items()}
+
+
+def abstract_exchange(algorithm: FederatedAlgorithm, data: Data) -> dict[str, Any]:
+    """Shapes and types of what `algorithm.exchange` makes; nothing is computed."""
+    return jax.eval_shape(algorithm.exchange, data)
 
 
 def _init_seeds(algorithm, seeds, data, is_drawn):
@@ -137,7 +176,10 @@ def trace(
 def evaluate_seeds(
     algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=no_leaf
 ) -> Metrics:
-    """Scores each seed's state on a split; NumPy, with a leading axis of seeds."""
+    """Scores each seed's state on a split; NumPy, with a leading axis of seeds.
+
+    Of a method whose clients exchange data first the split is a `prepared` one.
+    """
     scores = _evaluate_seeds(traced_once(algorithm), is_drawn, states, data)
     return jax.device_get(scores)
 
@@ -145,6 +187,6 @@ def evaluate_seeds(
 def predict_seeds(
     algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=no_leaf
 ) -> np.ndarray:
-    """Predicts a split by each seed's state, [seeds, ...]."""
+    """Predicts a split by each seed's state, [seeds, ...]; see `evaluate_seeds`."""
     data = client_rows.put(data)
     return jax.device_get(_predict_seeds(algorithm, is_drawn, states, data))

@@ -11,14 +11,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_graph.core import client_rows, clients, communication, mesh, privacy
+from fedjax_graph.core import (
+    client_rows,
+    clients,
+    communication,
+    mesh,
+    privacy,
+    trees,
+)
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver import memory
+from fedjax_graph.driver import memory, programs
 from fedjax_graph.driver.checkpoint import Checkpoints
 from fedjax_graph.driver.config import RunConfig
 from fedjax_graph.driver.loop import Loop, load_or_init
-from fedjax_graph.driver.programs import evaluate_seeds
 from fedjax_graph.driver.seeds import check_chosen
 
 # What may differ when a run is resumed, and when a checkpoint is only scored.
@@ -73,7 +79,8 @@ def run(
         - `resume` or `eval_only` comes without a folder;
         - a split has the clients of `train` in another order;
         - `metrics.jsonl` lacks what the best round is chosen by;
-        - seeds that stopped early would go on from other rounds than the rest.
+        - seeds that stopped early would go on from other rounds than the rest;
+        - `is_drawn` is given to a method whose clients exchange data first.
     """
     missing = [key for key in ("train", "validation", "test") if key not in splits]
     if missing:
@@ -85,6 +92,11 @@ def run(
     clients.check_clients(splits["train"], "the split train")
     for part in ("validation", "test"):
         clients.check_order(splits["train"], splits[part], f"the split {part}")
+    if algorithm.exchange and config.is_drawn is not trees.no_leaf:
+        raise InputError(
+            f"{name}: its clients exchange data once for all seeds, so is_drawn, by "
+            "which each seed draws its own, has to be left out"
+        )
     if algorithm.privacy is not None:
         privacy.check(config.on_nan)
     checkpoints = None
@@ -95,17 +107,22 @@ def run(
         if config.check_memory:
             memory.check_copies("the data", splits)
         splits = client_rows.put(splits)
+        told = communication.Bytes()
+        if algorithm.exchange:
+            args = algorithm.exchange, splits["train"]
+            told = communication.bytes_per_round(*args)
+            splits = programs.exchange(algorithm, splits)
         data = splits["train"]
         seed_state, seconds = load_or_init(
             algorithm, config, data, checkpoints, eval_only
         )
         loop = Loop(name, algorithm, splits, config, workdir, checkpoints)
-        loop.count(seed_state)
+        loop.count(seed_state, told)
         if not eval_only:
             seed_state, seconds = loop.run(seed_state, seconds)
     check_chosen(name, algorithm, seed_state)
     states, data = seed_state.best_state, splits["test"]
-    test = evaluate_seeds(algorithm, states, data, config.is_drawn)
+    test = programs.evaluate_seeds(algorithm, states, data, config.is_drawn)
     return RunResult(
         best_state=mesh.whole(seed_state.best_state),
         test=test,

@@ -18,6 +18,7 @@ import jraph
 
 from fedjax_graph.core import arrays, graphs
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.spread_rows import SpreadRows
 
 
 def propagate(graph: jraph.GraphsTuple) -> jax.Array:
@@ -79,7 +80,8 @@ class GCN(nn.Module):
         """Computes the logits of all nodes.
 
         Args:
-          graph: nodes S X [N, F], edges S's entries [E], receivers ascending.
+          graph: nodes S X [N, F], also as `SpreadRows`, edges S's entries [E],
+            receivers ascending.
           is_training: whether to drop hidden units, by the random stream `dropout`.
           mask: [N], 0 for padding; changes nothing.
 
@@ -89,7 +91,8 @@ class GCN(nn.Module):
         del mask
         glorot = nn.initializers.glorot_uniform()
         hidden = nn.Dense(self.hidden_size, kernel_init=glorot, name="hidden")
-        x = nn.relu(hidden(graph.nodes))
+        x = graph.nodes
+        x = nn.relu(hidden(x.rows if isinstance(x, SpreadRows) else x))
         x = nn.Dropout(self.dropout)(x, deterministic=not is_training)
         head = GraphConvolution(self.num_classes, name="head")
         return head(graph._replace(nodes=x))

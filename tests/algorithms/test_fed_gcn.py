@@ -8,7 +8,8 @@ import pytest
 
 from fedjax_graph.algorithms.fed_gcn import FedGCNConfig, fed_gcn
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data.graphs import node_dataset
+from fedjax_graph.data.graphs import client_subgraphs, node_dataset
+from fedjax_graph.driver.client_store import ClientStore
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 from tests import client_graphs
 
@@ -42,19 +43,19 @@ def dense(data, params, num_hops):
 
 
 def begun(data, num_hops, draw_params, quick_jit):
-    """(method, its first state with drawn weights, those of the one model)."""
+    """(method, its first state with drawn weights, its data, those of the model)."""
     method = fed_gcn(FedGCNConfig(TASK, num_hops=num_hops))
-    state = quick_jit(method.init)(jax.random.key(0), data)
-    params = draw_params(lambda key: state.server.models["params"])
-    models = state.server.models | {"params": params}
-    state = state._replace(server=state.server._replace(models=models))
-    return method, state, jax.tree.map(lambda x: x[0], params)
+    told = quick_jit(method.prepared)(data)
+    state = method.init(jax.random.key(0), told)
+    params = draw_params(lambda key: state.models["params"])
+    state = state._replace(models=state.models | {"params": params})
+    return method, state, told, jax.tree.map(lambda x: x[0], params)
 
 
 @pytest.mark.parametrize("num_hops", [1, 2])
 def test_outputs_are_those_of_the_whole_graph(data, num_hops, draw_params, quick_jit):
-    method, state, params = begun(data, num_hops, draw_params, quick_jit)
-    outputs = np.asarray(quick_jit(method.predict)(state, data))
+    method, state, told, params = begun(data, num_hops, draw_params, quick_jit)
+    outputs = np.asarray(quick_jit(method.predict)(state, told))
     for found, (own, expected) in zip(
         outputs, dense(data, params, num_hops), strict=True
     ):
@@ -63,9 +64,9 @@ def test_outputs_are_those_of_the_whole_graph(data, num_hops, draw_params, quick
 
 def test_clients_train_and_are_scored_on_the_whole_graph(data, draw_params, quick_jit):
     """The loss of a round's only step is that of the weights it began with."""
-    method, state, params = begun(data, 2, draw_params, quick_jit)
-    _, metrics = quick_jit(method.round)(state, data, jax.random.key(1))
-    scores = quick_jit(method.evaluate)(state, data)
+    method, state, told, params = begun(data, 2, draw_params, quick_jit)
+    _, metrics = quick_jit(method.round)(state, told, jax.random.key(1))
+    scores = quick_jit(method.evaluate)(state, told)
     trained, scored = [], []
     for k, (own, probabilities) in enumerate(dense(data, params, 2)):
         labels = client_graphs.make_dataset().labels[own]
@@ -78,6 +79,21 @@ def test_clients_train_and_are_scored_on_the_whole_graph(data, draw_params, quic
     npt.assert_allclose(metrics["train_loss"], expected, rtol=1e-5)
     everybody = np.concatenate(scored).mean()
     npt.assert_allclose(scores["cross_entropy"], everybody, rtol=1e-5)
+
+
+def test_a_store_of_clients_trains_what_they_exchanged(data, quick_jit):
+    method = fed_gcn(FedGCNConfig(TASK))
+    told = quick_jit(method.prepared)(data)._replace(graph=None)
+    key, later = jax.random.key(0), jax.random.key(1)
+    store = ClientStore(method._replace(exchange=None), told, key)
+    everybody = np.arange(len(told.client_ids))
+    metrics = store.round(everybody, later)
+    state, expected = quick_jit(method.round)(method.init(key, told), told, later)
+    npt.assert_allclose(metrics["train_loss"], expected["train_loss"], rtol=1e-6)
+    found = store.gather(everybody)[0].models["params"]
+    jax.tree.map(
+        lambda x, y: npt.assert_allclose(x, y, atol=1e-6), found, state.models["params"]
+    )
 
 
 @pytest.mark.parametrize("num_hops", [1, 2])
@@ -94,6 +110,7 @@ def test_padded_edges_change_nothing(data, num_hops, quick_jit):
 
     @quick_jit
     def outputs(data):
+        data = method.prepared(data)
         return method.predict(method.init(jax.random.key(0), data), data)
 
     npt.assert_allclose(outputs(longer), outputs(data), rtol=1e-4, atol=1e-6)
@@ -102,4 +119,23 @@ def test_padded_edges_change_nothing(data, num_hops, quick_jit):
 def test_clients_that_do_not_know_of_others_are_refused():
     alone = client_graphs.make_splits()["train"]
     with pytest.raises(InputError, match="outside_neighbours"):
-        fed_gcn(FedGCNConfig(TASK)).init(jax.random.key(0), alone)
+        fed_gcn(FedGCNConfig(TASK)).prepared(alone)
+
+
+def test_clients_that_did_not_exchange_or_did_twice_are_refused(data, quick_jit):
+    method, key = fed_gcn(FedGCNConfig(TASK)), jax.random.key(0)
+    told = quick_jit(method.prepared)(data)
+    state = jax.eval_shape(method.init, key, told)
+    alone = client_graphs.make_splits()["train"]
+    for other in (data, alone, client_subgraphs.with_spread_features({"": alone})[""]):
+        calls = [
+            (method.init, key, other),
+            (method.round, state, other, key),
+            (method.evaluate, state, other),
+            (method.predict, state, other),
+        ]
+        for call in calls:
+            with pytest.raises(InputError, match="did not exchange"):
+                jax.eval_shape(*call)
+    with pytest.raises(InputError, match="outside_neighbours"):
+        method.prepared(told)

@@ -230,6 +230,12 @@ def test_a_method_that_pulls_neighbours_together_is_refused():
         ClientStore(get_method("gru_fmtl").factory(config), DATA, KEY)
 
 
+def test_a_method_whose_clients_exchange_data_first_is_refused():
+    method = make("fed_avg")._replace(exchange=lambda data: {})
+    with pytest.raises(InputError, match="exchange data before the first round"):
+        ClientStore(method, DATA, KEY)
+
+
 @pytest.mark.parametrize("method", ["fed_avg", "gcfl_plus", "scaffold"])
 def test_a_method_that_samples_by_itself_is_refused(method):
     with pytest.raises(InputError, match="participation=0.6: expected 1"):

@@ -178,6 +178,47 @@ def test_the_ledger_counts_the_opening_of_a_phase_once():
     assert [ledger.until(number).up for number in (3, 6)] == [60, 60]
 
 
+def halved(data):
+    return {"train_losses": up(data.train_losses) / 2}
+
+
+EXCHANGING = ALGORITHM._replace(exchange=halved)
+
+
+def test_what_clients_exchange_first_is_what_rounds_read_and_counts_once(tmp_path):
+    script = make_script(FALLING, train_losses=[8.0] * 8)
+    result = run(script, tmp_path, algorithm=EXCHANGING)
+    assert [record["train_loss"] for record in records(tmp_path)] == [4.0] * 8
+    assert result.communication == Ledger(Bytes(up=8 * 4), ((1, Bytes(up=5 * 4)),))
+    once = run(script, algorithm=EXCHANGING, num_rounds=0)
+    assert once.communication == Ledger()
+
+
+def test_a_resumed_run_exchanges_again(tmp_path):
+    script = make_script(FALLING, train_losses=[8.0] * 8)
+    run(script, tmp_path, algorithm=EXCHANGING, num_rounds=3)
+    run(script, tmp_path, algorithm=EXCHANGING, resume=True)
+    assert [record["train_loss"] for record in records(tmp_path)] == [4.0] * 8
+
+
+def test_what_splits_share_is_exchanged_once():
+    script = make_script(FALLING)
+    other = script["train"]._replace(train_losses=script["train"].train_losses + 1)
+    found = programs.exchange(EXCHANGING, script | {"other": other})
+    assert found["train"].train_losses is found["test"].train_losses
+    for name, split in (script | {"other": other}).items():
+        assert found[name].validation_losses is split.validation_losses
+        npt.assert_array_equal(found[name].train_losses, split.train_losses / 2)
+        npt.assert_array_equal(
+            EXCHANGING.prepared(split).train_losses, split.train_losses / 2
+        )
+
+
+def test_clients_do_not_exchange_what_each_seed_draws(drawn):
+    with pytest.raises(InputError, match="is_drawn"):
+        run(drawn[0], algorithm=EXCHANGING, is_drawn=losses_are_drawn)
+
+
 @pytest.mark.parametrize("seeds", [(0,), (0, 5)])
 @pytest.mark.parametrize(
     ("algorithm", "losses", "first"),
