@@ -5,16 +5,19 @@ import gc
 import os
 import pathlib
 import tempfile
+import threading
 
 import jax
 import numpy as np
 import pytest
+from jax._src.interpreters import mlir
 
 from fedjax_graph.data.traffic import windows
 from fedjax_graph.data.traffic.network import TrafficDataset
 
 # Compiles in less than half of the time; unknown to jax 0.12, which would not start.
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+CONTEXTS_LAST = 200  # programs, whose constants and types MLIR's context keeps
 COLLECT_AFTER = 100_000  # new objects; tracing makes many, and few of them are rubbish
 MOST_MAPPINGS = 30_000  # of memory; Linux allows a process some 65,000
 LONGEST = (  # files, which start first, so that no worker is left with one at the end
@@ -47,6 +50,7 @@ def pytest_configure(config):
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes started
     os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # a program's lines of source
+    share_contexts()
     gc.set_threshold(COLLECT_AFTER, 50, 100)
     jax.config.update("jax_traceback_in_locations_limit", 0)
     jax.config.update("jax_compilation_cache_dir", folder)
@@ -55,6 +59,22 @@ def pytest_configure(config):
     flags = os.environ.get("XLA_FLAGS", "")
     if jax.__version_info__ < (0, 11) and QUICK not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {QUICK}"
+
+
+def share_contexts():
+    """Lets programs that are lowered one after another share a context of MLIR.
+
+    JAX makes one for each, which takes most of the time of lowering a small program.
+    """
+    make, kept = mlir.make_ir_context, threading.local()
+
+    def make_or_share():
+        if getattr(kept, "uses", 0) % CONTEXTS_LAST == 0:
+            kept.uses, kept.context = 0, make()
+        kept.uses += 1
+        return kept.context
+
+    mlir.make_ir_context = make_or_share
 
 
 def pytest_collection_modifyitems(items):
