@@ -111,7 +111,7 @@ def leaves_read(fn: Callable[[Any], Any], tree: Any) -> list[bool]:
     Returns:
       One for each leaf, in the order of `jax.tree.leaves`.
     """
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+    shapes = jax.eval_shape(lambda x: x, tree)
     jaxpr = jax.make_jaxpr(fn)(shapes).jaxpr
     used = [*jaxpr.outvars, *(x for step in jaxpr.eqns for x in step.invars)]
     read = set(map(id, used))
