@@ -118,7 +118,8 @@ def _checked(factory: Factory, config_type: type, title: str) -> Factory:
             clients_per_chunk=getattr(config, "clients_per_chunk", None),
         )
         phases = (x._replace(round=chunked(x.round)) for x in algorithm.phases)
-        functions = ("init", "round", "evaluate", "predict")
+        functions = ["init", "round", "evaluate", "predict"]
+        functions += ["exchange"] if algorithm.exchange else []
         return algorithm._replace(
             phases=tuple(phases),
             **{name: chunked(getattr(algorithm, name)) for name in functions},

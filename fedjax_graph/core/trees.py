@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters import partial_eval
 
 from fedjax_graph.core import arrays
 
@@ -113,6 +114,4 @@ def leaves_read(fn: Callable[[Any], Any], tree: Any) -> list[bool]:
     """
     shapes = jax.eval_shape(lambda x: x, tree)
     jaxpr = jax.make_jaxpr(fn)(shapes).jaxpr
-    used = [*jaxpr.outvars, *(x for step in jaxpr.eqns for x in step.invars)]
-    read = set(map(id, used))
-    return [id(x) in read for x in jaxpr.invars]
+    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1]

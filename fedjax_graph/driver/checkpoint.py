@@ -217,16 +217,26 @@ class Checkpoints:
         except Exception as error:  # whatever a parser makes of damaged bytes
             if processes.is_loss(error):
                 raise
-            failure = self._failure(round_, name, error)
+            failure = self._failure(round_, name, error, args)
         _raise_any(failure)
         if digest_of(item) != expected:
             raise DamagedError(f"the digest of its {name} does not match")
         return item
 
-    def _failure(self, round_: int, name: str, error: Exception) -> InputError:
+    def _failure(
+        self, round_: int, name: str, error: Exception, args: Any
+    ) -> InputError:
         reason = str(error).split(" [tensorstore_spec")[0]
         reason = textwrap.shorten(reason, 200, placeholder=" ...")
-        if _may_pass(error):
+        passes = _may_pass(error)
+        if name == "state" and not passes:
+            folder = pathlib.Path(self._manager.directory, str(round_), name)
+            other = _other_parts(folder / "_METADATA", args.item)
+            if other:
+                return DamagedError(
+                    f"its state is of another version, or of another method: {other}"
+                )
+        if passes:
             return InputError(
                 f"{self._manager.directory / str(round_)}: cannot be read now, "
                 f"which need not be damage: {reason}; try again, or move that "
@@ -262,6 +272,23 @@ class Checkpoints:
 def _wanted(x: Any) -> Any:
     is_placed = isinstance(x, jax.ShapeDtypeStruct) and x.sharding is not None
     return x if is_placed else np.empty(x.shape, x.dtype)
+
+
+def _other_parts(path: pathlib.Path, like: Any) -> str:
+    """Says what a saved tree has and lacks beside another; "" if nothing, or unread."""
+    try:
+        entries = limits.parse_json(path.read_text())["tree_metadata"].values()
+        saved = {
+            ".".join(key["key"] for key in entry["key_metadata"])
+            for entry in entries
+            if not entry["value_metadata"]["skip_deserialize"]
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""  # it is damaged
+    paths = (path for path, _ in jax.tree.leaves_with_path(like))
+    wanted = {jax.tree_util.keystr(x, simple=True, separator=".") for x in paths}
+    differences = (("has", saved - wanted), ("lacks", wanted - saved))
+    return " and ".join(f"it {word} {min(x)}" for word, x in differences if x)
 
 
 def _raise_any(failure: InputError | None) -> None:

@@ -253,6 +253,7 @@ def compile_round(
     described = mesh.make_mesh(edge_parts, target.devices())
     if algorithm.exchange:
         splits = programs.exchange(algorithm, splits, programs.abstract_exchange)
+        algorithm = algorithm._replace(exchange=None)
     data = splits["train"], splits["validation"]
     states = abstract_seeds(algorithm, config.seeds, data[0], config.is_drawn)
     with mesh.restored():

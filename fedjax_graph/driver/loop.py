@@ -351,7 +351,7 @@ class Loop:
                 self._programs[wanted] = lowered.compile()
             self.compile_seconds += time.perf_counter() - start
             if self._config.check_memory:
-                memory.check_program(self._name, self._programs[wanted])
+                memory.check_program(f"{self._name}: a round", self._programs[wanted])
         return self._programs[wanted]
 
     def _record(self, metrics, i, round_, running, seconds) -> dict[str, Any]:

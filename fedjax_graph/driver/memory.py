@@ -90,11 +90,11 @@ def needed_bytes(compiled: Any) -> int:
     return max(sum(sizes) - found.alias_size_in_bytes, 0)
 
 
-def check_program(name: str, compiled: Any) -> None:
-    """Checks that a compiled round fits in what is free.
+def check_program(what: str, compiled: Any) -> None:
+    """Checks that a compiled program, such as a round, fits in what is free.
 
     Args:
-      name: of the method.
+      what: it computes, of which method.
       compiled: the program; its arguments are in memory already.
 
     Raises:
@@ -103,7 +103,7 @@ def check_program(name: str, compiled: Any) -> None:
     needed, (free, place) = needed_bytes(compiled), _free()
     if mesh.backend() == "cpu":
         needed *= _own_devices()
-    _check(f"{name}: a round needs", needed, free, place)
+    _check(f"{what} needs", needed, free, place)
 
 
 def check_copies(what: str, tree: Any) -> None:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fedjax_graph import algorithms
-from fedjax_graph.core import mesh, trees
+from fedjax_graph.core import trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import files, limits
@@ -256,10 +256,10 @@ def _leaves_used(algorithm: FederatedAlgorithm, state: Any, data: Data) -> list[
     """Marks the leaves of a state that are read when it is scored or predicts."""
 
     def use(state):
-        return algorithm.predict(state, data), algorithm.evaluate(state, data)
+        known = algorithm.prepared(data)
+        return algorithm.predict(state, known), algorithm.evaluate(state, known)
 
-    with mesh.on_first():  # what is mapped over devices would read all
-        return trees.leaves_read(use, state)
+    return trees.leaves_read(use, state)
 
 
 def _card(

@@ -36,7 +36,8 @@ def traced_once(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _exchange(algorithm, data):
+def compute_exchange(algorithm: FederatedAlgorithm, data: Data) -> dict[str, Any]:
+    """Computes `algorithm.exchange`, and places the fields as those of a split."""
     fields = algorithm.exchange(data)
     placed = client_rows.spread(data._replace(**fields))
     return {name: getattr(placed, name) for name in fields}
@@ -45,28 +46,39 @@ def _exchange(algorithm, data):
 def exchange(
     algorithm: FederatedAlgorithm,
     splits: Mapping[str, Data],
-    compute: Callable[[FederatedAlgorithm, Data], dict[str, Any]] = _exchange,
+    compute: Callable[[FederatedAlgorithm, Data], dict[str, Any]] = compute_exchange,
 ) -> dict[str, Data]:
     """The splits as a method reads them, where they live; see `prepared`.
 
-    What is made of leaves that splits share is made, and kept, once.
+    What is made of leaves that splits of equal shapes share is made, and kept, once.
 
     Args:
       algorithm: the method.
       splits: arrays, or shapes and where the arrays would lie.
       compute: (algorithm, split) -> what `algorithm.exchange` makes of it.
     """
-    found: dict[tuple[int, ...], dict[str, Any]] = {}
+    found: dict[Any, dict[str, Any]] = {}
 
     def of(data):
+        leaves, structure = jax.tree.flatten(data)
         is_read = trees.leaves_read(algorithm.exchange, data)
-        read = zip(jax.tree.leaves(data), is_read, strict=True)
-        known = tuple(id(x) for x, is_read in read if is_read)
+        read = zip(leaves, is_read, strict=True)
+        shapes = tuple((x.shape, x.dtype) for x in leaves)
+        known = structure, shapes, tuple(id(x) for x, is_read in read if is_read)
         if known not in found:
             found[known] = compute(algorithm, data)
         return data._replace(**found[known])
 
     return {name: of(data) for name, data in splits.items()}
+
+
+def _exchanged(
+    algorithm: FederatedAlgorithm, data: Data
+) -> tuple[FederatedAlgorithm, Data]:
+    """A method whose clients need not exchange any more, and what they know then."""
+    if algorithm.exchange:
+        data = exchange(algorithm, {"": data})[""]
+    return algorithm._replace(exchange=None), data
 
 
 def abstract_exchange(algorithm: FederatedAlgorithm, data: Data) -> dict[str, Any]:
@@ -176,10 +188,8 @@ def trace(
 def evaluate_seeds(
     algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=no_leaf
 ) -> Metrics:
-    """Scores each seed's state on a split; NumPy, with a leading axis of seeds.
-
-    Of a method whose clients exchange data first the split is a `prepared` one.
-    """
+    """Scores each seed's state on a split; NumPy, with a leading axis of seeds."""
+    algorithm, data = _exchanged(algorithm, data)
     scores = _evaluate_seeds(traced_once(algorithm), is_drawn, states, data)
     return jax.device_get(scores)
 
@@ -187,6 +197,6 @@ def evaluate_seeds(
 def predict_seeds(
     algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=no_leaf
 ) -> np.ndarray:
-    """Predicts a split by each seed's state, [seeds, ...]; see `evaluate_seeds`."""
-    data = client_rows.put(data)
+    """Predicts a split by each seed's state, [seeds, ...]."""
+    algorithm, data = _exchanged(algorithm, client_rows.put(data))
     return jax.device_get(_predict_seeds(algorithm, is_drawn, states, data))

@@ -107,11 +107,8 @@ def run(
         if config.check_memory:
             memory.check_copies("the data", splits)
         splits = client_rows.put(splits)
-        told = communication.Bytes()
-        if algorithm.exchange:
-            args = algorithm.exchange, splits["train"]
-            told = communication.bytes_per_round(*args)
-            splits = programs.exchange(algorithm, splits)
+        told, splits = _told(name, algorithm, splits, config.check_memory)
+        algorithm = algorithm._replace(exchange=None)
         data = splits["train"]
         seed_state, seconds = load_or_init(
             algorithm, config, data, checkpoints, eval_only
@@ -133,6 +130,30 @@ def run(
         compile_seconds=loop.compile_seconds,
         privacy=loop.privacy_after(int(np.max(seed_state.round))),
     )
+
+
+def _told(
+    name: str,
+    algorithm: FederatedAlgorithm,
+    splits: dict[str, Data],
+    check_memory: bool,
+) -> tuple[communication.Bytes, dict[str, Data]]:
+    """What crossed in `algorithm.exchange`, and the splits after it.
+
+    Raises:
+      InputError: if memory does not suffice.
+    """
+    if algorithm.exchange is None:
+        return communication.Bytes(), splits
+
+    def compute(algorithm, data):
+        compiled = programs.compute_exchange.lower(algorithm, data).compile()
+        if check_memory:
+            memory.check_program(f"{name}: what clients exchange", compiled)
+        return compiled(data)
+
+    size = communication.bytes_per_round(algorithm.exchange, splits["train"])
+    return size, programs.exchange(algorithm, splits, compute)
 
 
 def check_num_rounds(name: str, algorithm: FederatedAlgorithm, num_rounds: int) -> None:

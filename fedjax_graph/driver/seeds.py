@@ -99,7 +99,10 @@ def abstract_seeds(
     algorithm: FederatedAlgorithm, seeds, data: Data, is_drawn=no_leaf
 ) -> SeedState:
     """Finds shapes and types of `init_seeds`; nothing is computed."""
-    init = functools.partial(init_seeds, algorithm, seeds, is_drawn=is_drawn)
+
+    def init(data):
+        return init_seeds(algorithm, seeds, algorithm.prepared(data), is_drawn)
+
     return jax.eval_shape(init, data)
 
 

@@ -71,7 +71,11 @@ def load_forecaster(workdir: str | pathlib.Path, method: str = "cnfgnn") -> Fore
             return load_forecaster(folder, method)
     network, _, algorithm, seeds = pretrained.read_run(pathlib.Path(workdir), method)
     state = jax.tree.map(lambda x: jnp.asarray(x[0]), seeds.best_state)
-    predict, step = jax.jit(algorithm.predict), network.step
+    step = network.step
+
+    @jax.jit
+    def predict(state, data):
+        return algorithm.predict(state, algorithm.prepared(data))
 
     def forecast(readings: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
         ahead = timestamps[-1] + step.delta * np.arange(1, windows.TARGET_STEPS + 1)

@@ -7,8 +7,10 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.algorithms.fed_gcn import FedGCNConfig, fed_gcn
+from fedjax_graph.core import client_rows, mesh
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import client_subgraphs, node_dataset
+from fedjax_graph.driver import programs
 from fedjax_graph.driver.client_store import ClientStore
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 from tests import client_graphs
@@ -79,6 +81,22 @@ def test_clients_train_and_are_scored_on_the_whole_graph(data, draw_params, quic
     npt.assert_allclose(metrics["train_loss"], expected, rtol=1e-5)
     everybody = np.concatenate(scored).mean()
     npt.assert_allclose(scores["cross_entropy"], everybody, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_splits_with_one_graph_share_what_clients_exchange(num_devices):
+    """Clients one after another, and by devices."""
+    settings = {"outside_neighbours": True, "is_linked": True}
+    splits = client_graphs.make_splits(**settings)
+    method = fed_gcn(FedGCNConfig(TASK, clients_per_chunk=1))
+    alone = method.prepared(splits["train"])
+    with jax.set_mesh(mesh.make_mesh(devices=jax.devices()[:num_devices])):
+        found = programs.exchange(method, client_rows.put(splits))
+        ours = jax.tree.map(np.asarray, client_rows.whole(found["test"]))
+    for field in ("features", "senders", "receivers", "edge_weights"):
+        assert len({id(getattr(split, field)) for split in found.values()}) == 1
+        pair = (getattr(x, field) for x in (ours, alone))
+        jax.tree.map(lambda x, y: npt.assert_allclose(x, y, rtol=1e-6), *pair)
 
 
 def test_a_store_of_clients_trains_what_they_exchanged(data, quick_jit):

@@ -110,10 +110,10 @@ def test_a_round_that_does_not_fit_is_one_line(
     monkeypatch.setattr(memory, "free_bytes", lambda: 3 * memory.GIB)
     compiled = program(needed * memory.GIB, 0, 0)
     if words is None:
-        memory.check_program("sfl", compiled)
+        memory.check_program("sfl: a round", compiled)
         return
     with pytest.raises(InputError) as refusal:
-        memory.check_program("sfl", compiled)
+        memory.check_program("sfl: a round", compiled)
     assert f"sfl: a round {words}" in str(refusal.value)
     assert "\n" not in str(refusal.value)
 

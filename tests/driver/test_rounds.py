@@ -15,7 +15,7 @@ from fedjax_graph.core import mesh
 from fedjax_graph.core.communication import Bytes, Ledger, down, up
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import no_leaf
-from fedjax_graph.driver import plots, programs, rounds
+from fedjax_graph.driver import memory, plots, programs, rounds
 from fedjax_graph.driver.config import RunConfig
 from fedjax_graph.driver.seeds import init_seeds, of_seed
 from fedjax_graph.driver.writers import read_records
@@ -212,6 +212,50 @@ def test_what_splits_share_is_exchanged_once():
         npt.assert_array_equal(
             EXCHANGING.prepared(split).train_losses, split.train_losses / 2
         )
+
+
+def test_splits_of_other_shapes_exchange_for_themselves():
+    """Though what is read of them is the same."""
+
+    def twice(data):
+        return {"validation_losses": jnp.full_like(data.validation_losses, 2)}
+
+    algorithm = ALGORITHM._replace(exchange=twice)
+    script = make_script(FALLING)
+    longer = jnp.zeros((1, 9))
+    other = script["train"]._replace(validation_losses=longer)
+    found = programs.exchange(algorithm, script | {"other": other})
+    assert found["train"].validation_losses.shape == (1, 8)
+    npt.assert_array_equal(found["other"].validation_losses, np.full((1, 9), 2))
+
+
+def test_a_state_is_scored_and_predicts_on_what_clients_exchange():
+    def twice(data):
+        return {"validation_losses": 2 * data.validation_losses}
+
+    script, algorithm = make_script(FALLING), ALGORITHM._replace(exchange=twice)
+    result = run(script, algorithm=algorithm)
+    plain = run(script)
+    found, expected = (
+        programs.evaluate_seeds(method, result.best_state, script["test"])
+        for method in (algorithm, ALGORITHM)
+    )
+    assert found["loss"] == result.test["loss"] == 2 * expected["loss"]
+    outputs = (
+        programs.predict_seeds(method, plain.best_state, script["test"])
+        for method in (algorithm, ALGORITHM)
+    )
+    npt.assert_allclose(
+        np.subtract(*outputs), script["test"].validation_losses, rtol=1e-6
+    )
+
+
+def test_an_exchange_that_does_not_fit_is_refused_before_it_is_made(monkeypatch):
+    script = make_script(FALLING)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 4 * 8 - 1)
+    with pytest.raises(InputError, match="fake: what clients exchange needs"):
+        run(script, algorithm=EXCHANGING)
+    run(script, algorithm=EXCHANGING, check_memory=False)
 
 
 def test_clients_do_not_exchange_what_each_seed_draws(drawn):
