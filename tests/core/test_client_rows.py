@@ -84,7 +84,7 @@ def test_rows_read_as_an_array(devices, data):
         lambda rows: abs(-rows) @ np.ones((30, 2), np.float32) - rows[:, :2],
         lambda rows: rows + rows,
     ):
-        npt.assert_allclose(jax.jit(read)(rows), read(READINGS), atol=1e-6)
+        npt.assert_allclose(jax.jit(read)(rows), read(READINGS), 1e-6, 1e-6)
 
 
 def test_rows_just_made_stay_on_the_host_for_several_devices(devices):

@@ -120,13 +120,12 @@ def as_stamps(key: str, stamps: np.ndarray) -> np.ndarray:
         return stamps.astype("M8[ns]")
     if kind == "U":
         stamps = _parsed(key, stamps)
-    with np.errstate(over="ignore"):
-        found = stamps.astype("M8[ns]")
-    is_same = (found.astype(stamps.dtype) == stamps) | np.isnat(stamps)
-    if not is_same.all():
-        first = np.datetime_as_string(stamps[np.argmin(is_same)])
+    years = stamps.astype("M8[Y]").astype(np.int64) + 1970
+    is_inside = ((years >= 1678) & (years <= 2261)) | np.isnat(stamps)
+    if not is_inside.all():
+        first = np.datetime_as_string(stamps[np.argmin(is_inside)])
         raise InputError(f"{key} has {first}, expected years 1678 to 2261")
-    return found
+    return stamps.astype("M8[ns]")
 
 
 def _has_zone(key: str, stamp: str) -> InputError:
