@@ -38,7 +38,7 @@ def traced_once(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
 @functools.partial(jax.jit, static_argnums=0)
 def compute_exchange(algorithm: FederatedAlgorithm, data: Data) -> dict[str, Any]:
     """Computes `algorithm.exchange`, and places the fields as those of a split."""
-    fields = algorithm.exchange(data)
+    fields = algorithm.exchange(data) if algorithm.exchange else {}
     placed = client_rows.spread(data._replace(**fields))
     return {name: getattr(placed, name) for name in fields}
 
