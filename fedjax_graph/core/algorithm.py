@@ -50,12 +50,6 @@ class FederatedAlgorithm(NamedTuple):
     monitor: str = "loss"
     """The metric of `evaluate`, one number, whose lowest value on the validation split
     makes the best round; `error` where it is a share of wrong answers."""
-    exchange: Callable[[Data], dict[str, Any]] | None = None
-    """What clients tell each other of their data once, before anything else: a split,
-    a NamedTuple -> the fields of it that the four functions read with other values.
-    It is pure and jittable as well. A run calls it; who calls the functions by hand
-    gives them what `prepared` makes of a split. `communication.up` and `down` in it
-    are counted as those of `init`."""
     privacy: Privacy | None = None
     """Settings of differential privacy; with them a run reports the epsilon spent."""
     reads_all_clients: bool = False
@@ -70,6 +64,12 @@ class FederatedAlgorithm(NamedTuple):
     client_data: Callable[[Data], Any] | None = None
     """Split -> what each client trains on, [K, ...], as `Task.client_data`; None: not
     known."""
+    exchange: Callable[[Data], dict[str, Any]] | None = None
+    """What clients tell each other of their data once, before anything else: a split,
+    a NamedTuple -> the fields of it that the four functions read with other values.
+    It is pure and jittable as well. A run calls it; who calls the functions by hand
+    gives them what `prepared` makes of a split. `communication.up` and `down` in it
+    are counted as those of `init`."""
 
     def prepared(self, data: Data) -> Data:
         """A split as `init`, `round`, `evaluate` and `predict` read it."""
