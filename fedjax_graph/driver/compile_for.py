@@ -248,8 +248,9 @@ def compile_round(
       edge_parts: see `mesh.make_mesh`.
 
     Raises:
-      InputError: see `Target.devices` and `mesh.make_mesh`.
+      InputError: see `Target.devices`, `mesh.make_mesh` and `programs.check_exchange`.
     """
+    programs.check_exchange(algorithm, config.is_drawn)
     described = mesh.make_mesh(edge_parts, target.devices())
     if algorithm.exchange:
         splits = programs.exchange(algorithm, splits, programs.abstract_exchange)

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_graph.core import client_rows, clients, faults, mesh, trees
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import no_leaf
 from fedjax_graph.driver.config import RunConfig
 from fedjax_graph.driver.seeds import (
@@ -72,10 +73,26 @@ def exchange(
     return {name: of(data) for name, data in splits.items()}
 
 
+def check_exchange(
+    algorithm: FederatedAlgorithm, is_drawn: Callable[[tuple[Any, ...]], bool]
+) -> None:
+    """Checks that clients who exchange data first have the same for all seeds.
+
+    Raises:
+      InputError: if they do not.
+    """
+    if algorithm.exchange and is_drawn is not no_leaf:
+        raise InputError(
+            "clients of this method exchange data once for all seeds, so is_drawn, by "
+            "which each seed draws its own, has to be left out"
+        )
+
+
 def _exchanged(
-    algorithm: FederatedAlgorithm, data: Data
+    algorithm: FederatedAlgorithm, data: Data, is_drawn=no_leaf
 ) -> tuple[FederatedAlgorithm, Data]:
     """A method whose clients need not exchange any more, and what they know then."""
+    check_exchange(algorithm, is_drawn)
     if algorithm.exchange:
         data = exchange(algorithm, {"": data})[""]
     return algorithm._replace(exchange=None), data
@@ -189,7 +206,7 @@ def evaluate_seeds(
     algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=no_leaf
 ) -> Metrics:
     """Scores each seed's state on a split; NumPy, with a leading axis of seeds."""
-    algorithm, data = _exchanged(algorithm, data)
+    algorithm, data = _exchanged(algorithm, data, is_drawn)
     scores = _evaluate_seeds(traced_once(algorithm), is_drawn, states, data)
     return jax.device_get(scores)
 
@@ -198,5 +215,5 @@ def predict_seeds(
     algorithm: FederatedAlgorithm, states: State, data: Data, is_drawn=no_leaf
 ) -> np.ndarray:
     """Predicts a split by each seed's state, [seeds, ...]."""
-    algorithm, data = _exchanged(algorithm, client_rows.put(data))
+    algorithm, data = _exchanged(algorithm, client_rows.put(data), is_drawn)
     return jax.device_get(_predict_seeds(algorithm, is_drawn, states, data))

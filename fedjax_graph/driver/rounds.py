@@ -11,14 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_graph.core import (
-    client_rows,
-    clients,
-    communication,
-    mesh,
-    privacy,
-    trees,
-)
+from fedjax_graph.core import client_rows, clients, communication, mesh, privacy
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm, Metrics, State
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.driver import memory, programs
@@ -92,11 +85,7 @@ def run(
     clients.check_clients(splits["train"], "the split train")
     for part in ("validation", "test"):
         clients.check_order(splits["train"], splits[part], f"the split {part}")
-    if algorithm.exchange and config.is_drawn is not trees.no_leaf:
-        raise InputError(
-            f"{name}: its clients exchange data once for all seeds, so is_drawn, by "
-            "which each seed draws its own, has to be left out"
-        )
+    programs.check_exchange(algorithm, config.is_drawn)
     if algorithm.privacy is not None:
         privacy.check(config.on_nan)
     checkpoints = None

@@ -261,6 +261,9 @@ def test_an_exchange_that_does_not_fit_is_refused_before_it_is_made(monkeypatch)
 def test_clients_do_not_exchange_what_each_seed_draws(drawn):
     with pytest.raises(InputError, match="is_drawn"):
         run(drawn[0], algorithm=EXCHANGING, is_drawn=losses_are_drawn)
+    for use in (programs.evaluate_seeds, programs.predict_seeds):
+        with pytest.raises(InputError, match="is_drawn"):
+            use(EXCHANGING, (), drawn[0]["test"], losses_are_drawn)
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 5)])
