@@ -34,8 +34,9 @@ class FederatedAlgorithm(NamedTuple):
     """A federated method, built by a factory that closes over a frozen config.
 
     All four functions are pure and jittable. The fields after them describe the method.
-    A run drops the fields whose names end with `opt_state` from the best state that it
-    keeps: `evaluate` and `predict` see None there, and must not read them.
+    Of the best state a run keeps what `evaluate` and `predict` compute with, which a
+    trace of them shows, and `findings`. They see None in place of other leaves, such as
+    an optimizer's moments.
     """
 
     init: Callable[[jax.Array, Data], State]  # (key, training data)
@@ -70,6 +71,9 @@ class FederatedAlgorithm(NamedTuple):
     It is pure and jittable as well. A run calls it; who calls the functions by hand
     gives them what `prepared` makes of a split. `communication.up` and `down` in it
     are counted as those of `init`."""
+    findings: Callable[[State], Any] | None = None
+    """State -> the leaves of it, such as a learnt graph, that are of interest beside a
+    score: the best state that a run keeps has them as well."""
 
     def prepared(self, data: Data) -> Data:
         """A split as `init`, `round`, `evaluate` and `predict` read it."""

@@ -30,7 +30,7 @@ from jax.extend import core as jex_core
 from fedjax_graph.algorithms import REGISTRY, get_method, make_config
 from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver.seeds import scored_part
+from fedjax_graph.driver.seeds import kept_part
 from tests.algorithms.problems import NUM_CLIENTS, NUM_PADDED, all_problems
 from tests.algorithms.tiny_methods import CASES, CENTRALISED, SEARCHES, TINY
 from tests.conftest import forget_programs_if_many
@@ -145,18 +145,23 @@ def system(request, problems, quick_jit):
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_scores_are_of_no_part_of_an_optimizer(case, problems):
+def test_a_best_state_is_what_is_scored_and_found(case, problems):
     name, kind = CASES[case]
     data, values = problems[kind].train, TINY[type(problems[kind])][name]
     algorithm = get_method(name).factory(make_config(name, values))
     data = jax.eval_shape(algorithm.prepared, data)
     state = jax.eval_shape(algorithm.init, KEYS[0], data)
-    kept = scored_part(state)
+    kept = kept_part(algorithm, state, data)
+    assert jax.tree.leaves(kept)  # by which seeds are counted
     assert not jax.tree.leaves(
         [x for x in jax.tree.leaves(kept, is_leaf=is_of_optax) if is_of_optax(x)]
     )
-    jax.eval_shape(algorithm.evaluate, kept, data)  # fails if it reads what is None
-    jax.eval_shape(algorithm.predict, kept, data)
+    if name != "fed_sage_plus":  # whose clients remember what mends their graphs
+        assert not jax.tree.leaves(getattr(kept, "memories", None))
+    for read in (algorithm.evaluate, algorithm.predict):  # fails where it reads None
+        assert jax.eval_shape(read, kept, data) == jax.eval_shape(read, state, data)
+    if algorithm.findings:
+        assert algorithm.findings(kept) == algorithm.findings(state)
 
 
 @pytest.fixture(scope="module")

@@ -212,7 +212,10 @@ def evolutionary(
         }
         return state, metrics | encryption.total(training_cost, ranked.cost)
 
-    return searched(config, init, round_)
+    algorithm = searched(config, init, round_)
+    return algorithm._replace(
+        findings=lambda state: (state.num_rounds, state.populations)
+    )
 
 
 # --- A generation --------------------------------------------------------------------

@@ -432,4 +432,5 @@ def searched(
         of_clients(evaluate),
         of_clients(predict),
         subgraphs.MONITORS[config.fitness],
+        findings=lambda state: state.num_rounds,
     )

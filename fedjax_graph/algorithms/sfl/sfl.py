@@ -194,13 +194,14 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
 
         return aggregate
 
-    return _sfl(
+    algorithm = _sfl(
         config,
         learn_and_convolve,
         first_state=lambda state, data: SFLStarState(
             state.models, state.num_rounds, jnp.eye(len(data.client_ids))
         ),
     )
+    return algorithm._replace(findings=lambda state: state.learnt_adjacency)
 
 
 # --- A round -------------------------------------------------------------------------
