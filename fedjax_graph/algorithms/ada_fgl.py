@@ -1,12 +1,13 @@
 """AdaFGL: FedAvg gives each client knowledge, by which it then trains alone.
 
 Li, Wu, Zhang, Sun, Li, Wang, "AdaFGL: A New Paradigm for Federated Node Classification
-with Topology Heterogeneity", ICDE 2024. The first rounds are FedAvg's. Then the global
-model gives P, the probabilities of a client's nodes, and the client trains the networks
-of `models.adaptive_propagation` (Eqs. 1 to 5; Eq. 4 is scored). Clients get that model
-once more before this; then nothing crosses. Differences from the paper: what it leaves
-open is OpenFGL's (Eq. 3 compares logits with P, Eq. 4 takes a softmax of P; a step a
-round, moments last); a client without training nodes is scored by the global model.
+with Topology Heterogeneity", ICDE 2024. In its first rounds it is FedAvg. In the later
+ones the global model stays as it is and gives P, the probabilities of a client's nodes,
+and the client trains the networks of `models.adaptive_propagation`, which has Eqs. 1 to
+5. Then Eq. 4 is scored. All clients get the global model once more before the later
+rounds, in which nothing crosses. Differences from the paper: what it leaves open is
+OpenFGL's (Eq. 3 compares logits with P, Eq. 4 takes a softmax of P; a step a round,
+moments last); a client that has no training node is scored by the global model.
 """
 
 import dataclasses
@@ -128,7 +129,6 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
 
     def logits(state, data):
         is_late = state.server.num_rounds > config.federated_rounds
-        state = state._replace(models={"params": state.models["params"]})
         return jax.lax.cond(is_late, own_logits, shared_logits, state, data)
 
     return FederatedAlgorithm(

@@ -70,10 +70,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
     server = server_step(config.server_optimizer)
     train_loss, update_by = task.train_loss, task.update_by
     if not isinstance(config.task, SubgraphTask) or not (train_loss and update_by):
-        raise InputError(
-            f"fed_sage_plus: clients of the task {config.task.kind!r} hold no graph; "
-            "use subgraphs"
-        )
+        raise InputError(f"fed_sage_plus: task {config.task.kind!r} has no subgraphs")
     net = config.generator.build(config.task.num_features, config.task.dropout)
     loss = generator_loss(config.participation, task, train_loss, net)
     generator_update = update_by(loss)
@@ -147,4 +144,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         reads_all_clients=True,
         participation=config.participation,
         phases=phases,
+        kept=lambda state: trees.without_opt_state(
+            state._replace(memories={"found": state.memories["found"]})
+        ),
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_graph.core import faults
+from fedjax_graph.core import faults, trees
 from fedjax_graph.core.privacy import Privacy
 
 State = Any  # pytree of arrays
@@ -34,9 +34,7 @@ class FederatedAlgorithm(NamedTuple):
     """A federated method, built by a factory that closes over a frozen config.
 
     All four functions are pure and jittable. The fields after them describe the method.
-    Of the best state a run keeps what `evaluate` and `predict` compute with, which a
-    trace of them shows, and `findings`. They see None in place of other leaves, such as
-    an optimizer's moments.
+    In a run `evaluate` and `predict` see what `kept` leaves of a state.
     """
 
     init: Callable[[jax.Array, Data], State]  # (key, training data)
@@ -71,9 +69,10 @@ class FederatedAlgorithm(NamedTuple):
     It is pure and jittable as well. A run calls it; who calls the functions by hand
     gives them what `prepared` makes of a split. `communication.up` and `down` in it
     are counted as those of `init`."""
-    findings: Callable[[State], Any] | None = None
-    """State -> the leaves of it, such as a learnt graph, that are of interest beside a
-    score: the best state that a run keeps has them as well."""
+    kept: Callable[[State], State] = trees.without_opt_state
+    """State -> what a run keeps of it where it is the best one: without the parts, such
+    as an optimizer's moments or what a client remembers, that `evaluate` and `predict`
+    do not read. By default those whose names end with `opt_state` become None."""
 
     def prepared(self, data: Data) -> Data:
         """A split as `init`, `round`, `evaluate` and `predict` read it."""

@@ -83,4 +83,5 @@ def with_client_memory(
         after = state._replace(num_rounds=state.num_rounds + 1, memories=own["memory"])
         return server.step(after, own["model"], loss), {"train_loss": loss}
 
-    return task_algorithm(task, init, round_, config)
+    algorithm = task_algorithm(task, init, round_, config)
+    return algorithm._replace(kept=lambda x: algorithm.kept(x._replace(memories=None)))

@@ -60,15 +60,22 @@ class LocalModelTask:
             return run
 
         def scored(models):
-            return models[LOCAL] if self.score == "local" else aggregated(models)
+            if self.score == "local":
+                return {LOCAL: models[LOCAL]}
+            return aggregated(models)
+
+        def model_of(models):
+            parts = scored(models)
+            return parts.get(LOCAL, parts)
 
         update_by = task.update_by
         return task._replace(
             init=init,
             update=keeping(task.update),
             update_by=update_by and (lambda loss: keeping(update_by(loss))),
-            evaluate=lambda models, data: task.evaluate(scored(models), data),
-            predict=lambda models, data: task.predict(scored(models), data),
+            evaluate=lambda models, data: task.evaluate(model_of(models), data),
+            predict=lambda models, data: task.predict(model_of(models), data),
+            scored=scored,
         )
 
 

@@ -361,6 +361,11 @@ def task_algorithm(
         between them and the server.
     """
     between: ChannelConfig = config or DIRECT
+
+    def kept(state):
+        scored = state._replace(models=task.scored(state.models))
+        return trees.without_opt_state(scored)
+
     return FederatedAlgorithm(
         init=init,
         round=round_,
@@ -372,6 +377,7 @@ def task_algorithm(
         # attackers are drawn among all of them
         reads_all_clients=between.misbehaviour.byzantine_fraction > 0,
         client_data=task.client_data,
+        kept=kept,
     )
 
 

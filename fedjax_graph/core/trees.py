@@ -42,16 +42,6 @@ def by_path(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): x for path, x in leaves}
 
 
-def where_kept(kept: Any, tree: Any) -> Any:
-    """A tree with None in place of the leaves in whose place `kept` has None."""
-    return jax.tree.map(
-        lambda x, leaf: None if x is None else leaf,
-        kept,
-        tree,
-        is_leaf=lambda x: x is None,
-    )
-
-
 def take(tree: Any, indices: jax.Array) -> Any:
     """Takes the rows `indices` [C] of a pytree of [K, ...].
 
@@ -99,6 +89,11 @@ def is_of_optimizer(path: tuple[Any, ...]) -> bool:
     return any(name.endswith("opt_state") for name in names)
 
 
+def without_opt_state(tree: Any) -> Any:
+    """A tree with None in place of what optimizers gathered."""
+    return partition(tree, is_of_optimizer)[0]
+
+
 def expand_like(rows: jax.Array, x: jax.Array) -> jax.Array:
     """Numbers of rows [C] as [C, 1, ...], to broadcast against x [C, ...]."""
     return rows.reshape(-1, *[1] * (x.ndim - 1))
@@ -122,21 +117,6 @@ def leaves_read(fn: Callable[[Any], Any], tree: Any) -> list[bool]:
     Returns:
       One for each leaf, in the order of `jax.tree.leaves`.
     """
-    jaxpr = _traced(fn, tree)
-    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1]
-
-
-def leaves_used(fn: Callable[[Any], Any], tree: Any) -> list[bool]:
-    """Marks the leaves of an argument that a function computes with, needed or not.
-
-    See `leaves_read`: here a layer counts as well whose outputs nobody reads.
-    """
-    jaxpr = _traced(fn, tree)
-    used = {id(x) for eqn in jaxpr.eqns for x in eqn.invars}
-    used |= {id(x) for x in jaxpr.outvars}
-    return [id(x) in used for x in jaxpr.invars]
-
-
-def _traced(fn, tree):
     shapes = jax.eval_shape(lambda x: x, tree)
-    return jax.make_jaxpr(fn)(shapes).jaxpr
+    jaxpr = jax.make_jaxpr(fn)(shapes).jaxpr
+    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1]

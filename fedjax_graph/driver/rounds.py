@@ -28,7 +28,7 @@ TRAINING_SETTINGS = (*ROUNDING_SETTINGS, "eval_every")
 class RunResult(NamedTuple):
     """Holds what came out of a run; figures have a leading axis of seeds."""
 
-    best_state: State  # None where stood what only training reads
+    best_state: State  # what the algorithm's `kept` leaves of it
     test: Metrics
     best_round: np.ndarray  # [seeds] int32
     num_rounds: int  # of the seed that ran longest

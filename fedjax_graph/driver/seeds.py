@@ -18,7 +18,7 @@ class SeedState(NamedTuple):
     """Holds all that a seed's next round reads; saved whole."""
 
     state: State
-    best_state: State  # None where stood what only training reads
+    best_state: State  # what the algorithm's `kept` leaves of it
     best_loss: jax.Array  # [] float32, lowest value of the algorithm's `monitor`
     best_round: jax.Array  # [] int32
     round: jax.Array  # [] int32
@@ -65,7 +65,7 @@ def init_seeds(
         state = algorithm.init(jax.random.fold_in(key, 0), data)
         return SeedState(
             state=state,
-            best_state=kept_part(algorithm, state, data),
+            best_state=algorithm.kept(state),
             best_loss=jnp.float32(jnp.inf),
             best_round=jnp.int32(0),
             round=jnp.int32(0),
@@ -88,32 +88,6 @@ def check_storable(state: State) -> None:
                 f"init: the state has a random key in {place}, which no file can hold; "
                 "keep jax.random.key_data of it"
             )
-
-
-def kept_part(algorithm: FederatedAlgorithm, state: State, data: Data) -> State:
-    """What a best state keeps of a state, None where stood what only training reads.
-
-    A state that nothing reads is kept whole, as it says how many seeds there are.
-
-    Args:
-      algorithm: a method; see there.
-      state: arrays, or their shapes.
-      data: a split, likewise.
-    """
-
-    def used(args):
-        state, data = args
-        findings = algorithm.findings(state) if algorithm.findings else ()
-        return findings, *(
-            fn(state, data) for fn in (algorithm.evaluate, algorithm.predict)
-        )
-
-    leaves, structure = jax.tree.flatten(state)
-    is_used = trees.leaves_used(used, (state, data))[: len(leaves)]
-    if not any(is_used):
-        return state
-    kept = [x if y else None for x, y in zip(leaves, is_used, strict=True)]
-    return jax.tree.unflatten(structure, kept)
 
 
 def abstract_seeds(
@@ -175,7 +149,7 @@ def advance(
         rounds = seed_state.round + 1 + jnp.arange(num_rounds, dtype=jnp.int32)
         state, metrics = jax.lax.scan(body, seed_state.state, rounds)
         _check_metrics(metrics)
-        kept = trees.where_kept(seed_state.best_state, state)
+        kept = algorithm.kept(state)
         scores = algorithm.evaluate(kept, validation)
         monitored = _monitored(algorithm, scores).astype(seed_state.best_loss.dtype)
         first = algorithm.scored_from

@@ -28,9 +28,9 @@ import pytest
 from jax.extend import core as jex_core
 
 from fedjax_graph.algorithms import REGISTRY, get_method, make_config
+from fedjax_graph.core import trees
 from fedjax_graph.core.algorithm import NO_LOSS
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver.seeds import kept_part
 from tests.algorithms.problems import NUM_CLIENTS, NUM_PADDED, all_problems
 from tests.algorithms.tiny_methods import CASES, CENTRALISED, SEARCHES, TINY
 from tests.conftest import forget_programs_if_many
@@ -145,23 +145,29 @@ def system(request, problems, quick_jit):
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_a_best_state_is_what_is_scored_and_found(case, problems):
+def test_a_best_state_has_all_that_is_scored(case, problems):
+    """And nothing of an optimizer, nor what clients remember for their next round."""
     name, kind = CASES[case]
     data, values = problems[kind].train, TINY[type(problems[kind])][name]
     algorithm = get_method(name).factory(make_config(name, values))
     data = jax.eval_shape(algorithm.prepared, data)
     state = jax.eval_shape(algorithm.init, KEYS[0], data)
-    kept = kept_part(algorithm, state, data)
-    assert jax.tree.leaves(kept)  # by which seeds are counted
+    kept = algorithm.kept(state)
     assert not jax.tree.leaves(
         [x for x in jax.tree.leaves(kept, is_leaf=is_of_optax) if is_of_optax(x)]
     )
-    if name != "fed_sage_plus":  # whose clients remember what mends their graphs
-        assert not jax.tree.leaves(getattr(kept, "memories", None))
-    for read in (algorithm.evaluate, algorithm.predict):  # fails where it reads None
-        assert jax.eval_shape(read, kept, data) == jax.eval_shape(read, state, data)
-    if algorithm.findings:
-        assert algorithm.findings(kept) == algorithm.findings(state)
+    memories = getattr(kept, "memories", None)
+    assert set(memories or ()) == ({"found"} if name == "fed_sage_plus" else set())
+    left = trees.by_path(kept)
+    for function in (algorithm.evaluate, algorithm.predict):
+
+        def of(part, function=function):
+            return function(*part)
+
+        assert jax.eval_shape(of, (kept, data)) == jax.eval_shape(of, (state, data))
+        is_read = trees.leaves_read(of, (state, data))
+        paths = trees.by_path(state)
+        assert {x for x, y in zip(paths, is_read, strict=False) if y} <= set(left)
 
 
 @pytest.fixture(scope="module")

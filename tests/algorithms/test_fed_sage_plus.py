@@ -222,5 +222,5 @@ def test_the_ledger_counts_generators_or_classifiers(train):
 
 
 def test_a_task_without_graphs_is_refused():
-    with pytest.raises(InputError, match="fed_sage_plus: clients of the task 'nodes'"):
+    with pytest.raises(InputError, match="fed_sage_plus: task 'nodes' has no"):
         fed_sage_plus(FedSagePlusConfig(NodeTask(3, 2)))

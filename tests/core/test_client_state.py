@@ -22,7 +22,6 @@ from fedjax_graph.core.communication import bytes_per_round
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.driver.seeds import kept_part
 from tests.algorithms import problems, quadratic
 from tests.algorithms.quadratic import (
     IS_HEAD,
@@ -207,7 +206,7 @@ def test_one_round_is_that_of_an_optimizer_that_begins_anew(quick_jit):
 def test_best_states_hold_models_without_moments():
     data, algorithm = quadratic.make_data(), fed_avg(FedAvgConfig(TASK))
     state = jax.eval_shape(algorithm.init, KEYS[0], data)
-    kept = kept_part(algorithm, state, data)
+    kept = algorithm.kept(state)
     assert jax.tree.leaves(state.models[client_state.OPT_STATE])
     assert not jax.tree.leaves(kept.models[client_state.OPT_STATE])
     assert kept.models["params"] == state.models["params"]

@@ -1,4 +1,4 @@
-"""Parts of a pytree: what a function reads of it, what another has."""
+"""What a function reads of a pytree."""
 
 import jax
 import jax.numpy as jnp
@@ -33,18 +33,3 @@ def of_each_row(tree, clients_per_chunk):
 )
 def test_leaves_that_are_read_are_marked(fn, expected):
     assert trees.leaves_read(fn, TREE) == expected
-
-
-def test_leaves_that_are_computed_with_are_marked_though_nobody_needs_it():
-    def fn(tree):
-        jnp.sum(tree["a"])
-        return tree["b"][1] + len(tree["c"])
-
-    assert trees.leaves_used(fn, TREE) == [True, False, True, False]
-    assert trees.leaves_used(lambda tree: tree["a"], TREE) == [True] + [False] * 3
-
-
-def test_a_tree_keeps_what_another_has():
-    kept = {"a": 1, "b": (None, 2)}
-    assert trees.where_kept(kept, {"a": 3, "b": (4, 5)}) == {"a": 3, "b": (None, 5)}
-    assert trees.where_kept(kept, {"a": 3, "b": (None, 5)}) == {"a": 3, "b": (None, 5)}

@@ -212,10 +212,7 @@ def evolutionary(
         }
         return state, metrics | encryption.total(training_cost, ranked.cost)
 
-    algorithm = searched(config, init, round_)
-    return algorithm._replace(
-        findings=lambda state: (state.num_rounds, state.populations)
-    )
+    return searched(config, init, round_)
 
 
 # --- A generation --------------------------------------------------------------------

@@ -432,5 +432,4 @@ def searched(
         of_clients(evaluate),
         of_clients(predict),
         subgraphs.MONITORS[config.fitness],
-        findings=lambda state: state.num_rounds,
     )

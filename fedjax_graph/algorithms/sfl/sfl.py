@@ -194,14 +194,13 @@ def sfl_star(config: SFLStarConfig) -> FederatedAlgorithm:
 
         return aggregate
 
-    algorithm = _sfl(
+    return _sfl(
         config,
         learn_and_convolve,
         first_state=lambda state, data: SFLStarState(
             state.models, state.num_rounds, jnp.eye(len(data.client_ids))
         ),
     )
-    return algorithm._replace(findings=lambda state: state.learnt_adjacency)
 
 
 # --- A round -------------------------------------------------------------------------
