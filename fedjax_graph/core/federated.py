@@ -352,7 +352,7 @@ def task_round(
 def task_algorithm(
     task: Task, init, round_, config: FederatedConfig | None = None
 ) -> FederatedAlgorithm:
-    """A method whose states have the `models` that the task scores.
+    """A method whose states, NamedTuples, have the `models` that the task scores.
 
     Args:
       task: evaluates and predicts.

@@ -220,7 +220,10 @@ class Checkpoints:
             failure = self._failure(round_, name, error, args)
         _raise_any(failure)
         if digest_of(item) != expected:
-            raise DamagedError(f"the digest of its {name} does not match")
+            raise DamagedError(
+                self._other_version(round_, name, args)
+                or f"the digest of its {name} does not match"
+            )
         return item
 
     def _failure(
@@ -229,13 +232,8 @@ class Checkpoints:
         reason = str(error).split(" [tensorstore_spec")[0]
         reason = textwrap.shorten(reason, 200, placeholder=" ...")
         passes = _may_pass(error)
-        if name == "state" and not passes:
-            folder = pathlib.Path(self._manager.directory, str(round_), name)
-            other = _other_parts(folder / "_METADATA", args.item)
-            if other:
-                return DamagedError(
-                    f"its state is of another version, or of another method: {other}"
-                )
+        if not passes and (other := self._other_version(round_, name, args)):
+            return DamagedError(other)
         if passes:
             return InputError(
                 f"{self._manager.directory / str(round_)}: cannot be read now, "
@@ -245,6 +243,15 @@ class Checkpoints:
         return DamagedError(
             f"its {name}, or its digest, cannot be read: {reason or repr(error)}"
         )
+
+    def _other_version(self, round_: int, name: str, args: Any) -> str:
+        """Says what other parts than those to be read a state has; "" if none."""
+        if name != "state":
+            return ""
+        folder = pathlib.Path(self._manager.directory, str(round_), name)
+        other = _other_parts(folder / "_METADATA", args.item)
+        version = "its state is of another version, or of another method"
+        return other and f"{version}: {other}"
 
     def _check_version(self, round_: int) -> None:
         """Checks that a checkpoint is of this version, if it says what it holds.

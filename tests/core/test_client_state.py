@@ -215,6 +215,20 @@ def test_best_states_hold_models_without_moments():
     )
 
 
+@pytest.mark.parametrize("score", ["local", "aggregated"])
+def test_best_states_hold_the_one_model_that_is_scored(score):
+    """Where clients have two: u_i as the server mixed it, v_i as they trained it."""
+    data = quadratic.make_data()
+    algorithm = sfl(SFLConfig(TASK, start="own", score=score, pull_weight=MU))
+    state = jax.eval_shape(algorithm.init, KEYS[0], data)
+    kept, models = algorithm.kept(state), client_state.plain(state.models)
+    v = models.pop(client_state.LOCAL)
+    scored = v if score == "local" else models
+    assert jax.tree.leaves(kept.models) == jax.tree.leaves(scored)
+    for read in (algorithm.evaluate, algorithm.predict):
+        assert jax.eval_shape(read, kept, data) == jax.eval_shape(read, state, data)
+
+
 def test_an_optimizers_state_never_leaves_its_client():
     data = quadratic.make_data()
     sizes = []

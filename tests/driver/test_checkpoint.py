@@ -162,10 +162,11 @@ def test_no_checkpoint_is_one_line(tmp_path, read):
     [
         ({"other": jnp.zeros(3)}, "another version.* it has .* and it lacks other"),
         (make_tree() | {"more": jnp.zeros(3)}, "of another method: it lacks more[);]"),
+        (make_tree() | {"half": None}, "of another method: it has half[);]"),
         (make_tree() | {"round": jnp.zeros(2, jnp.int32)}, "array of shape"),
         (make_tree() | {"half": jnp.zeros((70, 2), jnp.bfloat16)}, "array of shape"),
     ],
-    ids=["other", "more", "longer", "wider"],
+    ids=["other", "more", "less", "longer", "wider"],
 )
 def test_a_tree_of_another_structure_is_one_line(saved, like, words):
     assert_refused(saved, like, words)
