@@ -121,4 +121,5 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
         state = FedPubState(models, state.num_rounds + 1, state.proxy)
         return state, {"train_loss": loss}
 
-    return task_algorithm(task, init, round_, config)
+    algorithm = task_algorithm(task, init, round_, config)
+    return algorithm._replace(kept=lambda x: algorithm.kept(x._replace(proxy=None)))
