@@ -84,11 +84,11 @@ class Task(NamedTuple):
     round_keys: Callable[[jax.Array], Iterable[jax.Array]] = jax.random.split
     """Key of a round -> that of the cohort and its local steps, and that of the
     aggregator."""
-    scored: Callable[[Model], Model] = lambda models: models
-    """models -> the parts of them that `evaluate` and `predict` read."""
     monitor: str = "loss"
     """The metric of `evaluate` by which the best round is chosen; see
     `FederatedAlgorithm.monitor`."""
+    scored: Callable[[Model], Model] = lambda models: models
+    """models -> the parts of them that `evaluate` and `predict` read."""
 
 
 def with_extra_data(task: Task, beside: Callable[[Data], Any]) -> Task:
