@@ -22,6 +22,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import client_subgraphs, structure
 from fedjax_graph.driver import results, rounds
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS
+from fedjax_graph.models.neighbour_generator import GeneratorConfig
 from fedjax_graph.tasks.subgraphs import MODELS, SubgraphTask
 
 METHODS = (
@@ -48,6 +49,7 @@ SEES_OUTSIDE = ("fed_gcn",)  # methods whose clients know of neighbours outside
 READS_FEATURES = (*ENCODES_STRUCTURE, *SEES_OUTSIDE, "fed_sage_plus")
 """Methods that do more with features than multiply them by a first kernel."""
 OTHER_GRAPHS = ("fgssl", "ada_fgl")  # methods that change edges, or learn others
+OWN_NETWORKS = ("ada_fgl",)  # methods whose clients train some beside the model
 EMBEDS = ("moon", "fed_proto", "fgssl")
 """Methods that read what a last layer reads: of a network of that alone, features."""
 KEYS = ("accuracy", "cross_entropy")
@@ -153,7 +155,8 @@ class SubgraphStudy(SubgraphSettings):
         check_concerns(self, OF_LOCAL_STEPS, methods, own)
         hidden = [method for method in methods if _has_hidden(self._model(method))]
         check_concerns(self, ("dropout",), methods, hidden)
-        check_concerns(self, ("hidden_size",), methods, set(hidden) & set(own))
+        layered = set(own) & {*hidden, *OWN_NETWORKS}
+        check_concerns(self, ("hidden_size",), methods, layered)
         choosing = [method for method in own if method not in OWN_MODELS]
         check_concerns(self, ("model",), methods, choosing)
         stepping = having("server_optimizer", methods, registered_name)
@@ -178,7 +181,7 @@ class SubgraphStudy(SubgraphSettings):
         if method in FORGETS:
             steps = dataclasses.replace(steps, momentum=0.0)
         lasting = {"task": dataclasses.replace(task, optimizer=steps)}
-        own = self.settings_of(method, name)
+        own = self.settings_of(method, name, values)
         with contextlib.suppress(InputError):
             running.build(name, values | lasting | own)
             return values | lasting
@@ -202,8 +205,11 @@ class SubgraphStudy(SubgraphSettings):
         )
         half = max(1, self.setting("num_rounds", NUM_ROUNDS) // 2)
         own_values: dict[str, dict[str, Any]] = {
-            "ada_fgl": {"federated_rounds": half},
-            "fed_sage_plus": {"generator_rounds": min(GENERATOR_ROUNDS, half)},
+            "ada_fgl": {"federated_rounds": half, "hidden_size": self.hidden_size},
+            "fed_sage_plus": {
+                "generator_rounds": min(GENERATOR_ROUNDS, half),
+                "generator": GeneratorConfig(hidden_size=self.hidden_size),
+            },
             "graphfl": {"first_order": steps.name not in ("sgd", "nesterov")},
         }
         values = self.trust_values() | own_values.get(method, {})
@@ -219,8 +225,8 @@ class SubgraphStudy(SubgraphSettings):
         """All settings of a method; a prolonged run keeps the rounds of its phases."""
         before = running.saved_config(workdir, method)
         begun = {key: before[key] for key in OF_PHASES if key in before}
-        own = self.settings_of(method, registered_name(method))
-        return self.method_values(method, problem) | begun | own
+        values = self.method_values(method, problem) | begun
+        return values | self.settings_of(method, registered_name(method), values)
 
     def _multiplies_features(self, method: str) -> bool:
         """Whether features are read by a first product alone, and so may be sparse."""
@@ -255,8 +261,8 @@ class SubgraphStudy(SubgraphSettings):
         chunk = running.clients_per_chunk(self, workdir, method)
         cohort = clients.cohort_size(num_clients, self.participation)
         values = self._values(method, problem, workdir)
-        own = self.settings_of(method, registered_name(method))
-        planned = self.method_values(method, problem) | own
+        planned = self.method_values(method, problem)
+        planned |= self.settings_of(method, registered_name(method))
         for key in OF_PHASES:
             if key in saved and values[key] != planned[key]:
                 print(f"note: {method} goes on with {key}={values[key]}, as it began")

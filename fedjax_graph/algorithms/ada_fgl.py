@@ -7,7 +7,7 @@ and the client trains the networks of `models.adaptive_propagation`, which has E
 5. Then Eq. 4 is scored. All clients get the global model once more before the later
 rounds, in which nothing crosses. Differences from the paper: what it leaves open is
 OpenFGL's (Eq. 3 compares logits with P, Eq. 4 takes a softmax of P; a step a round,
-moments last); a client that has no training node is scored by the global model.
+moments last); who has not trained its networks yet is scored by the global model.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class AdaFGLState(NamedTuple):
     """Holds the global model and each client's own networks."""
 
     server: FederatedState  # of FedAvg
-    models: Any  # {"params", "opt_state"} of the networks, leaves [K, ...]
+    models: Any  # {"params", "opt_state", "num_steps"} of networks, leaves [K, ...]
     homophily: jax.Array  # [K], w
 
 
@@ -74,7 +74,8 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         rows, keys = data.by_client(), clients.client_keys(halves_key, data.client_ids)
         known = jnp.zeros((rows.labels.shape[1], settings.num_classes))
         params = module.init(params_key, *inputs(first_row(rows), known))["params"]
-        one = {"params": params, "opt_state": optimizer.init(params)}
+        opt_state = optimizer.init(params)
+        one = {"params": params, "opt_state": opt_state, "num_steps": jnp.int32(0)}
         models = jax.tree.map(lambda x: jnp.stack([x] * len(keys)), one)
 
         def measure(own, key):
@@ -87,24 +88,23 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
     def loss(params, key, own, known):  # Eq. 3
         args = {"params": params}, *inputs(own, known), True
         found = module.apply(*args, rngs={"dropout": key})
-        labels = own.labels, own.is_trained
-        entropies = [subgraphs.cross_entropy(x, *labels) for x in found]
-        return sum(entropies) + adaptive.distance(found, known, own.is_real)
+        terms = [subgraphs.cross_entropy(x, own.labels, own.is_trained) for x in found]
+        return sum(terms) + adaptive.distance(found, known, own.is_real)
 
     def step(model, client_data, key, *_):
         one = optimizer_step(lambda *args: loss(*args, *client_data), optimizer)
         (params, opt_state), value = one((model["params"], model["opt_state"]), key)
-        return {"params": params, "opt_state": opt_state}, value
+        own = {"params": params, "opt_state": opt_state}
+        return own | {"num_steps": model["num_steps"] + 1}, value
 
     def together(state, data, key):
         server, metrics = averaging.round(state.server, data, key)
         return state._replace(server=server), metrics
 
     def alone(state, data, key):
-        server = state.server
-        run = task_round(config, beside(server.models), step, aggregation.none)
+        run = task_round(config, beside(state.server.models), step, aggregation.none)
         models, loss = run(state.models, data, task.round_keys(key)[0])
-        server = server._replace(num_rounds=server.num_rounds + 1)
+        server = state.server._replace(num_rounds=state.server.num_rounds + 1)
         return state._replace(server=server, models=models), {"train_loss": loss}
 
     def download(state, data):
@@ -124,7 +124,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         client_data = beside(state.server.models).client_data(data)
         mapped = clients.map_clients(one, clients.eval_clients_per_chunk())
         own = mapped(state.models["params"], client_data, state.homophily)
-        is_trained = data.client_weights[:, None, None] > 0
+        is_trained = state.models["num_steps"][:, None, None] > 0
         return jnp.where(is_trained, own, shared_logits(state, data))
 
     def logits(state, data):

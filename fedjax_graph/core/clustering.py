@@ -13,20 +13,21 @@ def warped_distances(sequences: jax.Array) -> jax.Array:
     Recognition", 1978: the root of the least sum of squared differences along a path
     that goes on in one sequence or in both.
     """
-    length = sequences.shape[1]
+    infinity = jnp.full(1, jnp.inf, sequences.dtype)
+
+    def place(left, ways):  # of the table of least sums
+        cost, above, corner = ways
+        least = cost + jnp.minimum(jnp.minimum(above, corner), left)
+        return least, least
+
+    def row(before, costs):
+        _, sums = jax.lax.scan(place, infinity[0], (costs, before[1:], before[:-1]))
+        return jnp.append(infinity, sums), None
 
     def distance(one, other):
         costs = (one[:, None] - other[None]) ** 2
-        before = [jnp.inf] * length  # least sums that end in the row before
-        for i in range(length):
-            row = []
-            for j in range(length):
-                ways = [before[j], before[j - 1] if j else jnp.inf]
-                ways += [row[-1] if j else jnp.inf]
-                best = jnp.min(jnp.stack(ways)) if i or j else 0.0
-                row.append(costs[i, j] + best)
-            before = row
-        return jnp.sqrt(before[-1])
+        start = jnp.append(jnp.zeros_like(infinity), jnp.full_like(one, jnp.inf))
+        return jnp.sqrt(jax.lax.scan(row, start, costs)[0][-1])
 
     return jax.vmap(lambda one: jax.vmap(lambda x: distance(one, x))(sequences))(
         sequences

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jraph
 import optax
 
-from fedjax_graph.core import clients
+from fedjax_graph.core import arrays, clients
 from fedjax_graph.core.algorithm import Metrics
 from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
@@ -109,7 +109,7 @@ class SubgraphTask(Checked):
 
         return Task(
             init=lambda key: init(module, self.num_features, key),
-            client_data=SubgraphData.by_client,
+            client_data=partial(fitting_rows, self),
             update=client_update(train_loss, embed, self),
             evaluate=evaluate_subgraphs(module, self.fitness),
             predict=predict_subgraphs(module),
@@ -204,6 +204,18 @@ def init(module: SubgraphModel, num_features: int, key: jax.Array) -> Model:
     graph = empty_graph(num_features)._replace(edges=jnp.zeros(0))
     drawn = module.init(key, graph)
     return {"batch_stats": {}} | drawn
+
+
+def fitting_rows(task: SubgraphTask, data: SubgraphData) -> SubgraphData:
+    """The rows of the clients, of data that the task is for.
+
+    Raises:
+      InputError: if they have another number of features, or labels that are no whole
+        numbers or, where they are known, no classes of the task.
+    """
+    arrays.check_shape("features", data.features, (None, None, task.num_features))
+    arrays.check_indices("labels", data.labels, task.num_classes, "num_classes")
+    return data.by_client()
 
 
 def as_graph(client_data: SubgraphData) -> jraph.GraphsTuple:

@@ -285,17 +285,19 @@ def adaptive(data, quick_jit):
 def test_ada_fgl_scores_the_common_model_until_clients_train_alone(
     adaptive, data, quick_jit
 ):
-    method, _, states = adaptive
+    method, step, states = adaptive
     common = get_method("fed_avg").factory(make_config("fed_avg", {"task": TASK}))
     expected = quick_jit(common.predict)(states[0].server, data)
     predict = quick_jit(method.predict)
     found = [predict(state, data) for state in states[:2]]
     npt.assert_allclose(found[0], expected, rtol=1e-5)
     assert np.abs(found[1] - expected).max() > 0.01
-    idle = data._replace(client_weights=data.client_weights.at[1].set(0))
-    of_idle = predict(states[1], idle)  # nothing has trained client 1's networks
-    npt.assert_allclose(of_idle[1], expected[1], rtol=1e-5)
-    npt.assert_array_equal(of_idle[2:], found[1][2:])
+    without = data._replace(client_weights=data.client_weights.at[1].set(0))
+    state, _ = step(states[0], without, jax.random.key(1))  # as if it was not sampled
+    of_later = predict(state, data)
+    npt.assert_allclose(of_later[1], expected[1], rtol=1e-5)
+    npt.assert_array_equal(of_later[2:], found[1][2:])
+    npt.assert_array_equal(state.models["num_steps"], [1, 0, 1, 1, 1])
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])

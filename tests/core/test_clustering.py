@@ -30,17 +30,18 @@ def test_a_cut_loses_as_little_as_networkx_finds(seed):
     npt.assert_allclose(weights[side][:, is_member & ~side].sum(), least, rtol=1e-5)
 
 
-def test_warped_distances_are_those_of_a_loop():
-    rows = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+@pytest.mark.parametrize("length", [1, 5, 100])
+def test_warped_distances_are_those_of_a_loop(length):
+    rows = np.random.default_rng(0).normal(size=(4, length)).astype(np.float32)
 
     def distance(one, other):
-        sums = np.full((6, 6), np.inf)
+        sums = np.full((length + 1, length + 1), np.inf)
         sums[0, 0] = 0
-        for i in range(5):
-            for j in range(5):
+        for i in range(length):
+            for j in range(length):
                 least = min(sums[i, j], sums[i, j + 1], sums[i + 1, j])
                 sums[i + 1, j + 1] = (one[i] - other[j]) ** 2 + least
-        return sums[5, 5] ** 0.5
+        return sums[-1, -1] ** 0.5
 
     expected = [[distance(one, other) for other in rows] for one in rows]
     npt.assert_allclose(clustering.warped_distances(rows), expected, rtol=1e-5)

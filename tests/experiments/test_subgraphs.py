@@ -118,6 +118,26 @@ def test_a_network_without_hidden_units_is_built_too(model, size, default_proble
     running.build("fed_avg", values | {"clients_per_chunk": 1})
 
 
+def test_networks_that_methods_bring_have_as_many_units_too(default_problem):
+    settings = ("fed_sage_plus.generator.latent_size=7",)
+    study = SubgraphStudy(
+        methods=("ada_fgl", "fed_sage_plus"), hidden_size=12, method_settings=settings
+    )
+    path = pathlib.Path("no-run")
+    config, _ = running.build(
+        "ada_fgl", study._values("ada_fgl", default_problem, path)
+    )
+    assert config.hidden_size == 12
+    values = study._values("fed_sage_plus", default_problem, path)
+    generator = running.build("fed_sage_plus", values)[0].generator
+    assert (generator.hidden_size, generator.latent_size) == (12, 7)
+
+
+def test_the_size_of_ada_fgls_networks_matters_beside_a_network_without_units():
+    study = SubgraphStudy(methods=("ada_fgl",), model="sgc", hidden_size=32)
+    assert study.chosen_methods() == ["ada_fgl"]
+
+
 def test_a_fixed_network_steps_as_the_options_say(default_problem):
     study = SubgraphStudy(learning_rate=0.05, weight_decay=0.001)
     found = study.method_values("gcn", default_problem)["server_optimizer"]

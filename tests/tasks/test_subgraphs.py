@@ -1,5 +1,6 @@
 """Classification of whole subgraphs against dense algebra with gradients by hand."""
 
+import dataclasses
 import functools
 import types
 
@@ -404,3 +405,22 @@ def test_where_no_node_is_scored_there_are_no_scores(fitness):
     data = types.SimpleNamespace(is_scored=jnp.zeros((3, 4)))
     args = jnp.ones(3), jnp.zeros(3), data, fitness
     assert all(np.isnan(x) for x in tasks.federated_scores(*args).values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"num_features": NUM_FEATURES + 1}, r"features has shape .*, any, 7\)"),
+        ({"num_classes": NUM_CLASSES - 1}, "labels has .* of num_classes"),
+    ],
+)
+def test_data_of_another_task_are_refused(splits, changes, match):
+    task = dataclasses.replace(SubgraphTask(NUM_FEATURES, NUM_CLASSES), **changes)
+    with pytest.raises(InputError, match=match):
+        task.build().client_data(splits["train"])
+
+
+def test_labels_that_are_no_whole_numbers_are_refused_where_they_are_traced(splits):
+    data = splits["train"]._replace(labels=splits["train"].labels + 0.5)
+    with pytest.raises(InputError, match="labels has type float32"):
+        jax.eval_shape(make_task().client_data, data)

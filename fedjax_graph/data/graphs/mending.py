@@ -3,6 +3,7 @@
 Functions are of ONE client's padded `SubgraphData` where nothing else is said.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -16,8 +17,8 @@ from fedjax_graph.data.graphs.client_subgraphs import SubgraphData, dense_featur
 class Neighbours(NamedTuple):
     """Holds neighbours that nodes are thought to have lost, P places for each."""
 
-    counts: jax.Array  # [N] float32, how many of the places are filled, rounded down
-    features: jax.Array  # [N, P, F] float32
+    counts: jax.Array  # [N] floats, how many of the places are filled, rounded down
+    features: jax.Array  # [N, P, F]
 
 
 def nothing_found(data: SubgraphData, num_places: int) -> Neighbours:
@@ -26,8 +27,10 @@ def nothing_found(data: SubgraphData, num_places: int) -> Neighbours:
     Raises:
       InputError: if their features are sparse.
     """
-    *nodes, width = dense_features(data).shape
-    return Neighbours(jnp.zeros(nodes), jnp.zeros((*nodes, num_places, width)))
+    features = dense_features(data)
+    *nodes, width = features.shape
+    zeros = functools.partial(jnp.zeros, dtype=features.dtype)
+    return Neighbours(zeros(nodes), zeros((*nodes, num_places, width)))
 
 
 def draw_hidden(key: jax.Array, candidates: jax.Array, share: float) -> jax.Array:

@@ -119,6 +119,11 @@ def label_dirichlet(problem: Problem, config: PartitionConfig) -> Owned:
     labels, num_clients = problem.labels, problem.num_clients
     if labels is None:
         raise InputError("partition 'label_dirichlet' needs the labels of the nodes")
+    if num_clients * config.least_nodes > len(labels):
+        raise InputError(
+            f"least_nodes = {config.least_nodes}: {num_clients} clients cannot have so "
+            f"many of {len(labels)} nodes; use a smaller number, or fewer clients"
+        )
     mean, random = len(labels) / num_clients, problem.random
     for _ in range(MOST_DRAWS):
         part_of, sizes = np.empty(len(labels), np.int64), np.zeros(num_clients)

@@ -130,6 +130,13 @@ def test_neighbours_of_others_are_drawn_where_there_are_some(train, own):
         assert any({tuple(x) for x in row} <= options for options in near)
 
 
+def test_what_was_not_found_has_the_type_of_what_may_be(train):
+    """A branch finds some and another none: of float64, as of all others."""
+    short = train._replace(features=train.features.astype(jnp.float16))
+    made = mending.nothing_found(short, PLACES)
+    assert made.counts.dtype == made.features.dtype == jnp.float16
+
+
 def test_neighbours_at_each_other_client_are_drawn_apart(train, own):
     """By a key of the other client's number, which has no other use."""
     made = mending.nothing_found(train, PLACES)

@@ -103,6 +103,14 @@ def test_draws_that_leave_too_few_nodes_are_refused():
         subgraphs.parts(graph(101)[0], CLIENTS, 0, "label_dirichlet", 0, labels, config)
 
 
+def test_more_nodes_than_there_are_for_all_are_refused_before_a_draw():
+    """Whatever the concentration: so its message says nothing of that."""
+    config, labels = PartitionConfig(least_nodes=5), np.zeros(29, np.int64)
+    words = "6 clients cannot have so many of 29 nodes"
+    with pytest.raises(InputError, match=f"least_nodes = 5: {words}"):
+        subgraphs.parts(graph(29)[0], 6, 0, "label_dirichlet", 0, labels, config)
+
+
 # --- Splits within clients ------------------------------------------------------------
 
 
