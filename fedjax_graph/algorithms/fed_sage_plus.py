@@ -19,32 +19,31 @@ are those of this list, v training nodes; half of the validation nodes are hidde
 
 For Eq. 3 clients send their generators and encodings to all others in each step, and
 get gradients of both back: so the ledger counts the rounds of generators, padding too.
-Differences from the paper: the task's classifier reads all neighbours. In OpenFGL 1.1.0
-edges lead from nodes to generated neighbours only, which so change nothing; classifiers
-begin as the mean of those of Eq. 4, and count alike.
+Differences from the paper: the task's classifier reads all neighbours; who was in no
+round of generators mends with its first one. In OpenFGL 1.1.0 edges lead from nodes to
+generated neighbours only, which so change nothing; classifiers begin as the mean of
+those of Eq. 4, and count alike.
 """
 
 import dataclasses
 import functools
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from fedjax_graph.algorithms.fed_avg import FedAvgConfig
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core import (
     aggregation,
     channel,
     client_rows,
     client_state,
     clients,
-    federated,
     trees,
 )
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.client_memory import ClientMemoryState
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.server_optimizer import server_step
+from fedjax_graph.core.federated import FederatedState, task_round
 from fedjax_graph.core.task import with_extra_data
 from fedjax_graph.data.graphs import mending
 from fedjax_graph.models import neighbour_generator as nets
@@ -62,12 +61,18 @@ class FedSagePlusConfig(FedAvgConfig):
     generator: GeneratorConfig = GeneratorConfig()
 
 
+class FedSagePlusState(NamedTuple):
+    """Holds the global classifier, and what clients keep."""
+
+    server: FederatedState  # of FedAvg
+    memories: Any  # {"models": of Eq. 4, "hidden", "found"}, leaves [K, ...]
+
+
 def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
     """Factory of FedSage+ on the task `subgraphs`; `InputError` for another."""
     sent = "fed_sage_plus's clients send generators and encodings besides"
     channel.refuse(config, sent, "privacy", "secure_aggregation")
-    task = client_state.build_stateless(config.task, "fed_sage_plus")
-    server = server_step(config.server_optimizer)
+    task, averaging = client_state.build_task(config.task), fed_avg(config)
     train_loss, update_by = task.train_loss, task.update_by
     if not isinstance(config.task, SubgraphTask) or not (train_loss and update_by):
         raise InputError(f"fed_sage_plus: task {config.task.kind!r} has no subgraphs")
@@ -75,76 +80,66 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
     loss = generator_loss(config.participation, task, train_loss, net)
     generator_update = update_by(loss)
 
-    def train_generator(weights, client_data, key, data, num_rounds):
-        start = {"params": weights, "batch_stats": {}}
-        result = generator_update(start, client_data, key, data, None, num_rounds)
-        return result.model["params"], result.loss
-
-    def train_classifier(model, client_data, key, data, num_rounds):
-        mended = mending.fill(*client_data)
-        return federated.plain_update(task, model, mended, key, data, num_rounds)
+    def update(model, client_data, key, data, num_rounds):
+        result = generator_update(model, client_data, key, data, None, num_rounds)
+        return result.model, result.loss
 
     def init(key, data):
         keys, ids = jax.random.split(key, 3), data.client_ids
-        model, draws = task.init(keys[0]), clients.client_keys(keys[2], ids)
-        first = {"generator": nets.init(net, keys[1]), "classifier": model["params"]}
-        models, first = trees.one_row((model, first))
+        server, draws = averaging.init(keys[0], data), clients.client_keys(keys[2], ids)
+        classifier = client_rows.first_row(server.models)["params"]
+        params = {"generator": nets.init(net, keys[1]), "classifier": classifier}
+        model = {"params": params, "batch_stats": {}}
+        model |= client_state.first_opt_state(config.task, params)
         draw = clients.map_clients(mending.draw_hidden)
         memories = {
-            "weights": aggregation.broadcast(first, len(ids)),
+            "models": aggregation.broadcast(trees.one_row(model), len(ids)),
             "hidden": draw(draws, data.is_scored, shared=(config.hidden_share,)),
             "found": mending.nothing_found(data, net.num_places),
         }
-        return ClientMemoryState(models, jnp.int32(0), server.init(models), memories)
-
-    def train(update, aggregate, start, beside, state, data, key):
-        view = with_extra_data(task, lambda data: beside)
-        run = federated.task_round(config, view, update, aggregate)
-        return run(start, data, key, state.num_rounds)
+        return FedSagePlusState(server, memories)
 
     def generate(state, data, key):
         train_key, other_key = task.round_keys(key)
-        none, own = aggregation.none, state.memories
-        args = train_generator, none, own["weights"], own["hidden"], state
-        weights, loss = train(*args, client_rows.whole(data), train_key)  # for Eq. 3
+        own, num_rounds = state.memories, state.server.num_rounds
+        view = with_extra_data(task, lambda data: own["hidden"])
+        run = task_round(config, view, update, aggregation.none)
+        whole = client_rows.whole(data)  # for Eq. 3
+        models, loss = run(own["models"], whole, train_key, num_rounds)
         keys = clients.client_keys(other_key, data.client_ids)
         find = functools.partial(find_neighbours, net)
-        args = weights, task.client_data(data), own["hidden"], keys
+        args = models["params"], task.client_data(data), own["hidden"], keys
         found = jax.lax.cond(
-            state.num_rounds == config.generator_rounds - 1,
+            num_rounds == config.generator_rounds - 1,
             lambda: clients.map_clients(find, config.clients_per_chunk)(*args),
             lambda: own["found"],
         )
-        after = own | {"weights": weights, "found": found}
-        state = state._replace(memories=after, num_rounds=state.num_rounds + 1)
-        return state, {"train_loss": loss}
+        server = state.server._replace(num_rounds=num_rounds + 1)
+        after = own | {"models": models, "found": found}
+        return FedSagePlusState(server, after), {"train_loss": loss}
+
+    def mended(state, data):
+        fill = clients.map_clients(mending.fill, clients.eval_clients_per_chunk())
+        rows = fill(task.client_data(data), state.memories["found"])
+        return state.server, rows
 
     def classify(state, data, key):
-        train_key, other_key = task.round_keys(key)
-        average = config.make_aggregator(state, data, other_key)
-        args = train_classifier, average, state.models, state.memories["found"]
-        models, loss = train(*args, state, data, train_key)
-        aggregation.check_common(models, "fed_sage_plus")
-        state = server.step(state, models, loss)
-        return state._replace(num_rounds=state.num_rounds + 1), {"train_loss": loss}
+        server, metrics = averaging.round(*mended(state, data), key)
+        return state._replace(server=server), metrics
 
     phases = Phase(1, generate), Phase(config.generator_rounds + 1, classify)
     phases = phases if config.generator_rounds else phases[1:]
 
-    def mended(state, data):
-        fill = clients.map_clients(mending.fill, clients.eval_clients_per_chunk())
-        return state.models, fill(task.client_data(data), state.memories["found"])
-
     return FederatedAlgorithm(
         init=init,
-        round=by_phase(phases, lambda state: state.num_rounds),
-        evaluate=lambda state, d: task.evaluate(*mended(state, d)),
-        predict=lambda s, d: task.predict(*mended(s, d))[:, : d.labels.shape[1]],
+        round=by_phase(phases, lambda state: state.server.num_rounds),
+        evaluate=lambda state, data: averaging.evaluate(*mended(state, data)),
+        predict=lambda s, d: averaging.predict(*mended(s, d))[:, : d.labels.shape[1]],
         monitor=task.monitor,
         reads_all_clients=True,
         participation=config.participation,
         phases=phases,
-        kept=lambda state: trees.without_opt_state(
-            state._replace(memories={"found": state.memories["found"]})
+        kept=lambda state: FedSagePlusState(
+            averaging.kept(state.server), {"found": state.memories["found"]}
         ),
     )

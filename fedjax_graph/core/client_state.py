@@ -118,7 +118,7 @@ class StatefulOptimizerTask:
 
         def init(key):
             model = task.init(key)
-            return model | {OPT_STATE: optimizer.init(model["params"])}
+            return model | first_opt_state(self.task, model["params"])
 
         def keeping(update):
             def run(start, client_data, key, data, adjust, num_rounds, term=None):
@@ -208,6 +208,22 @@ def _begun_anew(config: TaskConfig) -> Task:
     if isinstance(optimizer, OptimizerConfig):  # a task of one's own may have another
         optimizer.check_begun_anew()
     return config.build()
+
+
+def first_opt_state(config: TaskConfig, params: Any) -> Model:
+    """A model's part of what clients' optimizers have gathered, before a first step.
+
+    Args:
+      config: of a task.
+      params: that its local steps train, of any shape.
+
+    Returns:
+      {`OPT_STATE`: a state}; {} where optimizers begin anew each round.
+    """
+    if not is_stateful(config):
+        return {}
+    going_on = dataclasses.replace(config.optimizer, stateful=False)
+    return {OPT_STATE: going_on.build().init(params)}
 
 
 def is_stateful(config: TaskConfig) -> bool:

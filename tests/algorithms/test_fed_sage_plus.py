@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.algorithms.fed_sage_plus import FedSagePlusConfig, fed_sage_plus
+from fedjax_graph.core.client_state import OPT_STATE
 from fedjax_graph.core.communication import bytes_per_round
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
@@ -58,7 +59,7 @@ def test_generators_are_trained_first_and_then_classifiers(train, quick_jit):
     config = FedSagePlusConfig(TASK, generator=GENERATOR, generator_rounds=2)
     algorithm = fed_sage_plus(config)
     states, round_ = [algorithm.init(KEY, train)], quick_jit(algorithm.round)
-    find_some(states[0].memories["weights"])
+    find_some(states[0].memories["models"]["params"])
     for key in jax.random.split(KEY, 4):
         states.append(round_(states[-1], train, key)[0])
 
@@ -69,8 +70,8 @@ def test_generators_are_trained_first_and_then_classifiers(train, quick_jit):
             for pair in zip(trees, trees[1:], strict=False)
         ]
 
-    assert changes(lambda s: s.models) == [False, False, True, True]
-    assert changes(lambda s: s.memories["weights"]) == [True, True, False, False]
+    assert changes(lambda s: s.server.models) == [False, False, True, True]
+    assert changes(lambda s: s.memories["models"]) == [True, True, False, False]
     assert changes(lambda s: s.memories["found"].features) == [
         False,
         True,
@@ -93,13 +94,12 @@ def test_without_generators_it_is_fed_avg_up_to_rounding(train, quick_jit):
     assert [phase.first_round for phase in ours.phases] == [1]
     plain = fed_avg(FedAvgConfig(TASK))
     start = plain.init(KEY, train)
-    state = ours.init(KEY, train)._replace(models=start.models)
+    state = ours.init(KEY, train)._replace(server=start)
     after = quick_jit(ours.round)(state, train, KEY)[0]
     expected = quick_jit(plain.round)(start, train, KEY)[0]
-    for tree, other in ((after, expected), (state, start)):
-        jax.tree.map(
-            lambda x, y: npt.assert_allclose(x, y, atol=1e-6), tree.models, other.models
-        )
+    jax.tree.map(
+        lambda x, y: npt.assert_allclose(x, y, atol=1e-6), after.server, expected
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +116,13 @@ def test_classifiers_are_trained_and_scored_on_mended_graphs(train, found, quick
     config = FedSagePlusConfig(TASK, generator=GENERATOR, generator_rounds=1)
     ours, plain = fed_sage_plus(config), fed_avg(FedAvgConfig(TASK))
     mended = jax.vmap(mending.fill)(train.by_client(), found)
-    state, rounds = ours.init(KEY, train), {"num_rounds": jnp.int32(1)}
-    start = plain.init(KEY, mended)._replace(models=state.models, **rounds)
-    state = state._replace(memories=state.memories | {"found": found}, **rounds)
+    state = ours.init(KEY, train)
+    start = state.server._replace(num_rounds=jnp.int32(1))
+    memories = state.memories | {"found": found}
+    state = state._replace(server=start, memories=memories)
     after = quick_jit(ours.phases[-1].round)(state, train, KEY)[0]
     expected = quick_jit(plain.round)(start, mended, KEY)[0]
-    assert_close(after.models, expected.models)
+    assert_close(after.server, expected)
     pairs = (ours, after, train), (plain, expected, mended)
     assert_close(*(quick_jit(x.evaluate)(*args) for x, *args in pairs))
     outputs, wanted = (quick_jit(x.predict)(*args) for x, *args in pairs)
@@ -133,8 +134,8 @@ def test_neighbours_are_found_on_the_graph_that_hides_some(train, quick_jit):
     config = FedSagePlusConfig(TASK, generator=GENERATOR)
     net = GENERATOR.build(NUM_FEATURES)
     find = quick_jit(functools.partial(module.find_neighbours, net))
-    weights = fed_sage_plus(config).init(KEY, train).memories["weights"]
-    weights, own = jax.tree.map(lambda x: x[0], (weights, train))
+    models = fed_sage_plus(config).init(KEY, train).memories["models"]
+    weights, own = jax.tree.map(lambda x: x[0], (models["params"], train))
     find_some(weights)
     sender, receiver = own.senders[0], own.receivers[0]
     hidden = jnp.zeros(MOST_NODES).at[sender].set(1)
@@ -164,7 +165,7 @@ def test_the_encoder_of_a_generator_drops_units_in_training(
         module.generator_loss(1.0, config.task.build(), no_classifier, net)
     )
     own, weights, hidden = jax.tree.map(
-        lambda x: x[0], (train, memories["weights"], memories["hidden"])
+        lambda x: x[0], (train, memories["models"]["params"], memories["hidden"])
     )
     find_some(weights)
     losses = [
@@ -172,6 +173,32 @@ def test_the_encoder_of_a_generator_drops_units_in_training(
         for seed in (0, 0, 1)
     ]
     assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize("rounds", [2, 0])
+def test_moments_go_on_in_either_phase(train, quick_jit, rounds):
+    """The second step of a momentum goes on with 0.9 of the first, if it is kept."""
+    heavy = OptimizerConfig("sgd", 0.1, momentum=0.9, stateful=True)
+    task = dataclasses.replace(TASK, local_steps=1, optimizer=heavy)
+    config = FedSagePlusConfig(task, generator=GENERATOR, generator_rounds=rounds)
+    algorithm = fed_sage_plus(config)
+
+    def parts(state):
+        return state.memories["models"] if rounds else state.server.models
+
+    before, round_ = algorithm.init(KEY, train), quick_jit(algorithm.phases[0].round)
+    one, _ = round_(before, train, KEY)
+    two, _ = round_(one, train, KEY)
+    forgets = parts(one) | {OPT_STATE: parts(before)[OPT_STATE]}
+    if rounds:
+        anew = one._replace(memories=one.memories | {"models": forgets})
+    else:
+        anew = one._replace(server=one.server._replace(models=forgets))
+    alone, _ = round_(anew, train, KEY)
+    params = [parts(x)["params"] for x in (before, one, alone, two)]
+    expected = jax.tree.map(lambda a, b, c: c + 0.9 * (b - a), *params[:3])
+    assert_close(params[3], expected)
+    assert max(np.abs(x).max() for x in jax.tree.leaves(parts(one)[OPT_STATE])) > 0
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
@@ -189,10 +216,10 @@ def test_the_server_steps_as_told(train, quick_jit):
     ]
     starts = [algorithm.init(KEY, train) for algorithm in algorithms]
     whole, half = (
-        quick_jit(algorithm.round)(start, train, KEY)[0].models["params"]
+        quick_jit(algorithm.round)(start, train, KEY)[0].server.models["params"]
         for algorithm, start in zip(algorithms, starts, strict=True)
     )
-    first = starts[0].models["params"]
+    first = starts[0].server.models["params"]
     assert_close(half, jax.tree.map(lambda x, y: (x + y) / 2, first, whole))
 
 
@@ -209,7 +236,7 @@ def test_the_ledger_counts_generators_or_classifiers(train):
     algorithm = fed_sage_plus(FedSagePlusConfig(TASK, generator=GENERATOR))
     state = jax.eval_shape(algorithm.init, KEY, train)
     early, later = cost(1.0)
-    assert later.up == later.down == 4 * NUM_CLIENTS * sizes_of(state.models)
+    assert later.up == later.down == 4 * NUM_CLIENTS * sizes_of(state.server.models)
     generator, encodings = 0, MOST_NODES * LATENT
     for wide, narrow in ((LATENT, 4), SIZES, (5, PLACES * NUM_FEATURES)):
         generator += (wide + 1) * narrow

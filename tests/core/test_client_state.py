@@ -290,7 +290,7 @@ def test_what_reads_models_reads_no_optimizers(quick_jit, name):
     assert np.isfinite(ends[0][-1]["loss"])
 
 
-@pytest.mark.parametrize("name", ["fed_sage_plus", "fed_sgd", "graphfl"])
+@pytest.mark.parametrize("name", ["fed_sgd", "graphfl"])
 def test_a_method_that_would_lose_the_state_refuses(name):
     train = problems.Subgraphs().train
     optimizer = {"name": "adam", "stateful": True}

@@ -26,8 +26,6 @@ from fedjax_graph.core.spread_rows import SpreadRows
 from fedjax_graph.data.graphs import client_subgraphs
 from tests import tables
 
-RESTARTS = ("fed_sage_plus",)
-"""Methods that keep no state of their clients' optimizers, which so begin anew."""
 SMALL = {"num_rounds": 2, "num_clients": 3}
 PLUGIN = """
 import flax.linen as nn
@@ -186,18 +184,13 @@ def test_clients_moments_go_on_where_a_method_can_keep_them(method, default_prob
     study, anew = SubgraphStudy(), SubgraphStudy(client_optimizer="adam")
     values = study.method_values(method, default_problem)
     steps = values["task"].optimizer
-    assert steps.stateful == (method not in (*NETWORKS, *RESTARTS))
+    assert steps.stateful == (method not in NETWORKS)
     forgets = method in ("fed_avg_m", "fed_dc")
     assert steps.momentum == (0 if forgets else None)
     assert dataclasses.replace(steps, stateful=False, momentum=None) == (
         anew.method_values(method, default_problem)["task"].optimizer
     )
     running.build(registered_name(method), values | {"clients_per_chunk": 1})
-    if method in RESTARTS:
-        keeping = dataclasses.replace(steps, stateful=True)
-        values["task"] = dataclasses.replace(values["task"], optimizer=keeping)
-        with pytest.raises(InputError, match="stateful=True: only clients of methods"):
-            running.build(method, values | {"clients_per_chunk": 1})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
