@@ -148,7 +148,7 @@ def _advance_seeds(
 
     splits = (train, validation)
     seed_states, metrics = map_seeds(
-        one, seed_states, splits, is_drawn, seeds_per_chunk
+        one, seed_states, splits, is_drawn, seeds_per_chunk, in_place=True
     )
     seed_states = mesh.spread(seed_states, clients.count(train), axis=1)
     is_stopped = rounds_waited(algorithm, seed_states) >= patience

@@ -31,6 +31,7 @@ def map_seeds(
     splits: tuple[Data, ...],
     is_drawn: Callable[[tuple[Any, ...]], bool] = no_leaf,
     seeds_per_chunk: int | None = 1,
+    in_place: bool = False,
 ) -> Any:
     """Calls `fn(own, *splits)` for each seed, with what it has of its own.
 
@@ -39,14 +40,14 @@ def map_seeds(
       own: pytree of [seeds, ...].
       splits: see `RunConfig.is_drawn`.
       is_drawn: likewise.
-      seeds_per_chunk: see `clients.map_axis`.
+      seeds_per_chunk, in_place: see `clients.map_axis`.
     """
     common, drawn = trees.partition(splits, lambda path: is_drawn(path[1:]))
 
     def one(own, drawn):
         return fn(own, *trees.combine(common, drawn))
 
-    return clients.map_axis(one, seeds_per_chunk)(own, drawn)
+    return clients.map_axis(one, seeds_per_chunk, in_place)(own, drawn)
 
 
 def of_seed(data: Data, index: int, is_drawn=no_leaf) -> Data:
