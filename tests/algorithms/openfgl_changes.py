@@ -29,6 +29,17 @@ def with_scipys_product() -> None:
     op.csr_sparse_dense_matmul = lambda adjacency, x: adjacency @ x
 
 
+def with_unlabelled_nodes() -> None:
+    """AdaFGL fails where a label is missing, -1; such nodes begin as those to guess."""
+    from openfgl.flcore.adafgl import label_propagation_models
+
+    def one_hot(labels, num_classes):
+        of_known = functional.one_hot(labels.clamp(min=0), num_classes).float()
+        return torch.where(labels[:, None] < 0, 1 / num_classes, of_known)
+
+    label_propagation_models.F = types.SimpleNamespace(one_hot=one_hot)
+
+
 def with_network(make: Callable[[], torch.nn.Module]) -> None:
     """GCFL+'s own network pools whole graphs, so its clients train another."""
     from openfgl.flcore.gcfl_plus import client, server

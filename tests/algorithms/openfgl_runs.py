@@ -140,6 +140,7 @@ def change(method: str, data) -> None:
         openfgl_changes.without_torch_scatter()
     elif method == "ada_fgl":
         openfgl_changes.with_scipys_product()
+        openfgl_changes.with_unlabelled_nodes()
     elif method == "gcfl_plus":
         openfgl_changes.with_network(network)
 
