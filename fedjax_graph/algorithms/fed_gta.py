@@ -32,6 +32,7 @@ from fedjax_graph.core import (
     aggregation,
     channel,
     client_rows,
+    client_state,
     clients,
     communication,
     misbehaviour,
@@ -39,7 +40,7 @@ from fedjax_graph.core import (
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.client_state import LocalModelTask, Score, aggregated, is_local
+from fedjax_graph.core.client_state import Score, aggregated, is_local
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.models import normalization
 from fedjax_graph.tasks.subgraphs import structure_of
@@ -68,9 +69,7 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
     besides = "fed_gta's clients send confidences and moments besides their models"
     channel.refuse(config, besides, "privacy", "secure_aggregation")
     task, logits = logits_task(config.task, "fed_gta")
-    if config.score == "local":
-        keeping = LocalModelTask(config.task, config.score)
-        config = dataclasses.replace(config, task=keeping)
+    config = client_state.scored(config)
 
     def aggregator(state, data, key):
         del state, key

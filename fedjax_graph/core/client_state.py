@@ -79,6 +79,13 @@ class LocalModelTask:
         )
 
 
+def scored(config: Any) -> Any:
+    """A config, of which the task keeps v where `score` says that v is scored."""
+    if config.score != "local":
+        return config
+    return dataclasses.replace(config, task=LocalModelTask(config.task, config.score))
+
+
 def aggregated(models: Model) -> Model:
     """u alone, of models that may hold v beside it."""
     return {part: tree for part, tree in models.items() if part != LOCAL}

@@ -11,9 +11,11 @@ import pytest
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.algorithms.fed_sage_plus import FedSagePlusConfig, fed_sage_plus
-from fedjax_graph.core.client_state import OPT_STATE
+from fedjax_graph.algorithms.local import local_training
+from fedjax_graph.core.client_state import OPT_STATE, aggregated
 from fedjax_graph.core.communication import bytes_per_round
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.federated import FederatedConfig
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.data.graphs import mending
 from fedjax_graph.models.neighbour_generator import GeneratorConfig
@@ -111,22 +113,48 @@ def found(train):
     return mending.Neighbours(counts, jnp.asarray(features))
 
 
+def second_phase(ours, train, found):
+    """The state before it, and the graphs mended by these neighbours."""
+    state = ours.init(KEY, train)
+    server = state.server._replace(num_rounds=jnp.int32(1))
+    state = state._replace(server=server, memories=state.memories | {"found": found})
+    return state, jax.vmap(mending.fill)(train.by_client(), found)
+
+
 def test_classifiers_are_trained_and_scored_on_mended_graphs(train, found, quick_jit):
     """As FedAvg's on data that have these neighbours."""
     config = FedSagePlusConfig(TASK, generator=GENERATOR, generator_rounds=1)
     ours, plain = fed_sage_plus(config), fed_avg(FedAvgConfig(TASK))
-    mended = jax.vmap(mending.fill)(train.by_client(), found)
-    state = ours.init(KEY, train)
-    start = state.server._replace(num_rounds=jnp.int32(1))
-    memories = state.memories | {"found": found}
-    state = state._replace(server=start, memories=memories)
+    state, mended = second_phase(ours, train, found)
     after = quick_jit(ours.phases[-1].round)(state, train, KEY)[0]
-    expected = quick_jit(plain.round)(start, mended, KEY)[0]
+    expected = quick_jit(plain.round)(state.server, mended, KEY)[0]
     assert_close(after.server, expected)
     pairs = (ours, after, train), (plain, expected, mended)
     assert_close(*(quick_jit(x.evaluate)(*args) for x, *args in pairs))
     outputs, wanted = (quick_jit(x.predict)(*args) for x, *args in pairs)
     assert_close(outputs, wanted[:, :MOST_NODES])
+
+
+def test_clients_may_be_scored_after_their_own_steps(train, found, quick_jit):
+    """As if each trained alone from the server's model, which is what it was."""
+    config = FedSagePlusConfig(TASK, generator=GENERATOR, generator_rounds=1)
+    ours = fed_sage_plus(dataclasses.replace(config, score="local"))
+    alone = local_training(FederatedConfig(TASK))
+    state, mended = second_phase(ours, train, found)
+    for _ in range(2):
+        start = alone.init(KEY, mended)
+        common = aggregated(state.server.models)
+        rows = jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), common, start[0])
+        start = start._replace(models=rows, num_rounds=state.server.num_rounds)
+        state = quick_jit(ours.phases[-1].round)(state, train, KEY)[0]
+        expected = quick_jit(alone.round)(start, mended, KEY)[0]
+        kept = ours.kept(state)
+        scores = quick_jit(ours.evaluate)(kept, train)
+        assert_close(scores, quick_jit(alone.evaluate)(expected, mended))
+    models = aggregated(state.server.models)
+    on_average = state._replace(server=state.server._replace(models=models))
+    of_mean = quick_jit(fed_sage_plus(config).evaluate)(on_average, train)
+    assert of_mean["cross_entropy"] != scores["cross_entropy"]
 
 
 def test_neighbours_are_found_on_the_graph_that_hides_some(train, quick_jit):
