@@ -22,7 +22,7 @@ from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
 from fedjax_graph.core.client_rows import first_row
-from fedjax_graph.core.client_state import plain
+from fedjax_graph.core.client_state import plain, refuse_local
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedState, task_round
 from fedjax_graph.core.local import optimizer_step
@@ -61,6 +61,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         raise InputError(f"ada_fgl: the task {settings.kind!r} is not of subgraphs")
     reason = "epsilon does not account for the networks that ada_fgl's clients keep"
     channel.refuse(config, reason, "privacy")
+    refuse_local(config, "ada_fgl scores the mean, and then networks of each client")
     (task, common_logits), averaging = logits_task(settings, "ada_fgl"), fed_avg(config)
     sizes = settings.num_classes, config.hidden_size, config.num_hops
     module = adaptive.AdaptivePropagation(*sizes, config.dropout, config.alpha)
@@ -117,9 +118,8 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
 
     def own_logits(state, data):
         def one(params, client_data, homophily):
-            own, known = client_data
-            found = module.apply({"params": params}, *inputs(own, known))
-            return adaptive.mixed(found, known, homophily)
+            found = module.apply({"params": params}, *inputs(*client_data))
+            return adaptive.mixed(found, client_data[1], homophily)
 
         client_data = beside(state.server.models).client_data(data)
         mapped = clients.map_clients(one, clients.eval_clients_per_chunk())

@@ -36,6 +36,7 @@ class DittoState(NamedTuple):
 
 def ditto(config: DittoConfig) -> FederatedAlgorithm:
     """Factory of Ditto on any task; the personal models are what is scored."""
+    client_state.refuse_local(config, "ditto scores personal models")
     task = client_state.build_task(config.task)
     averaging = fed_avg(config)
 

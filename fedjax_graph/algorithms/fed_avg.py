@@ -15,6 +15,7 @@ from fedjax_graph.core import aggregation, channel
 from fedjax_graph.core.aggregators import NamedAggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import limited
+from fedjax_graph.core.client_state import Score, scored
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.optimizers import OptimizerConfig
 
@@ -26,6 +27,7 @@ class FedAvgConfig(NamedAggregator, FederatedConfig):
     # standard deviation, at each aggregation
     aggregation_noise: float = limited(0.0, lower=0)
     server_optimizer: OptimizerConfig | None = None  # None: the mean is taken over
+    score: Score = "aggregated"  # or a client's model after its last local steps
 
     def __post_init__(self) -> None:
         """Checks types and limits; raises `InputError`."""
@@ -53,7 +55,7 @@ def fed_avg(config: FedAvgConfig, **settings: Any) -> FederatedAlgorithm:
       settings: of `federated`: what a method that averages does besides.
     """
     return federated(
-        config,
+        scored(config),
         config.make_aggregator,
         server_optimizer=config.server_optimizer,
         **settings,

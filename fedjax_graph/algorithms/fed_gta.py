@@ -40,7 +40,7 @@ from fedjax_graph.core import (
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.client_state import Score, aggregated, is_local
+from fedjax_graph.core.client_state import Score, aggregated
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.models import normalization
 from fedjax_graph.tasks.subgraphs import structure_of
@@ -92,7 +92,7 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
 
         return aggregate
 
-    return federated(config, aggregator, is_personal=lambda task: is_local)
+    return federated(config, aggregator)
 
 
 def measure(config: FedGTAConfig, own, logits) -> tuple[jax.Array, jax.Array]:

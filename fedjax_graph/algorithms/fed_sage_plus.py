@@ -42,7 +42,6 @@ from fedjax_graph.core import (
 )
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.client_state import Score, is_local
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedState, task_round
 from fedjax_graph.core.task import with_extra_data
@@ -60,7 +59,6 @@ class FedSagePlusConfig(FedAvgConfig):
     generator_rounds: int = limited(10, lower=0)
     hidden_share: float = limited(0.5, lower=0, upper=1)  # of the validation nodes
     generator: GeneratorConfig = GeneratorConfig()
-    score: Score = "aggregated"  # or a client's classifier after its local steps
 
 
 class FedSagePlusState(NamedTuple):
@@ -74,8 +72,7 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
     """Factory of FedSage+ on the task `subgraphs`; `InputError` for another."""
     sent = "fed_sage_plus's clients send generators and encodings besides"
     channel.refuse(config, sent, "privacy", "secure_aggregation")
-    task, scored = client_state.build_task(config.task), client_state.scored(config)
-    averaging = fed_avg(scored, is_personal=lambda task: is_local)
+    task, averaging = client_state.build_task(config.task), fed_avg(config)
     train_loss, update_by = task.train_loss, task.update_by
     if not isinstance(config.task, SubgraphTask) or not (train_loss and update_by):
         raise InputError(f"fed_sage_plus: task {config.task.kind!r} has no subgraphs")

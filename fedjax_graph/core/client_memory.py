@@ -48,10 +48,15 @@ def with_client_memory(
         (what the server averages, memory, loss), of ONE client.
       shared: (state, data) -> what `update` gets besides, the same for all clients.
       server_optimizer: see `server_optimizer.server_step`.
+
+    Raises:
+      InputError: if clients are to be scored by the models that they trained last.
     """
+    kept = "of this method's clients no model is kept as they trained it last"
+    client_state.refuse_local(config, kept)
     task = client_state.build_task(config.task)
     server = server_step(server_optimizer, trees.is_of_optimizer)
-    is_personal = client_state.or_in_opt_state(lambda path: path[0].key == "memory")
+    is_personal = client_state.or_kept(lambda path: path[0].key == "memory")
 
     def update_one(own, *args):
         model, memory, loss = update(task, own["model"], own["memory"], *args)

@@ -68,6 +68,12 @@ class LocalModelTask:
             parts = scored(models)
             return parts.get(LOCAL, parts)
 
+        def of_aggregated(function):
+            def run(models, *args, **named):
+                return function(aggregated(models), *args, **named)
+
+            return run if function else None
+
         update_by = task.update_by
         return task._replace(
             init=init,
@@ -75,6 +81,8 @@ class LocalModelTask:
             update_by=update_by and (lambda loss: keeping(update_by(loss))),
             evaluate=lambda models, data: task.evaluate(model_of(models), data),
             predict=lambda models, data: task.predict(model_of(models), data),
+            logits=of_aggregated(task.logits),
+            embed=of_aggregated(task.embed),
             scored=scored,
         )
 
@@ -84,6 +92,12 @@ def scored(config: Any) -> Any:
     if config.score != "local":
         return config
     return dataclasses.replace(config, task=LocalModelTask(config.task, config.score))
+
+
+def refuse_local(config: Any, reason: str) -> None:
+    """Raises an `InputError` if `score` says that v is scored, which a method lacks."""
+    if getattr(config, "score", None) == "local":
+        raise InputError(f"score='local': {reason}; leave score='aggregated'")
 
 
 def aggregated(models: Model) -> Model:
@@ -182,9 +196,9 @@ def plain(models: Model) -> Model:
     return {part: tree for part, tree in models.items() if part != OPT_STATE}
 
 
-def or_in_opt_state(rule: IsPersonal) -> IsPersonal:
-    """A rule of what stays with its client, and what its optimizer has gathered."""
-    return lambda path: trees.is_of_optimizer(path) or rule(path)
+def or_kept(rule: IsPersonal) -> IsPersonal:
+    """A rule of what stays with its client, and all that these wrappers keep there."""
+    return lambda path: is_local(path) or trees.is_of_optimizer(path) or rule(path)
 
 
 def build_task(config: TaskConfig) -> Task:

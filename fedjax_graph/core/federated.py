@@ -409,7 +409,7 @@ def federated(
         then returns (models, {own field: new value}).
     """
     task = client_state.build_task(config.task)
-    personal = client_state.or_in_opt_state(is_personal(task))
+    personal = client_state.or_kept(is_personal(task))
     server = server_step(server_optimizer, personal)
 
     def init(key, data):

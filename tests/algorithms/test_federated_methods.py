@@ -19,10 +19,12 @@ from fedjax_graph.algorithms.graph_fed_avg import (
 )
 from fedjax_graph.algorithms.lg_fed_avg import lg_fed_avg
 from fedjax_graph.algorithms.local import local_training
+from fedjax_graph.core.client_state import LOCAL, aggregated
 from fedjax_graph.core.communication import Bytes, bytes_per_round
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.federated import FederatedConfig
 from fedjax_graph.core.local import LocalResult
+from fedjax_graph.tasks.subgraphs import SubgraphTask
 from tests.algorithms import quadratic, test_ledger
 from tests.algorithms.quadratic import (
     BASE,
@@ -40,7 +42,7 @@ from tests.algorithms.quadratic import (
     to_rows,
 )
 
-TASK = QuadraticTask()
+TASK, NODES = QuadraticTask(), SubgraphTask(num_features=3, num_classes=2)
 # Of three models the mean without one on each side, where by default none is left out.
 MIDDLE_OF_THREE = {"aggregator": "trimmed_mean", "tolerance": 0.4}
 both_cohorts = pytest.mark.parametrize("participation", [1.0, 0.6])
@@ -103,6 +105,37 @@ def test_the_aggregator_of_fed_avg_has_a_name(follow, participation, settings):
 
     config = FedAvgConfig(TASK, participation, **settings)
     follow(fed_avg(config), median_round, participation)
+
+
+@both_cohorts
+@pytest.mark.parametrize("method, stays", [(fed_avg, []), (fed_per, [HEAD])])
+def test_what_is_scored_may_be_what_clients_steps_made(
+    data, quick_jit, participation, method, stays
+):
+    """Who was not sampled yet is scored by the first model."""
+    algorithm = method(FedAvgConfig(TASK, participation, score="local"))
+    twin = Twin(data, TASK, participation)
+    (state, _), *later = run(algorithm, data, quick_jit)
+    rows = own = to_rows(aggregated(state.models))
+    for key, (state, _) in zip(KEYS, later, strict=True):
+        trained, _ = twin.train(rows, key)
+        own = keep_others(own, trained)
+        kept = keep_others(rows, trained)
+        rows = np.tile(twin.mean(trained), (NUM_CLIENTS, 1))
+        for part in stays:
+            rows[:, part] = kept[:, part]
+        assert_rows(aggregated(state.models), rows)
+        assert_rows(state.models[LOCAL], own)
+    scores = algorithm.evaluate(algorithm.kept(state), data)
+    outputs = np.einsum("knp,kp->kn", twin.features, own[:, PARAMS])
+    npt.assert_allclose(scores["loss"], np.mean((outputs - twin.targets) ** 2), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["ditto", "scaffold", "fed_dc", "moon", "ada_fgl"])
+def test_methods_without_such_a_score_refuse_it(name):
+    config = make_config(name, {"task": NODES, "score": "local"})
+    with pytest.raises(InputError, match="score='local': .*; leave score='aggregated'"):
+        get_method(name).factory(config)
 
 
 def test_an_unknown_aggregator_is_refused():

@@ -35,7 +35,7 @@ ON_SUBGRAPHS = {
     "fed_dc": {},
     "fed_gta": {"num_moments": 3},
     "fed_per": {"server_optimizer": {"momentum": 0.5}},
-    "fed_prox": {"proximal_weight": 0.5},
+    "fed_prox": {"proximal_weight": 0.5, "score": "local"},
     "fed_pub": {
         "mask_weight": 0.01,
         "pull_weight": 0.1,
@@ -53,7 +53,7 @@ ON_SUBGRAPHS = {
         | {"model": "decoupled_gin", "structure_size": 2, "hidden_size": 4},
     },
     "fed_yogi": {},
-    "fgssl": {},
+    "fgssl": {"score": "local"},
     "gcfl_plus": {"num_norms": 1, "first_rounds": 0, "mean_below": 10.0},
     "graph_fed_avg": {},
     "lg_fed_avg": {},

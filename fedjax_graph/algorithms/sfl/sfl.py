@@ -50,8 +50,7 @@ from fedjax_graph.core.client_state import (
     Score,
     aggregated,
     build_task,
-    is_local,
-    or_in_opt_state,
+    or_kept,
 )
 from fedjax_graph.core.clients import cohort_size
 from fedjax_graph.core.errors import InputError
@@ -146,18 +145,14 @@ def _sfl(
         keeping = LocalModelTask(config.task, config.score)
         config = dataclasses.replace(config, task=keeping)
 
-    def stays(task: Task) -> IsPersonal:
-        rule = or_in_opt_state(is_personal(task))
-        return lambda path: is_local(path) or rule(path)
-
-    personal = stays(build_task(config.task))
+    personal = or_kept(is_personal(build_task(config.task)))
     algorithm = federated(
         config,
         aggregator,
         update=pulled_update(config, personal),
         shared=read_out(config, personal),
         client_start=functools.partial(started, config),
-        is_personal=stays,
+        is_personal=is_personal,
         **settings,
     )
     return algorithm._replace(reads_all_clients=True)  # w is the mean of all u_i
