@@ -254,6 +254,8 @@ class CNFGNNOptions(TrafficStudy):
 
     def _check_fits(self, method: str) -> None:
         is_single = method in paper.OF_SINGLE_SENSORS or method not in paper.METHODS
+        own = self.settings_of(method, paper.registered(method))
+        is_single |= own.get("score") == "local"
         if self.is_inductive and is_single:
             may = "" if method in paper.METHODS else "may "
             raise InputError(

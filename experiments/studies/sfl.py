@@ -12,6 +12,8 @@ from experiments.studies.running import Entry, Run
 from experiments.studies.sfl_problem import Problem
 from experiments.studies.sfl_settings import SFLSettings
 from experiments.studies.traffic import measures
+from fedjax_graph.algorithms import get_method
+from fedjax_graph.algorithms.fed_avg import FedAvgConfig
 from fedjax_graph.algorithms.sfl.structure_learning import StructureConfig
 from fedjax_graph.core import clients
 from fedjax_graph.core.errors import InputError
@@ -47,8 +49,8 @@ class SFLStudy(SFLSettings):
 
     def flagged_fields(self, registered: str) -> tuple[str, ...]:
         """See `MethodSettings.flagged_fields`."""
-        del registered
-        return (*CONFIG_OPTIONS.values(), "structure.target")
+        options = [x for x in CONFIG_OPTIONS if _is_for(x, registered)]
+        return (*(CONFIG_OPTIONS[x] for x in options), "structure.target")
 
     def known_methods(self) -> dict[str, str]:
         """See `Options.known_methods`."""
@@ -139,7 +141,8 @@ class SFLStudy(SFLSettings):
         if self.kind == "traffic":  # whose network may lack the graph
             del concerning["client_graph"]
         for name, field in concerning.items():
-            check_concerns(self, (name,), methods, having(field, methods))
+            concerned = [m for m in having(field, methods) if _is_for(name, m)]
+            check_concerns(self, (name,), methods, concerned)
         has_graph = self.client_graph != "none"
         reading = [
             m for m in methods if has_graph and m in (*GRAPH_METHODS, "sfl_star")
@@ -174,7 +177,7 @@ class SFLStudy(SFLSettings):
         values |= {
             field: getattr(self, option)
             for option, field in CONFIG_OPTIONS.items()
-            if self.is_given(option)
+            if self.is_given(option) and _is_for(option, method)
         }
         if steps := server_optimizer_of(self, method):
             values["server_optimizer"] = steps
@@ -203,3 +206,12 @@ class SFLStudy(SFLSettings):
             return run
         # The models of all methods would fill the memory.
         return run._replace(result=run.result._replace(best_state=None))
+
+
+def _is_for(option: str, method: str) -> bool:
+    """Whether an option is for a method that has its field.
+
+    `--score` is of SFL's kin: FedAvg's is a setting of a single method.
+    """
+    config_type = get_method(method).config_type
+    return option != "score" or not issubclass(config_type, FedAvgConfig)

@@ -15,7 +15,7 @@ from fedjax_graph.core import aggregation, channel
 from fedjax_graph.core.aggregators import NamedAggregator
 from fedjax_graph.core.algorithm import Data, FederatedAlgorithm
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.client_state import Score, scored
+from fedjax_graph.core.client_state import Score
 from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.optimizers import OptimizerConfig
 
@@ -55,7 +55,7 @@ def fed_avg(config: FedAvgConfig, **settings: Any) -> FederatedAlgorithm:
       settings: of `federated`: what a method that averages does besides.
     """
     return federated(
-        scored(config),
+        config,
         config.make_aggregator,
         server_optimizer=config.server_optimizer,
         **settings,

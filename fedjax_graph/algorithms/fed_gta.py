@@ -32,7 +32,6 @@ from fedjax_graph.core import (
     aggregation,
     channel,
     client_rows,
-    client_state,
     clients,
     communication,
     misbehaviour,
@@ -69,7 +68,6 @@ def fed_gta(config: FedGTAConfig) -> FederatedAlgorithm:
     besides = "fed_gta's clients send confidences and moments besides their models"
     channel.refuse(config, besides, "privacy", "secure_aggregation")
     task, logits = logits_task(config.task, "fed_gta")
-    config = client_state.scored(config)
 
     def aggregator(state, data, key):
         del state, key

@@ -33,7 +33,7 @@ from fedjax_graph.core import aggregation, channel, client_state, communication,
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.client_state import LocalModelTask, Score, aggregated, is_local
+from fedjax_graph.core.client_state import Score, aggregated, is_local
 from fedjax_graph.core.federated import (
     FederatedConfig,
     cohort_update,
@@ -86,7 +86,7 @@ def fed_pub(config: FedPubConfig) -> FederatedAlgorithm:
     steps = getattr(config.task, "optimizer", None)  # of weights and masks alike
     own: TaskConfig = MaskedWeights(config.task, *weights, optimizer=steps)  # Eq. 1
     _, logits = logits_task(own, "fed_pub")
-    keeping = LocalModelTask(own, config.score) if config.score == "local" else own
+    keeping = client_state.task_of(dataclasses.replace(config, task=own))
     task = client_state.build_task(keeping)
     train = cohort_update(
         partial(plain_update, task),

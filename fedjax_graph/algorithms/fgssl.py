@@ -30,7 +30,7 @@ from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
 from fedjax_graph.core.algorithm import FederatedAlgorithm
 from fedjax_graph.core.building import embedding_task
 from fedjax_graph.core.checks import limited
-from fedjax_graph.core.client_state import scored
+from fedjax_graph.core.client_state import task_of
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData
@@ -120,7 +120,7 @@ def edge_distance(
 
 def fgssl(config: FGSSLConfig) -> FederatedAlgorithm:
     """Factory of FGSSL; `InputError` without embeddings, in a round without graphs."""
-    _, embed = embedding_task(scored(config).task, "fgssl")
+    _, embed = embedding_task(task_of(config), "fgssl")
     distances = {"similarity": similarity_distance, "edges": edge_distance}
     distance, tau = distances[config.structure], config.temperature
 

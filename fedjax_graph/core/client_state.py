@@ -68,11 +68,8 @@ class LocalModelTask:
             parts = scored(models)
             return parts.get(LOCAL, parts)
 
-        def of_aggregated(function):
-            def run(models, *args, **named):
-                return function(aggregated(models), *args, **named)
-
-            return run if function else None
+        def embed(model, *args, **named):
+            return task.embed(aggregated(model), *args, **named)
 
         update_by = task.update_by
         return task._replace(
@@ -81,17 +78,17 @@ class LocalModelTask:
             update_by=update_by and (lambda loss: keeping(update_by(loss))),
             evaluate=lambda models, data: task.evaluate(model_of(models), data),
             predict=lambda models, data: task.predict(model_of(models), data),
-            logits=of_aggregated(task.logits),
-            embed=of_aggregated(task.embed),
+            embed=embed if task.embed else None,
             scored=scored,
         )
 
 
-def scored(config: Any) -> Any:
-    """A config, of which the task keeps v where `score` says that v is scored."""
-    if config.score != "local":
-        return config
-    return dataclasses.replace(config, task=LocalModelTask(config.task, config.score))
+def task_of(config: Any) -> TaskConfig:
+    """The task of a method's config, which keeps v where `score` has v scored."""
+    task, score = config.task, getattr(config, "score", None)
+    if score != "local" or isinstance(task, LocalModelTask):
+        return task
+    return LocalModelTask(task, score)
 
 
 def refuse_local(config: Any, reason: str) -> None:

@@ -395,7 +395,8 @@ def federated(
     """Factory of a method of a task: local updates and an aggregator.
 
     Args:
-      config: task, participation and mapping.
+      config: task, participation and mapping; where it has a `score` that is "local",
+        clients are scored by what their last local steps made.
       aggregator: (state, data, key of the round) -> aggregator.
       update: (task, model, client data, key, data, num_rounds, *shared) ->
         (model, loss), of ONE client.
@@ -408,7 +409,7 @@ def federated(
         a NamedTuple with `models`, `num_rounds` and fields of its own; the aggregator
         then returns (models, {own field: new value}).
     """
-    task = client_state.build_task(config.task)
+    task = client_state.build_task(client_state.task_of(config))
     personal = client_state.or_kept(is_personal(task))
     server = server_step(server_optimizer, personal)
 

@@ -22,7 +22,7 @@ from fedjax_graph.algorithms.local import local_training
 from fedjax_graph.core.client_state import LOCAL, aggregated
 from fedjax_graph.core.communication import Bytes, bytes_per_round
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.federated import FederatedConfig
+from fedjax_graph.core.federated import FederatedConfig, federated
 from fedjax_graph.core.local import LocalResult
 from fedjax_graph.tasks.subgraphs import SubgraphTask
 from tests.algorithms import quadratic, test_ledger
@@ -107,8 +107,13 @@ def test_the_aggregator_of_fed_avg_has_a_name(follow, participation, settings):
     follow(fed_avg(config), median_round, participation)
 
 
+def own(config):
+    """A user's method that extends FedAvg's config alone."""
+    return federated(config, config.make_aggregator)
+
+
 @both_cohorts
-@pytest.mark.parametrize("method, stays", [(fed_avg, []), (fed_per, [HEAD])])
+@pytest.mark.parametrize("method, stays", [(fed_avg, []), (fed_per, [HEAD]), (own, [])])
 def test_what_is_scored_may_be_what_clients_steps_made(
     data, quick_jit, participation, method, stays
 ):
@@ -116,18 +121,18 @@ def test_what_is_scored_may_be_what_clients_steps_made(
     algorithm = method(FedAvgConfig(TASK, participation, score="local"))
     twin = Twin(data, TASK, participation)
     (state, _), *later = run(algorithm, data, quick_jit)
-    rows = own = to_rows(aggregated(state.models))
+    rows = scored = to_rows(aggregated(state.models))
     for key, (state, _) in zip(KEYS, later, strict=True):
         trained, _ = twin.train(rows, key)
-        own = keep_others(own, trained)
+        scored = keep_others(scored, trained)
         kept = keep_others(rows, trained)
         rows = np.tile(twin.mean(trained), (NUM_CLIENTS, 1))
         for part in stays:
             rows[:, part] = kept[:, part]
         assert_rows(aggregated(state.models), rows)
-        assert_rows(state.models[LOCAL], own)
+        assert_rows(state.models[LOCAL], scored)
     scores = algorithm.evaluate(algorithm.kept(state), data)
-    outputs = np.einsum("knp,kp->kn", twin.features, own[:, PARAMS])
+    outputs = np.einsum("knp,kp->kn", twin.features, scored[:, PARAMS])
     npt.assert_allclose(scores["loss"], np.mean((outputs - twin.targets) ** 2), 1e-5)
 
 

@@ -312,6 +312,14 @@ def test_the_band_of_what_is_exchanged_is_that_of_a_sample(monkeypatch, tmp_path
             {"train_fraction": 0.5, "methods": ("ditto",)},
             "--train_fraction is not for ditto, whose models may belong to single",
         ),
+        (
+            {
+                "train_fraction": 0.5,
+                "methods": ("gru_fedavg",),
+                "method_settings": ("gru_fedavg.score=local",),
+            },
+            "--train_fraction is not for gru_fedavg, whose models belong to single",
+        ),
         ({"sweep": "rounds", "sweep_values": (1, 1)}, "--sweep_values: expected diff"),
         ({"sweep_values": (1, 2)}, "--sweep_values needs --sweep"),
         ({"client_optimizer": "adan"}, "'adan': unknown (is adam meant?); known: sgd"),

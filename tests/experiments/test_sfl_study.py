@@ -268,6 +268,18 @@ def test_a_methods_own_fields_are_not_those_of_sfl_by_the_same_name():
     assert (given.alpha, given.score, given.start) == (0.5, "mine", "personal")
 
 
+def test_the_flag_of_what_is_scored_is_of_sfls_kin_alone():
+    """FedAvg beside them is scored as ever, but where a setting of its own says so."""
+    settings = ("fed_avg.score=local",)
+    plain = SFLStudy(methods=("fed_avg", "sfl"), score="local")
+    given = dataclasses.replace(plain, method_settings=settings)
+    for study in (plain, given):
+        assert study.chosen_methods() == ["fed_avg", "sfl"]
+        assert study.method_values("sfl")["score"] == "local"
+    assert "score" not in plain.method_values("fed_avg")
+    assert given.method_values("fed_avg")["score"] == "local"
+
+
 @dataclasses.dataclass(frozen=True)
 class TrimmedConfig(FedAvgConfig):
     """Of a user's, with an aggregator of its own by default."""

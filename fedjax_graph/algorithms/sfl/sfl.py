@@ -141,7 +141,7 @@ def _sfl(
                 "start='own' with score='local' and pull_weight=0: no client would "
                 "learn from another, as in `local`; give pull_weight a value"
             )
-    if config.start == "own" or config.score == "local":
+    if config.start == "own":
         keeping = LocalModelTask(config.task, config.score)
         config = dataclasses.replace(config, task=keeping)
 
