@@ -68,17 +68,15 @@ class LocalModelTask:
             parts = scored(models)
             return parts.get(LOCAL, parts)
 
-        def embed(model, *args, **named):
-            return task.embed(aggregated(model), *args, **named)
-
-        update_by = task.update_by
+        update_by, embed = task.update_by, task.embed
         return task._replace(
             init=init,
             update=keeping(task.update),
             update_by=update_by and (lambda loss: keeping(update_by(loss))),
             evaluate=lambda models, data: task.evaluate(model_of(models), data),
             predict=lambda models, data: task.predict(model_of(models), data),
-            embed=embed if task.embed else None,
+            embed=embed
+            and (lambda model, *a, **named: embed(aggregated(model), *a, **named)),
             scored=scored,
         )
 
