@@ -119,9 +119,12 @@ def fed_sage_plus(config: FedSagePlusConfig) -> FederatedAlgorithm:
         return FedSagePlusState(server, after), {"train_loss": loss}
 
     def mended(state, data):
-        fill = clients.map_clients(mending.fill, clients.eval_clients_per_chunk())
-        rows = fill(task.client_data(data), state.memories["found"])
-        return state.server, rows
+        own, found = task.client_data(data), state.memories["found"]
+        fill = functools.partial(mending.fill_structure, num_places=net.num_places)
+        fill = clients.map_clients(fill, clients.eval_clients_per_chunk())
+        filled = fill(own._replace(features=None), found.counts)
+        whole = filled._replace(features=own.features)
+        return state.server, mending.fill_features(whole, found)
 
     def classify(state, data, key):
         server, metrics = averaging.round(*mended(state, data), key)

@@ -12,6 +12,7 @@ from jax.experimental import sparse
 
 from fedjax_graph.core import arrays, mesh
 from fedjax_graph.core.graphs import segment_sum
+from fedjax_graph.core.masked_rows import MaskedRows
 
 
 @jax.tree_util.register_dataclass
@@ -76,15 +77,19 @@ class SparseRows:
         return _product(self, kernel)
 
 
-def map_entries(fn: Callable[[jax.Array], jax.Array], x: jax.Array | SparseRows) -> Any:
+def map_entries(
+    fn: Callable[[jax.Array], jax.Array], x: jax.Array | SparseRows | MaskedRows
+) -> Any:
     """Applies a function that leaves 0 as it is to all entries of a matrix.
 
     Args:
       fn: of an array, such as dropout.
-      x: dense, or sparse, of which `fn` gets the entries alone.
+      x: dense, masked, or sparse, of which `fn` gets the entries alone.
     """
     if isinstance(x, SparseRows):
         return dataclasses.replace(x, values=fn(x.values))
+    if isinstance(x, MaskedRows):
+        return dataclasses.replace(x, parts=(fn(x.dense()),))
     return fn(x)
 
 

@@ -14,7 +14,7 @@ and drops out nothing. The names in `VARIANTS` are other layouts of as many para
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -88,6 +88,8 @@ class FixedGNN(nn.Module):
     hidden_size: int | None = None  # None: the layout's
     dropout: float = 0.0
     drops_features: bool = True
+    # and does nothing else with features but drop some
+    multiplies_features: ClassVar[bool] = True
 
     @nn.compact
     def __call__(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.core import mesh
+from fedjax_graph.core.masked_rows import MaskedRows
 from fedjax_graph.core.sparse_rows import SparseRows
 
 THIN = 2  # rows of a kernel
@@ -82,13 +83,13 @@ class MLP(nn.Module):
         return self.layers[-1](hidden)
 
 
-def matmul(x: jax.Array | SparseRows, kernel: jax.Array) -> jax.Array:
+def matmul(x: jax.Array | SparseRows | MaskedRows, kernel: jax.Array) -> jax.Array:
     """Computes `x W` over the last axis of x, as one 2-D product.
 
     Of a thin W it is a sum of multiples on an accelerator, where that becomes part of
     what reads it and nothing is written.
     """
-    if isinstance(x, SparseRows):
+    if isinstance(x, SparseRows | MaskedRows):
         return x @ kernel
     if is_thin(kernel):
         return sum_of_multiples(x, tuple(kernel))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jraph
 
 from fedjax_graph.core import arrays, graphs
+from fedjax_graph.core.masked_rows import MaskedRows
 from fedjax_graph.core.sparse_rows import SparseRows
 
 
@@ -115,14 +116,14 @@ def make_structure(graph: jraph.GraphsTuple, mask: jax.Array | None) -> Structur
 
 def spread_and_project(
     spread: Callable[[jax.Array], jax.Array],
-    x: jax.Array | SparseRows,
+    x: jax.Array | SparseRows | MaskedRows,
     kernel: jax.Array,
 ) -> jax.Array:
     """Computes `spread(x) W`; the linear map over nodes acts on the narrower side.
 
-    Sparse features are projected first: spread, they would be sparse no more.
+    Sparse and masked ones are projected first: spread, they would be so no more.
     """
-    if isinstance(x, SparseRows) or kernel.shape[1] < x.shape[1]:
+    if isinstance(x, SparseRows | MaskedRows) or kernel.shape[1] < x.shape[1]:
         return spread(x @ kernel)
     return spread(x) @ kernel
 

@@ -12,6 +12,7 @@ import jax
 import jraph
 
 from fedjax_graph.core.checks import Checked, limited
+from fedjax_graph.core.masked_rows import map_marked
 from fedjax_graph.models.convolutions import SAGEConv
 from fedjax_graph.models.linear import Linear
 from fedjax_graph.models.message_passing import make_structure
@@ -78,14 +79,22 @@ class NeighbourGenerator(nn.Module):
           is_training: whether to drop units, by the random stream `dropout`.
 
         Returns:
-          Numbers [N], none negative, and features [N, P, F] in (-1, 1).
+          Numbers [N], none negative, and features [N, P, F] in (-1, 1), 0 for nodes of
+          which the number is below 1.
         """
         counts = nn.relu(self.degree(z))[:, 0]
         noise = jax.random.normal(self.make_rng("noise"), z.shape, z.dtype)
         x = nn.relu(self.first(z + self.noise * noise))
         x = self.drop(nn.relu(self.second(x)), deterministic=not is_training)
         shape = (len(z), self.num_places, self.num_features)
-        return counts, nn.tanh(self.features(x)).reshape(shape)
+        weights = self.features.kernel, self.features.bias
+        features = map_marked(_squashed_linear, counts >= 1, x, weights)
+        return counts, features.reshape(shape)
+
+
+def _squashed_linear(x: jax.Array, weights: tuple[jax.Array, jax.Array]) -> jax.Array:
+    kernel, bias = weights
+    return nn.tanh(x @ kernel + bias)
 
 
 # --- Of plain parameters --------------------------------------------------------------

@@ -15,7 +15,7 @@ steps again until shared weights told codes apart at all.
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import flax.linen as nn
 import jax
@@ -68,6 +68,8 @@ class Network(nn.Module):
     fusion: Fusion = "all"
     dropout: float = 0.0  # of both stages' inputs
     space: Space = "paper"
+    # and does nothing else with features but drop some
+    multiplies_features: ClassVar[bool] = True
 
     @nn.compact
     def __call__(

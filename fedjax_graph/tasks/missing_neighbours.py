@@ -46,12 +46,12 @@ def generator_loss(
         z = nets.encode(net, generator, as_graph(impaired), keys[0])
         z = communication.down(communication.up(z, to_all), to_all)
         made = Neighbours(*nets.generate(net, generator, z, keys[3], True))
-        wanted = mending.hidden_neighbours(own, hidden, net.num_places)
+        lost = mending.hidden_neighbours(own, hidden, net.num_places)
         mended = mending.fill(mending.remaining(impaired, hidden), made)
         total, _ = classifier_loss(params["classifier"], {}, mended, keys[2], data)
-        total += mending.distance_of_counts(made, wanted, own)  # Eq. 1
-        total += mending.distance(made, wanted, own)  # Eq. 2
-        args = keys[1], made, wanted, own, task.client_data(data)
+        total += mending.distance_of_counts(made, lost, own)  # Eq. 1
+        total += mending.distance_to_own(made, lost, own)  # Eq. 2
+        args = keys[1], made, lost.counts, own, task.client_data(data)
         elsewhere, num_real = mending.distance_to_others(*args)  # Eq. 3
         return (total + elsewhere) / num_real, stats
 

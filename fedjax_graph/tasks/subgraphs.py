@@ -23,6 +23,7 @@ from fedjax_graph.core.checks import Checked, limited, limits
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.graphs import one_graph
 from fedjax_graph.core.local import LocalResult, Model, local_steps
+from fedjax_graph.core.masked_rows import MaskedRows
 from fedjax_graph.core.masks import masked_mean
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.registry import Registry
@@ -218,10 +219,19 @@ def fitting_rows(task: SubgraphTask, data: SubgraphData) -> SubgraphData:
     return data.by_client()
 
 
-def as_graph(client_data: SubgraphData) -> jraph.GraphsTuple:
-    """The padded subgraph of ONE client."""
-    ends = client_data.senders, client_data.receivers
-    return one_graph(client_data.features, *ends, client_data.edge_weights)
+def as_graph(
+    client_data: SubgraphData, module: SubgraphModel | None = None
+) -> jraph.GraphsTuple:
+    """The padded subgraph of ONE client.
+
+    Masked features are made dense for modules without `multiplies_features`: those may
+    do anything with them.
+    """
+    features, ends = client_data.features, (client_data.senders, client_data.receivers)
+    only_multiplies = getattr(module, "multiplies_features", False)
+    if isinstance(features, MaskedRows) and not only_multiplies:
+        features = features.dense()
+    return one_graph(features, *ends, client_data.edge_weights)
 
 
 def random_blocks(
@@ -305,7 +315,7 @@ def forward(
     results, embeddings = apply_with_embeddings(
         module,
         variables,
-        as_graph(client_data),
+        as_graph(client_data, module),
         mask=client_data.is_real,
         is_training=True,
         rngs={"dropout": key},
@@ -331,7 +341,7 @@ def embed_nodes(
     if key is not None:
         return check_dense(forward(module, model, client_data, key)[1])
     mask = scoring_mask(model, client_data)
-    graph = as_graph(client_data)
+    graph = as_graph(client_data, module)
     embeddings = apply_with_embeddings(module, model, graph, mask=mask)[1]
     return check_dense(as_embedded(embeddings, client_data))
 
@@ -435,7 +445,7 @@ def map_outputs(
 
     def one(model, client_data):
         mask = scoring_mask(model, client_data)
-        outputs = module.apply(model, as_graph(client_data), mask=mask)
+        outputs = module.apply(model, as_graph(client_data, module), mask=mask)
         return reduce(outputs, client_data)
 
     def run(models: Model, data: SubgraphData):

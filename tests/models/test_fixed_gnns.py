@@ -12,6 +12,7 @@ import scipy.sparse
 
 from fedjax_graph.core import sparse_rows
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.masked_rows import MaskedRows
 from fedjax_graph.core.spread_rows import SpreadRows
 from fedjax_graph.models.fixed_gnns import FIXED_GNNS, PAPER_GNNS, FixedGNN
 from fedjax_graph.models.supernet import empty_graph
@@ -149,6 +150,23 @@ def test_sparse_features_are_read_as_dense_ones(op, dense, variables, apply):
     one = jax.tree.map(lambda x: jnp.asarray(x[0]), rows)
     found = apply(op)(variables(op), graph._replace(nodes=one))
     npt.assert_allclose(found, apply(op)(variables(op), graph), rtol=1e-5, atol=1e-6)
+
+
+@every_one
+def test_masked_features_are_read_as_dense_ones(op, dense, variables, quick_jit):
+    """But of padding, and where some are dropped too."""
+    graph = to_graph(*dense)
+    mask = (jnp.arange(NUM_NODES) < NUM_NODES - 1).astype(jnp.float32)
+    assert not np.any(dense[0][-1]) and not np.any(dense[0][:, -1])
+    masked = MaskedRows((graph.nodes[:3], graph.nodes[3:]), mask)
+    for settings in ({}, {"dropout": 0.4}):
+        net, rngs = build(op, **settings), {"dropout": jax.random.key(1)}
+        apply = quick_jit(functools.partial(net.apply, is_training=True, rngs=rngs))
+        found, expected = (
+            apply(variables(op), graph._replace(nodes=x)) for x in (masked, graph.nodes)
+        )
+        npt.assert_allclose(found[:-1], expected[:-1], rtol=1e-5, atol=1e-6)
+        assert np.isfinite(found).all()
 
 
 @every_one

@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.masked_rows import MaskedRows
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.models.supernet import SuperNet
 from fedjax_graph.tasks import subgraphs as tasks
@@ -424,3 +425,29 @@ def test_labels_that_are_no_whole_numbers_are_refused_where_they_are_traced(spli
     data = splits["train"]._replace(labels=splits["train"].labels + 0.5)
     with pytest.raises(InputError, match="labels has type float32"):
         jax.eval_shape(make_task().client_data, data)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "gcn"},
+        {"model": "code", "code": CODE, "width": WIDTH, **OF_2022},
+        {"model": "spread_gcn"},
+        {"model": "decoupled_gin", "structure_size": 2},
+    ],
+    ids=lambda settings: settings["model"],
+)
+def test_masked_features_are_read_as_dense_ones(splits, draw_params, settings):
+    """Also by modules that do more than multiply them."""
+    train = splits["train"].by_client()
+    parts = train.features[:, :3], train.features[:, 3:]
+    masked = train._replace(features=MaskedRows(parts, train.is_real))
+    task = make_task(**settings)
+    drawn = draw_params(task.init)
+    found, expected = (task.predict(one(drawn), data) for data in (masked, train))
+    is_real = np.asarray(train.is_real) > 0
+    npt.assert_allclose(found[is_real], expected[is_real], rtol=1e-5, atol=1e-6)
+    only_multiplies = settings["model"] in ("gcn", "code")
+    module = SubgraphTask(NUM_FEATURES, NUM_CLASSES, **settings).module()
+    nodes = tasks.as_graph(row(masked, 0), module).nodes
+    assert isinstance(nodes, MaskedRows) == only_multiplies

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_graph.core import mesh
+from fedjax_graph.core.masked_rows import MaskedRows, map_marked
 from fedjax_graph.core.masks import lowest, masked_mean
 from fedjax_graph.data.graphs.client_subgraphs import SubgraphData, dense_features
 
@@ -19,6 +21,13 @@ class Neighbours(NamedTuple):
 
     counts: jax.Array  # [N] floats, how many of the places are filled, rounded down
     features: jax.Array  # [N, P, F]
+
+
+class Lost(NamedTuple):
+    """Holds neighbours that nodes have lost, the first P of them."""
+
+    counts: jax.Array  # [N] floats, of all that were lost
+    nodes: jax.Array  # [N, P] int32, where they are; 0 for places that are empty
 
 
 def nothing_found(data: SubgraphData, num_places: int) -> Neighbours:
@@ -47,10 +56,8 @@ def without(own: SubgraphData, hidden: jax.Array) -> SubgraphData:
     return own._replace(edge_weights=own.edge_weights * kept)
 
 
-def hidden_neighbours(
-    own: SubgraphData, hidden: jax.Array, num_places: int
-) -> Neighbours:
-    """Finds what `without` takes from nodes; the first P of their hidden neighbours."""
+def hidden_neighbours(own: SubgraphData, hidden: jax.Array, num_places: int) -> Lost:
+    """Finds what `without` takes from nodes: P of their hidden neighbours."""
     size = len(own.labels)
     is_lost = own.edge_weights * hidden[own.senders] * (1 - hidden[own.receivers]) > 0
     counts = jax.ops.segment_sum(is_lost.astype(jnp.int32), own.receivers, size)
@@ -58,8 +65,8 @@ def hidden_neighbours(
     place = own.receivers * num_places + rank
     place = jnp.where(is_lost & (rank < num_places), place, size * num_places)
     table = jnp.zeros(size * num_places, own.senders.dtype)
-    table = table.at[place].set(own.senders, mode="drop").reshape(size, num_places)
-    return Neighbours(counts.astype(own.features.dtype), own.features[table])
+    nodes = table.at[place].set(own.senders, mode="drop").reshape(size, num_places)
+    return Lost(counts.astype(own.features.dtype), nodes)
 
 
 def draw_neighbours(
@@ -70,7 +77,7 @@ def draw_neighbours(
     Nodes are drawn from those with neighbours, and neighbours with replacement.
 
     Returns:
-      Their features [N, P, F]; those of node 0 if the other graph has no edges.
+      The neighbours [N, P]; node 0 if the other graph has no edges.
     """
     size = len(own.labels)
     node_key, edge_key = jax.random.split(key)
@@ -86,7 +93,7 @@ def draw_neighbours(
         chosen = jnp.zeros(edges.shape, jnp.int32)
     else:
         chosen = other.senders[jnp.minimum(edges.astype(jnp.int32), len(is_edge) - 1)]
-    return other.features[jnp.where(jnp.any(degrees > 0), chosen, 0)]
+    return jnp.where(jnp.any(degrees > 0), chosen, 0)
 
 
 def remaining(own: SubgraphData, hidden: jax.Array) -> SubgraphData:
@@ -96,10 +103,24 @@ def remaining(own: SubgraphData, hidden: jax.Array) -> SubgraphData:
 
 def fill(own: SubgraphData, found: Neighbours) -> SubgraphData:
     """Adds neighbours, with edges both ways: N (1 + P) nodes, own ones first."""
-    size, num_places, width = found.features.shape
+    filled = fill_structure(own, found.counts, found.features.shape[1])
+    return fill_features(filled, found)
+
+
+def fill_structure(
+    own: SubgraphData, counts: jax.Array, num_places: int
+) -> SubgraphData:
+    """Adds P places for neighbours of each node, and edges where they are filled.
+
+    Args:
+      own: a client's subgraph, whose features stay those of its own nodes.
+      counts: [N], how many places of a node are filled, rounded down.
+      num_places: P.
+    """
+    size = len(counts)
     place = jnp.arange(size * num_places)
     parents, added = place // num_places, size + place
-    is_filled = place % num_places < jnp.floor(found.counts)[parents]
+    is_filled = place % num_places < jnp.floor(counts)[parents]
     is_there = is_filled * own.is_real[parents]
 
     def extend(x, *more):
@@ -109,7 +130,6 @@ def fill(own: SubgraphData, found: Neighbours) -> SubgraphData:
     receivers = extend(own.receivers, parents, added)
     order = jnp.argsort(receivers, stable=True)  # ascending, as sums expect them
     return own._replace(
-        features=extend(own.features, found.features.reshape(-1, width)),
         senders=extend(own.senders, added, parents)[order],
         receivers=receivers[order],
         edge_weights=extend(own.edge_weights, is_there, is_there)[order],
@@ -120,6 +140,19 @@ def fill(own: SubgraphData, found: Neighbours) -> SubgraphData:
             if (x := getattr(own, name)) is not None
         },
     )
+
+
+def fill_features(filled: SubgraphData, found: Neighbours) -> SubgraphData:
+    """Adds neighbours' features, which are `MaskedRows` as most places are empty.
+
+    Args:
+      filled: of one client, or of K, by `fill_structure`.
+      found: likewise.
+    """
+    *clients, size, num_places, width = found.features.shape
+    added = found.features.reshape(*clients, size * num_places, width)
+    parts = filled.features, added.astype(filled.features.dtype)
+    return filled._replace(features=MaskedRows(parts, filled.is_real))
 
 
 def greedy_distance(made: Neighbours, wanted: Neighbours) -> jax.Array:
@@ -142,33 +175,72 @@ def greedy_distance(made: Neighbours, wanted: Neighbours) -> jax.Array:
     return jnp.where(is_counted, nearest, 0) / width
 
 
-def distance(made: Neighbours, wanted: Neighbours, own: SubgraphData) -> jax.Array:
-    """Averages `greedy_distance` over the places of the training nodes."""
-    by_node = jnp.mean(greedy_distance(made, wanted), axis=1)
+def distance(
+    made: Neighbours,
+    counts: jax.Array,
+    nodes: jax.Array,
+    features: jax.Array,
+    is_there: jax.Array,
+    own: SubgraphData,
+) -> jax.Array:
+    """Sums over J graphs `greedy_distance` to nodes of each, a mean over places.
+
+    Args:
+      made: neighbours of the own nodes.
+      counts: [N], how many of the places are wanted in each graph.
+      nodes: [J, N, P], what is wanted there.
+      features: [J, N', F], of the graphs' nodes; no gradient is taken in them.
+      is_there: [J], graphs that count.
+      own: whose training nodes [N] it is a mean over.
+    """
+
+    def of_nodes(rows, graphs):
+        (made, counts, nodes), (features, is_there) = rows, graphs
+
+        def add(total, graph):
+            nodes, features, is_there = graph
+            wanted = Neighbours(counts, features[nodes])
+            gaps = jnp.mean(greedy_distance(made, wanted), axis=1)
+            return total + jnp.where(is_there, gaps, 0), None
+
+        zeros = mesh.varying(jnp.zeros(len(counts), made.features.dtype))
+        features = jax.lax.stop_gradient(features)
+        graphs = jnp.moveaxis(nodes, 1, 0), features, is_there
+        return jax.lax.scan(add, zeros, graphs)[0]
+
+    is_compared = (own.is_trained > 0) & (made.counts >= 1) & (counts > 0)
+    rows = made, counts, jnp.moveaxis(nodes, 0, 1)
+    by_node = map_marked(of_nodes, is_compared, rows, (features, is_there))
     return masked_mean(by_node, own.is_trained)
 
 
-def distance_of_counts(
-    made: Neighbours, wanted: Neighbours, own: SubgraphData
-) -> jax.Array:
+def distance_to_own(made: Neighbours, lost: Lost, own: SubgraphData) -> jax.Array:
+    """The `distance` to what nodes have lost."""
+    is_there = jnp.ones(1, bool)
+    return distance(
+        made, *lost._replace(nodes=lost.nodes[None]), own.features[None], is_there, own
+    )
+
+
+def distance_of_counts(made: Neighbours, lost: Lost, own: SubgraphData) -> jax.Array:
     """Averages the smooth L1 distance of the counts over the training nodes."""
-    errors = optax.losses.huber_loss(made.counts, wanted.counts)
+    errors = optax.losses.huber_loss(made.counts, lost.counts)
     return masked_mean(errors, own.is_trained)
 
 
 def distance_to_others(
     key: jax.Array,
     made: Neighbours,
-    wanted: Neighbours,
+    counts: jax.Array,
     own: SubgraphData,
     everybody: SubgraphData,
 ) -> tuple[jax.Array, jax.Array]:
-    """Sums the distances to neighbours drawn from each other client of some weight.
+    """The `distance` to neighbours drawn from each other client of some weight.
 
     Args:
       key: of the draws.
       made: neighbours of the own nodes.
-      wanted: as many places as here are compared, at other clients too.
+      counts: [N], how many of the places are wanted at each client.
       own: whose training nodes count.
       everybody: [K, ...], also the client itself.
 
@@ -176,13 +248,12 @@ def distance_to_others(
       The sum, and the number of clients of some weight, at least 1.
     """
 
-    def of_one(other):
+    def draw(other):
         other_key = jax.random.fold_in(key, other.client_ids)
-        features = draw_neighbours(other_key, other, own, made.features.shape[1])
-        gap = distance(made, wanted._replace(features=features), own)
-        is_there = other.client_weights > 0
-        is_other = is_there & (other.client_ids != own.client_ids)
-        return jnp.where(is_other, gap, 0), is_there
+        return draw_neighbours(other_key, other, own, made.features.shape[1])
 
-    gaps, is_there = jax.lax.map(of_one, everybody)
-    return jnp.sum(gaps), jnp.maximum(jnp.sum(is_there), 1)
+    is_there = everybody.client_weights > 0
+    is_other = is_there & (everybody.client_ids != own.client_ids)
+    nodes = jax.lax.map(draw, everybody)
+    total = distance(made, counts, nodes, everybody.features, is_other, own)
+    return total, jnp.maximum(jnp.sum(is_there), 1)

@@ -52,7 +52,7 @@ def test_what_hidden_nodes_take_along(train, own, hidden):
         gone = [s for s, r in edges if r == node and is_hidden[s] and not is_hidden[r]]
         assert lost.counts[node] == len(gone)
         for place, sender in enumerate(gone[:PLACES]):
-            npt.assert_array_equal(lost.features[node, place], mine.features[sender])
+            assert lost.nodes[node, place] == sender
 
 
 def test_filled_graphs_have_edges_both_ways(train, own):
@@ -60,7 +60,7 @@ def test_filled_graphs_have_edges_both_ways(train, own):
     rng, size = np.random.default_rng(0), len(own.labels)
     features = rng.normal(size=(size, PLACES, NUM_FEATURES)).astype(np.float32)
     filled = mending.fill(own, Neighbours(counts, features))
-    is_there = np.asarray(filled.edge_weights) > 0
+    rows, is_there = filled.features.dense(), np.asarray(filled.edge_weights) > 0
     ends = zip(
         np.asarray(filled.senders)[is_there],
         np.asarray(filled.receivers)[is_there],
@@ -76,7 +76,7 @@ def test_filled_graphs_have_edges_both_ways(train, own):
         for place in range(number):
             added = size + node * PLACES + place
             expected |= {(node, added), (added, node)}
-            npt.assert_array_equal(filled.features[added], features[node, place])
+            npt.assert_array_equal(rows[added], features[node, place])
             assert filled.is_real[added]
     assert set(ends) == expected
     assert jnp.sum(filled.is_real) == 5 + 5
@@ -94,7 +94,7 @@ def test_where_no_client_has_an_edge_the_first_node_is_drawn(own):
         **{x: getattr(own, x)[:0] for x in ("senders", "receivers", "edge_weights")}
     )
     drawn = mending.draw_neighbours(KEY, bare, own, PLACES)
-    npt.assert_array_equal(drawn, np.broadcast_to(own.features[0], drawn.shape))
+    npt.assert_array_equal(drawn, np.zeros((8, PLACES)))
 
 
 def test_each_generated_neighbour_is_near_one_that_was_lost():
@@ -118,16 +118,13 @@ def test_each_generated_neighbour_is_near_one_that_was_lost():
 def test_neighbours_of_others_are_drawn_where_there_are_some(train, own):
     """Node 0 of the dataset has no edge: nobody draws its neighbours."""
     other, known = jax.tree.map(lambda x: x[0], train), alone(train, 0)
-    drawn = mending.draw_neighbours(KEY, other, own, 40)
-    assert drawn.shape == (len(own.labels), 40, NUM_FEATURES)
-    senders = {tuple(known.features[s]) for s in known.senders}
-    assert {tuple(x) for x in np.asarray(drawn).reshape(-1, NUM_FEATURES)} == senders
-    for row in np.asarray(drawn):  # all neighbours of one node
-        near = [
-            {tuple(known.features[s]) for s in known.senders[known.receivers == r]}
-            for r in set(known.receivers)
-        ]
-        assert any({tuple(x) for x in row} <= options for options in near)
+    drawn = np.asarray(mending.draw_neighbours(KEY, other, own, 40))
+    assert drawn.shape == (8, 40)
+    assert set(drawn.flat) == set(known.senders)
+    ends = known.senders, known.receivers
+    near = [set(ends[0][ends[1] == node]) for node in set(ends[1])]
+    for row in drawn:  # all neighbours of one node
+        assert any(set(row) <= options for options in near)
 
 
 def test_what_was_not_found_has_the_type_of_what_may_be(train):
@@ -145,7 +142,7 @@ def test_neighbours_at_each_other_client_are_drawn_apart(train, own):
 
     def gap(client_id):
         data = pair._replace(client_ids=jnp.array([2, client_id]))
-        return mending.distance_to_others(KEY, made, made, own, data)[0]
+        return mending.distance_to_others(KEY, made, made.counts, own, data)[0]
 
     assert gap(0) == gap(0) != gap(7)
 
@@ -153,9 +150,40 @@ def test_neighbours_at_each_other_client_are_drawn_apart(train, own):
 def test_a_client_counts_the_others_of_some_weight(train, own):
     made = mending.nothing_found(train, PLACES)
     made = Neighbours(made.counts[0] + 9, made.features[0])
-    wanted = made
-    gaps, number = mending.distance_to_others(KEY, made, wanted, own, train)
+    counts = made.counts
+    gaps, number = mending.distance_to_others(KEY, made, counts, own, train)
     assert number == 5 and gaps > 0
     nobody = train._replace(client_weights=jnp.zeros(5).at[2].set(1))
-    gaps, number = mending.distance_to_others(KEY, made, wanted, own, nobody)
+    gaps, number = mending.distance_to_others(KEY, made, counts, own, nobody)
     assert number == 1 and gaps == 0
+
+
+def test_distances_are_summed_over_graphs_and_averaged_over_training_nodes(train, own):
+    """Of three graphs one does not count, nor do nodes that are not trained."""
+    rng, (size, width) = np.random.default_rng(1), own.features.shape
+    features = jnp.asarray(rng.normal(size=(size, PLACES, width)), jnp.float32)
+    made = Neighbours(jnp.array([1.5, 2, 0.5, 2, 2, 1, 1, 1]), features)
+    counts = jnp.array([2.0, 1, 2, 0, 2, 1, 1, 1])
+    nodes = rng.integers(0, size, (3, size, PLACES))
+    others, is_there = train.features[:3], jnp.array([True, False, True])
+    own = own._replace(is_trained=jnp.array([1.0, 0, 1, 1, 1, 0, 0, 0]))
+
+    def expected(features):
+        made_too = made._replace(features=features)
+        gaps = [
+            mending.greedy_distance(made_too, Neighbours(counts, others[j][nodes[j]]))
+            for j in (0, 2)
+        ]
+        return jnp.sum(own.is_trained[:, None] * sum(gaps)) / PLACES / 4
+
+    def found(features):
+        made_too = made._replace(features=features)
+        args = counts, jnp.asarray(nodes), others, is_there, own
+        return mending.distance(made_too, *args)
+
+    pairs = zip(
+        *(jax.value_and_grad(x)(features) for x in (found, expected)), strict=True
+    )
+    for pair in pairs:
+        npt.assert_allclose(*pair, rtol=1e-4, atol=1e-6)
+    assert found(features) > 0
