@@ -83,9 +83,9 @@ def draw_neighbours(
     node_key, edge_key = jax.random.split(key)
     is_edge = (other.edge_weights > 0).astype(jnp.int32)
     degrees = jax.ops.segment_sum(is_edge, other.receivers, len(other.labels))
-    logits = jnp.where(degrees > 0, 0.0, -jnp.inf)
-    logits = jnp.where(jnp.any(degrees > 0), logits, 0.0)
-    nodes = jax.random.categorical(node_key, logits, shape=(size,))
+    (candidates,) = jnp.nonzero(degrees, size=len(degrees), fill_value=0)
+    number = jnp.maximum(jnp.count_nonzero(degrees), 1)
+    nodes = candidates[jax.random.randint(node_key, (size,), 0, number)]
     draws = jax.random.uniform(edge_key, (size, num_places))
     starts = jnp.cumsum(degrees) - degrees  # edges stand by receiver, padding last
     edges = starts[nodes][:, None] + jnp.floor(draws * degrees[nodes][:, None])
