@@ -1,8 +1,9 @@
 """Functions of those rows of an array alone that a mask marks when it runs.
 
 Shapes depend on no numbers in JAX, so padding is computed with like all else. Where
-most rows are padding that is most of the work. Here marked rows are taken a block at a
-time, as many blocks as there are.
+most rows are padding that is most of the work: on a CPU, where one client comes after
+another, marked rows are taken a block at a time, as many blocks as there are. Elsewhere
+clients are computed side by side, and all rows with them.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_graph.core import mesh
+from fedjax_graph.core import arrays, mesh
 
 ROWS_PER_BLOCK = 64
 
@@ -24,8 +25,8 @@ class MaskedRows:
     """Holds a matrix [N, F] whose rows count where a mask is 1, or several, [K, N, F].
 
     Its rows are those of parts, one behind another. It has the shape and the type of a
-    matrix, and `x @ kernel`, whose other rows are 0 and cost nothing; no other layer
-    can read it by mistake.
+    matrix, and `x @ kernel`, whose other rows are 0; no other layer can read it by
+    mistake.
     """
 
     parts: tuple[jax.Array, ...]  # [..., N_i, F]
@@ -55,7 +56,7 @@ class MaskedRows:
         return jnp.concatenate(products)
 
     def dense(self) -> jax.Array:
-        """The matrix, with all of its rows."""
+        """All rows as they are, also those that do not count."""
         return jnp.concatenate(self.parts, axis=-2)
 
 
@@ -64,12 +65,13 @@ def map_marked(
 ) -> jax.Array:
     """Maps a function of rows over the marked ones alone.
 
-    Its gradients in rows and in what is shared are taken block by block too. They have
-    no gradients themselves: JAX refuses those of a loop whose length it does not know.
+    On a CPU that is block by block, and so are its gradients in rows and in what is
+    shared. Those have no gradients themselves there: compiled, JAX refuses those of a
+    loop whose length it does not know.
 
     Args:
-      fn: (rows [B, ...], shared) -> [B, ...], a row's result from that row alone; with
-        no arrays of its own.
+      fn: (rows [B, ...], shared) -> [B, ...], a row's result from that row alone,
+        finite for any row that there is; with no arrays of its own to differentiate in.
       is_marked: [N] bool.
       rows: pytree of arrays [N, ...].
       shared: pytree of arrays.
@@ -78,19 +80,25 @@ def map_marked(
       [N, ...], 0 for rows that are not marked.
     """
     size = len(is_marked)
-    block = max(min(ROWS_PER_BLOCK, size), 1)
+    if not size or mesh.backend() != "cpu":
+        results = fn(rows, shared)
+        return jnp.where(_like(is_marked, results), results, 0)
+    block = min(ROWS_PER_BLOCK, size)
     num_places = -(-size // block) * block
     (order,) = jnp.nonzero(is_marked, size=num_places, fill_value=size)
     # varying: no device may wait for sums with another, which takes fewer blocks
-    args = mesh.varying((order.reshape(-1, block), rows, shared))
-    return _map_blocks(fn, *args)
+    args = jax.tree.map(jnp.asarray, (order.reshape(-1, block), rows, shared))
+    return _map_blocks(fn, size, *mesh.varying(args))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _map_blocks(fn, order, rows, shared):
+def _like(mask: jax.Array, x: jax.Array) -> jax.Array:
+    return mask.reshape(-1, *(1,) * (x.ndim - 1))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _map_blocks(fn, size, order, rows, shared):
     """As `map_marked`, of the places of marked rows [blocks, B], N for padding."""
     shape = jax.eval_shape(lambda: fn(_take(rows, order[0]), shared))
-    size = len(jax.tree.leaves(rows)[0])
 
     def step(block, results):
         places = order[block]
@@ -100,17 +108,18 @@ def _map_blocks(fn, order, rows, shared):
     return jax.lax.fori_loop(0, _num_blocks(order, size), step, mesh.varying(zeros))
 
 
-def _forward(fn, order, rows, shared):
-    return _map_blocks(fn, order, rows, shared), (order, rows, shared)
+def _forward(fn, size, order, rows, shared):
+    return _map_blocks(fn, size, order, rows, shared), (order, rows, shared)
 
 
-def _backward(fn, kept, gradient):
+def _backward(fn, size, kept, gradient):
     order, rows, shared = kept
 
     def step(block, totals):
         places = order[block]
         _, pull = jax.vjp(fn, _take(rows, places), shared)
-        of_rows, of_shared = pull(_take(gradient, places))
+        own = gradient.at[places].get(mode="fill", fill_value=0)
+        of_rows, of_shared = pull(own)
         return (
             _map_real(
                 lambda x, y: x.at[places].add(y, mode="drop"), totals[0], of_rows
@@ -118,10 +127,12 @@ def _backward(fn, kept, gradient):
             _map_real(jnp.add, totals[1], of_shared),
         )
 
-    zeros = jax.tree.map(_zeros, rows), jax.tree.map(_zeros, shared)
-    num_blocks = _num_blocks(order, len(gradient))
+    zeros = _map_real(jnp.zeros_like, rows), _map_real(_precise_zeros, shared)
+    num_blocks = _num_blocks(order, size)
     totals = jax.lax.fori_loop(0, num_blocks, step, mesh.varying(zeros))
-    return None, *totals
+    return None, *(
+        _map_real(_in_type, *pair) for pair in zip(totals, (rows, shared), strict=True)
+    )
 
 
 _map_blocks.defvjp(_forward, _backward)
@@ -132,19 +143,22 @@ def _num_blocks(order: jax.Array, size: int) -> jax.Array:
 
 
 def _take(rows: Any, places: jax.Array) -> Any:
-    return jax.tree.map(lambda x: x.at[places].get(mode="fill", fill_value=0), rows)
+    return jax.tree.map(lambda x: x.at[places].get(mode="clip"), rows)
 
 
-def _zeros(x: jax.Array) -> jax.Array | None:
-    """Of a gradient; None for whole numbers, which have none."""
-    return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else None
+def _precise_zeros(x: jax.Array) -> jax.Array:
+    return jnp.zeros_like(arrays.precise(x))
 
 
-def _map_real(fn: Callable[..., jax.Array], totals: Any, new: Any) -> Any:
-    """Maps over the leaves of gradients, of which `_zeros` left some out."""
-    return jax.tree.map(
-        lambda x, y: None if x is None else fn(x, y),
-        totals,
-        new,
-        is_leaf=lambda x: x is None,
-    )
+def _in_type(gradient: jax.Array, x: jax.Array) -> jax.Array:
+    return gradient.astype(x.dtype)
+
+
+def _map_real(fn: Callable[..., jax.Array], first: Any, *others: Any) -> Any:
+    """Maps over leaves, but those of whole numbers, whose gradients are None."""
+
+    def run(x, *more):
+        is_real = x is not None and jnp.issubdtype(x.dtype, jnp.inexact)
+        return fn(x, *more) if is_real else None
+
+    return jax.tree.map(run, first, *others, is_leaf=lambda x: x is None)

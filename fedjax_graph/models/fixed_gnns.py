@@ -88,8 +88,7 @@ class FixedGNN(nn.Module):
     hidden_size: int | None = None  # None: the layout's
     dropout: float = 0.0
     drops_features: bool = True
-    # and does nothing else with features but drop some
-    multiplies_features: ClassVar[bool] = True
+    reads_masked_rows: ClassVar[bool] = True  # of features, which it multiplies first
 
     @nn.compact
     def __call__(
@@ -102,7 +101,8 @@ class FixedGNN(nn.Module):
 
         Args:
           graph: nodes [N, F], edge weights [E] or None; see `models.convolutions`, also
-            on padding. Of gcn without dropout of features they may be `SpreadRows`.
+            on padding. They may be `SparseRows` or `MaskedRows`, and of gcn without
+            dropout of features `SpreadRows`.
           mask: [N], 0 for padding; changes nothing, as none of them has batch
             statistics.
           is_training: whether to drop units, by the random stream `dropout`.

@@ -56,7 +56,9 @@ class SubgraphModel(FlaxModule, Protocol):
     Its last layer is called `head`, and stands in no other; FedPer and LG-FedAvg tell
     it by this name, and what it reads are the embeddings of nodes. Besides `params` it
     may keep `batch_stats`; random streams are not available, but for `dropout` while
-    training.
+    training. A class whose first layer is `x @ kernel`, and no one that extends it, may
+    say `reads_masked_rows = True` to be given `core.masked_rows.MaskedRows` as nodes
+    where most of them are padding.
     """
 
     def __call__(

@@ -68,8 +68,7 @@ class Network(nn.Module):
     fusion: Fusion = "all"
     dropout: float = 0.0  # of both stages' inputs
     space: Space = "paper"
-    # and does nothing else with features but drop some
-    multiplies_features: ClassVar[bool] = True
+    reads_masked_rows: ClassVar[bool] = True  # of features, which it multiplies first
 
     @nn.compact
     def __call__(

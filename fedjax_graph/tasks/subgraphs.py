@@ -224,12 +224,12 @@ def as_graph(
 ) -> jraph.GraphsTuple:
     """The padded subgraph of ONE client.
 
-    Masked features are made dense for modules without `multiplies_features`: those may
-    do anything with them.
+    Masked features are made dense but for modules whose own class says
+    `reads_masked_rows`: others may do anything with them.
     """
     features, ends = client_data.features, (client_data.senders, client_data.receivers)
-    only_multiplies = getattr(module, "multiplies_features", False)
-    if isinstance(features, MaskedRows) and not only_multiplies:
+    reads_them = vars(type(module)).get("reads_masked_rows", False)
+    if isinstance(features, MaskedRows) and not reads_them:
         features = features.dense()
     return one_graph(features, *ends, client_data.edge_weights)
 
@@ -350,10 +350,10 @@ def check_dense(seen: Embedded) -> Embedded:
     """Checks that embeddings can be computed with.
 
     Raises:
-      InputError: if they are sparse features, all that a network without hidden layers
-        has.
+      InputError: if they are sparse or masked features, all that a network without
+        hidden layers has.
     """
-    if isinstance(seen.embeddings, SparseRows):
+    if isinstance(seen.embeddings, SparseRows | MaskedRows):
         raise InputError(
             "a network without hidden layers, whose embeddings are the features "
             "themselves; give these dense"

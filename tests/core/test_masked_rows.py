@@ -6,7 +6,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import masked_rows
+from fedjax_graph.core import masked_rows, mesh
 from fedjax_graph.core.masked_rows import MaskedRows, map_marked
 
 SIZE, WIDTH, UNITS = 150, 4, 3  # in blocks of 64
@@ -70,15 +70,35 @@ def test_clients_side_by_side_have_as_many_blocks_as_the_most(rows, shared, quic
     assert not np.any(found[2])
 
 
-def test_rows_that_are_not_marked_are_not_read(shared, quick_jit):
-    is_marked = some(0.3)
-    x = jnp.where(is_marked[:, None], 1.0, jnp.nan) * jnp.ones(WIDTH)
+def test_on_an_accelerator_all_rows_are_taken_at_once(rows, shared, monkeypatch):
+    """Where clients are side by side, each of which has another number of them."""
+    is_marked = some(0.4)
+    monkeypatch.setattr(mesh, "backend", lambda: "gpu")
+    found = map_marked(fn, is_marked, rows, shared)
+    npt.assert_allclose(found, of_all(is_marked, rows, shared), rtol=1e-5, atol=1e-6)
+    program = jax.jit(lambda mask: map_marked(fn, mask, rows, shared)).lower(is_marked)
+    assert "while" not in program.as_text()
 
-    def product(x, kernel):
-        return jnp.sum(map_marked(jnp.matmul, is_marked, x, kernel) ** 2)
 
-    gradients = quick_jit(jax.grad(product, (0, 1)))(x, shared[0])
-    assert all(np.isfinite(x).all() for x in gradients)
+def test_gradients_that_are_summed_over_blocks_are_summed_in_float32(quick_jit):
+    """Of many blocks of ones bfloat16 would lose the last."""
+    ones = jnp.ones((100 * masked_rows.ROWS_PER_BLOCK, 1), jnp.bfloat16)
+    is_marked = jnp.ones(len(ones), bool)
+
+    def total(scale):
+        results = map_marked(lambda x, scale: x * scale, is_marked, ones + 0.25, scale)
+        return jnp.sum(results.astype(jnp.float32))
+
+    gradient = quick_jit(jax.grad(total))(jnp.ones(1, jnp.bfloat16))
+    assert gradient.dtype == jnp.bfloat16 and gradient == 8000
+
+
+def test_arrays_of_the_host_and_none_at_all_are_mapped(rows, shared):
+    is_marked, host = np.asarray(some(0.4)), jax.tree.map(np.asarray, (rows, shared))
+    found = map_marked(fn, is_marked, *host)
+    npt.assert_allclose(found, of_all(is_marked, rows, shared), rtol=1e-5, atol=1e-6)
+    nothing = jax.tree.map(lambda x: x[:0], rows)
+    assert map_marked(fn, is_marked[:0], nothing, shared).shape == (0, UNITS)
 
 
 def test_no_block_is_taken_in_vain(rows, shared):
@@ -98,10 +118,10 @@ def test_no_block_is_taken_in_vain(rows, shared):
 
 
 def test_a_masked_matrix_is_multiplied_part_by_part(rows, shared, quick_jit):
+    """One of which is smaller than a block."""
     x, kernel, mask = rows[0], shared[0], some(0.5).astype(jnp.float32)
     matrix = MaskedRows((x[:20], x[20:]), mask)
     assert matrix.shape == x.shape and len(matrix) == SIZE and matrix.dtype == x.dtype
     npt.assert_array_equal(matrix.dense(), x)
     product = quick_jit(lambda matrix: matrix @ kernel)(matrix)
     npt.assert_allclose(product, mask[:, None] * (x @ kernel), rtol=1e-5, atol=1e-6)
-    assert masked_rows.ROWS_PER_BLOCK > 20  # one part is smaller

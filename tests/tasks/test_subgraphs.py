@@ -14,6 +14,7 @@ import pytest
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.masked_rows import MaskedRows
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.models.fixed_gnns import FixedGNN
 from fedjax_graph.models.supernet import SuperNet
 from fedjax_graph.tasks import subgraphs as tasks
 from fedjax_graph.tasks.subgraphs import MONITORS, SubgraphTask
@@ -447,7 +448,28 @@ def test_masked_features_are_read_as_dense_ones(splits, draw_params, settings):
     found, expected = (task.predict(one(drawn), data) for data in (masked, train))
     is_real = np.asarray(train.is_real) > 0
     npt.assert_allclose(found[is_real], expected[is_real], rtol=1e-5, atol=1e-6)
-    only_multiplies = settings["model"] in ("gcn", "code")
+    reads_them = settings["model"] in ("gcn", "code")
     module = SubgraphTask(NUM_FEATURES, NUM_CLASSES, **settings).module()
     nodes = tasks.as_graph(row(masked, 0), module).nodes
-    assert isinstance(nodes, MaskedRows) == only_multiplies
+    assert isinstance(nodes, MaskedRows) == reads_them
+
+
+def test_who_extends_a_network_gets_masked_features_as_an_array(splits):
+    """It may do anything with them first."""
+
+    class Mine(FixedGNN):
+        pass
+
+    own = row(splits["train"].by_client(), 0)
+    masked = own._replace(features=MaskedRows((own.features,), own.is_real))
+    for network, kind in ((FixedGNN, MaskedRows), (Mine, jax.Array)):
+        nodes = tasks.as_graph(masked, network("gcn", NUM_CLASSES)).nodes
+        assert isinstance(nodes, kind)
+
+
+def test_features_that_are_masked_are_no_embeddings(splits, draw_params):
+    own = splits["train"].by_client()
+    masked = own._replace(features=MaskedRows((own.features,), own.is_real))
+    task = make_task(model="sgc")
+    with pytest.raises(InputError, match="without hidden layers"):
+        task.embed(draw_params(task.init), row(masked, 0), None)

@@ -17,6 +17,7 @@ import scipy.sparse
 
 from fedjax_graph.core import arrays, batching, client_rows, graphs, sparse_rows
 from fedjax_graph.core.errors import InputError
+from fedjax_graph.core.masked_rows import MaskedRows
 from fedjax_graph.core.sparse_rows import SparseRows
 from fedjax_graph.core.spread_rows import SpreadRows
 from fedjax_graph.data.graphs import label_splits, subgraphs
@@ -35,7 +36,8 @@ class SubgraphData(NamedTuple):
     # of which a device of several holds its clients' alone
     CLIENT_ROWS = ("features", "senders", "receivers", "edge_weights")
 
-    features: jax.Array | SparseRows | SpreadRows  # [K, N, F] float32
+    # [K, N, F] float32
+    features: jax.Array | SparseRows | SpreadRows | MaskedRows
     senders: jax.Array  # [K, E] int32
     receivers: jax.Array  # [K, E] int32, ascending
     edge_weights: jax.Array  # [K, E] float32, 1, or 0 for padding
@@ -58,13 +60,15 @@ def dense_features(data: SubgraphData) -> jax.Array:
     """Returns the features of clients' nodes, refusing all but arrays.
 
     Raises:
-      InputError: if they are sparse, or spread over neighbours.
+      InputError: if they are sparse, masked, or spread over neighbours.
     """
     if isinstance(data.features, SparseRows):
         raise InputError(
             "features are sparse, expected dense ones; leave out is_sparse of "
             "make_splits"
         )
+    if isinstance(data.features, MaskedRows):
+        raise InputError("features are masked, expected arrays")
     if isinstance(data.features, SpreadRows):
         raise InputError("features are spread already; leave out with_spread_features")
     return data.features

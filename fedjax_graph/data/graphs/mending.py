@@ -192,6 +192,9 @@ def distance(
       features: [J, N', F], of the graphs' nodes; no gradient is taken in them.
       is_there: [J], graphs that count.
       own: whose training nodes [N] it is a mean over.
+
+    Returns:
+      [].
     """
 
     def of_nodes(rows, graphs):
@@ -203,8 +206,9 @@ def distance(
             gaps = jnp.mean(greedy_distance(made, wanted), axis=1)
             return total + jnp.where(is_there, gaps, 0), None
 
-        zeros = mesh.varying(jnp.zeros(len(counts), made.features.dtype))
         features = jax.lax.stop_gradient(features)
+        dtype = jnp.result_type(made.features, features)
+        zeros = mesh.varying(jnp.zeros(len(counts), dtype))
         graphs = jnp.moveaxis(nodes, 1, 0), features, is_there
         return jax.lax.scan(add, zeros, graphs)[0]
 

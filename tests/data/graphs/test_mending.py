@@ -189,3 +189,20 @@ def test_distances_are_summed_over_graphs_and_averaged_over_training_nodes(train
     for pair in pairs:
         npt.assert_allclose(*pair, rtol=1e-4, atol=1e-6)
     assert found(features) > 0
+
+
+def test_nodes_of_others_are_drawn_alike_however_many_edges_they_have(own):
+    """Of a star and a node alone three in four are leaves, and all of these see 0."""
+    ends = jnp.array([0, 0, 0, 1, 2, 3]), jnp.array([1, 2, 3, 0, 0, 0])
+    order = jnp.argsort(ends[1])
+    star = own._replace(
+        senders=ends[0][order],
+        receivers=ends[1][order],
+        edge_weights=jnp.ones(6),
+        labels=jnp.zeros(5),
+    )
+    many = own._replace(labels=jnp.zeros(4000))
+    drawn = np.asarray(mending.draw_neighbours(KEY, star, many, 3))
+    assert abs(np.mean(drawn == 0) - 0.75) < 0.02
+    npt.assert_allclose([np.mean(drawn == n) for n in (1, 2, 3)], 1 / 12, atol=0.01)
+    assert drawn.max() == 3
