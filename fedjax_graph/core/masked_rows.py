@@ -130,9 +130,7 @@ def _backward(fn, size, kept, gradient):
     zeros = _map_real(jnp.zeros_like, rows), _map_real(_precise_zeros, shared)
     num_blocks = _num_blocks(order, size)
     totals = jax.lax.fori_loop(0, num_blocks, step, mesh.varying(zeros))
-    return None, *(
-        _map_real(_in_type, *pair) for pair in zip(totals, (rows, shared), strict=True)
-    )
+    return None, *_map_real(_in_type, totals, (rows, shared))
 
 
 _map_blocks.defvjp(_forward, _backward)
