@@ -220,10 +220,8 @@ def distance(
 
 def distance_to_own(made: Neighbours, lost: Lost, own: SubgraphData) -> jax.Array:
     """The `distance` to what nodes have lost."""
-    is_there = jnp.ones(1, bool)
-    return distance(
-        made, *lost._replace(nodes=lost.nodes[None]), own.features[None], is_there, own
-    )
+    graph = lost.nodes[None], own.features[None], jnp.ones(1, bool)
+    return distance(made, lost.counts, *graph, own)
 
 
 def distance_of_counts(made: Neighbours, lost: Lost, own: SubgraphData) -> jax.Array:
