@@ -88,13 +88,18 @@ class NeighbourGenerator(nn.Module):
         x = self.drop(nn.relu(self.second(x)), deterministic=not is_training)
         shape = (len(z), self.num_places, self.num_features)
         weights = self.features.kernel, self.features.bias
-        features = map_marked(_squashed_linear, counts >= 1, x, weights)
+        features = map_marked(_linear, counts >= 1, x, weights)
+        features = map_marked(_squash, counts >= 1, features, ())
         return counts, features.reshape(shape)
 
 
-def _squashed_linear(x: jax.Array, weights: tuple[jax.Array, jax.Array]) -> jax.Array:
+def _linear(x: jax.Array, weights: tuple[jax.Array, jax.Array]) -> jax.Array:
     kernel, bias = weights
-    return nn.tanh(x @ kernel + bias)
+    return x @ kernel + bias
+
+
+def _squash(x: jax.Array, nothing: tuple[()]) -> jax.Array:
+    return nn.tanh(x)
 
 
 # --- Of plain parameters --------------------------------------------------------------
