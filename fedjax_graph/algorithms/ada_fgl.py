@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_graph.algorithms.fed_avg import FedAvgConfig, fed_avg
-from fedjax_graph.core import aggregation, channel, clients, communication
+from fedjax_graph.core import aggregation, channel, clients, communication, trees
 from fedjax_graph.core.algorithm import FederatedAlgorithm, Phase, by_phase
 from fedjax_graph.core.building import logits_task
 from fedjax_graph.core.checks import limited
@@ -77,7 +77,7 @@ def ada_fgl(config: AdaFGLConfig) -> FederatedAlgorithm:
         params = module.init(params_key, *inputs(first_row(rows), known))["params"]
         opt_state = optimizer.init(params)
         one = {"params": params, "opt_state": opt_state, "num_steps": jnp.int32(0)}
-        models = jax.tree.map(lambda x: jnp.stack([x] * len(keys)), one)
+        models = aggregation.broadcast(trees.one_row(one), len(keys))
 
         def measure(own, key):
             args = own.labels, own.is_trained, settings.num_classes, key
