@@ -307,14 +307,6 @@ def abstract(tree: Any) -> Any:
     return jax.tree.map(of, tree)
 
 
-def on_host(tree: Any) -> Any:
-    """Copies to the host what this process has whole; the rest stays (host call)."""
-    return jax.tree.map(
-        lambda x: jax.device_get(x) if getattr(x, "is_fully_addressable", True) else x,
-        tree,
-    )
-
-
 def whole(tree: Any) -> Any:
     """Gathers a pytree spread over several processes, all of it to each (host call).
 

@@ -17,13 +17,16 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fedjax_graph.core import mesh, processes
+from fedjax_graph.core import processes
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data import limits
 from fedjax_graph.driver.digests import digest
 from fedjax_graph.driver.writers import to_jsonable
 
 DIGESTS = "sha256"  # name of the item in a checkpoint
+# Of a file of arrays, and of a part of one: what waits in memory to be written or read,
+# of each array that is at once. By default that is up to 2 GiB.
+FILE_BYTES = 2**26
 # Errors of reads that say nothing of what is there to read.
 PASSING = (
     *(errno.EACCES, errno.EAGAIN, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE),
@@ -85,7 +88,6 @@ class Checkpoints:
         """
         while self._passed_over:
             self._manager.delete(self._passed_over.pop())
-        tree = mesh.on_host(tree)
         digests = {
             "state": digest(tree),
             "settings": _digest_of_settings(self._settings),
@@ -93,7 +95,8 @@ class Checkpoints:
         self._manager.save(
             round_,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(tree),
+                # arrays of devices, not of NumPy, which would be copied first
+                state=ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=FILE_BYTES),
                 settings=ocp.args.JsonSave(self._settings),
                 **{DIGESTS: ocp.args.JsonSave(digests)},
             ),
@@ -188,7 +191,9 @@ class Checkpoints:
             wanted, folder = _flatten(self._settings), self._manager.directory
             _check_settings(stored, wanted, self._ignored, folder)
         like = jax.tree.map(_wanted, like)
-        state = self._item(round_, "state", ocp.args.StandardRestore(like), digest)
+        restore_args = ocp.checkpoint_utils.construct_restore_args(like)
+        args = ocp.args.PyTreeRestore(like, restore_args=restore_args)
+        state = self._item(round_, "state", args, digest)
         for x, wanted in zip(*map(jax.tree.leaves, (state, like)), strict=True):
             if x.shape != wanted.shape:  # orbax gives what is there
                 raise InputError(

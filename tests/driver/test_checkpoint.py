@@ -5,7 +5,9 @@ import errno
 import hashlib
 import json
 import pathlib
+import re
 import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_graph.core import mesh, processes
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.driver import digests
+from fedjax_graph.driver import checkpoint, digests
 from fedjax_graph.driver.checkpoint import DIGESTS, Checkpoints, DamagedError
 from fedjax_graph.driver.digests import digest
 from tests.damage import flip, flip_in_digest, halve
@@ -423,3 +425,30 @@ def test_what_a_kill_leaves_half_written_is_passed_over(copy):
         assert_same_bits(checkpoints.restore(make_tree()), make_tree(2))
         checkpoints.save(3, make_tree(3))
         assert_same_bits(checkpoints.restore(make_tree()), make_tree(3))
+
+
+PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_arrays_are_neither_copied_nor_all_compressed_before_they_are_written(
+    tmp_path, monkeypatch
+):
+    """Of a state of 128 MiB, in files of 4, less than the half is in memory besides."""
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 2**22)
+    rng = np.random.default_rng(0)  # nothing that could be made smaller
+    state = {name: jnp.asarray(rng.random((2**12, 2**11), "f4")) for name in "abcd"}
+    status, forget = (pathlib.Path("/proc/self", x) for x in ("status", "clear_refs"))
+
+    def peak():
+        return int(PEAK.search(status.read_text())[1]) * 1024
+
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(1, {"a": jnp.ones(3)})  # what orbax needs of its own
+        forget.write_text("5")  # the highest there was
+        before = peak()
+        checkpoints.save(2, state)
+        assert peak() - before < 2**26
+        assert_same_bits(checkpoints.restore(state), state)
+    files = [x.stat().st_size for x in tmp_path.glob("2/state/**/*") if x.is_file()]
+    assert max(files) < 2**23 < sum(files)
