@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_graph.core import arrays, mesh
 
-LEAST_BLOCK, MOST_BLOCKS = 64, 10  # rows; a last block is half padding in the mean
+LEAST_BLOCK = 64  # rows; of the last one half is padding in the mean
 
 
 @jax.tree_util.register_dataclass
@@ -61,7 +61,11 @@ class MaskedRows:
 
 
 def map_marked(
-    fn: Callable[[Any, Any], jax.Array], is_marked: jax.Array, rows: Any, shared: Any
+    fn: Callable[[Any, Any], jax.Array],
+    is_marked: jax.Array,
+    rows: Any,
+    shared: Any,
+    most_blocks: int | None = None,
 ) -> jax.Array:
     """Maps a function of rows over the marked ones alone.
 
@@ -77,6 +81,8 @@ def map_marked(
       is_marked: [N] bool.
       rows: pytree of arrays [N, ...].
       shared: pytree of arrays.
+      most_blocks: how many there may be at most, of more than `LEAST_BLOCK` rows where
+        that takes them; for large `shared`, to whose gradients each block adds.
 
     Returns:
       [N, ...], 0 for rows that are not marked.
@@ -85,7 +91,7 @@ def map_marked(
     if not size or mesh.backend() != "cpu":
         results = fn(rows, shared)
         return jnp.where(_like(is_marked, results), results, 0)
-    block = min(max(LEAST_BLOCK, -(-size // MOST_BLOCKS)), size)
+    block = min(max(LEAST_BLOCK, -(-size // (most_blocks or size))), size)
     num_places = -(-size // block) * block
     (order,) = jnp.nonzero(is_marked, size=num_places, fill_value=size)
     # varying: no device may wait for sums with another, which takes fewer blocks

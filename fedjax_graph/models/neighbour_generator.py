@@ -88,7 +88,7 @@ class NeighbourGenerator(nn.Module):
         x = self.drop(nn.relu(self.second(x)), deterministic=not is_training)
         shape = (len(z), self.num_places, self.num_features)
         weights = self.features.kernel, self.features.bias
-        features = map_marked(_linear, counts >= 1, x, weights)
+        features = map_marked(_linear, counts >= 1, x, weights, most_blocks=10)
         features = map_marked(_squash, counts >= 1, features, ())
         return counts, features.reshape(shape)
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from fedjax_graph.core import masked_rows, mesh
+from fedjax_graph.core import mesh
 from fedjax_graph.core.masked_rows import MaskedRows, map_marked
 
 SIZE, WIDTH, UNITS = 150, 4, 3  # in blocks of 64
@@ -81,12 +81,12 @@ def test_on_an_accelerator_all_rows_are_taken_at_once(rows, shared, monkeypatch)
 
 
 def test_gradients_that_are_summed_over_blocks_are_summed_in_float32(quick_jit):
-    """Ten blocks of 65 ones: of 650 bfloat16 makes 648, of their sums in it 644."""
-    ones = jnp.ones((10 * (masked_rows.LEAST_BLOCK + 1), 1), jnp.bfloat16)
+    """Of ten blocks of 65 ones, 650, bfloat16 makes 648, and 644 of sums in it."""
+    ones, most = jnp.ones((650, 1), jnp.bfloat16), 10
     is_marked = jnp.ones(len(ones), bool)
 
     def total(scale):
-        results = map_marked(lambda x, scale: x * scale, is_marked, ones, scale)
+        results = map_marked(lambda x, y: x * y, is_marked, ones, scale, most)
         return jnp.sum(results.astype(jnp.float32))
 
     gradient = quick_jit(jax.grad(total))(jnp.ones(1, jnp.bfloat16))
@@ -102,17 +102,18 @@ def test_arrays_of_the_host_and_none_at_all_are_mapped(rows, shared):
 
 
 def test_no_block_is_taken_in_vain(rows, shared):
-    """Not one of no marked rows, and two of 65; of ten times as many rows a tenth."""
+    """Not one of no marked rows, and two of 65; of ten in all each has a tenth."""
     seen, many = [], jax.tree.map(lambda x: jnp.repeat(x, 10, axis=0), rows)
 
     def counted(rows, shared):
         jax.debug.callback(lambda: seen.append(1))
         return fn(rows, shared)
 
-    few = [(rows, *case) for case in ((0, 0), (64, 1), (65, 2), (SIZE, 3))]
-    for rows, number, expected in (*few, (many, SIZE, 1), (many, SIZE + 1, 2)):
+    few = [(rows, None, *case) for case in ((0, 0), (64, 1), (65, 2), (SIZE, 3))]
+    a_few = [(rows, 10, 65, 2), (many, 10, SIZE, 1), (many, 10, SIZE + 1, 2)]
+    for rows, most_blocks, number, expected in (*few, *a_few):
         is_marked = jnp.arange(len(rows[0]))[::-1] < number
-        map_marked(counted, is_marked, rows, shared)
+        map_marked(counted, is_marked, rows, shared, most_blocks)
         jax.effects_barrier()
         assert len(seen) == expected
         seen.clear()
