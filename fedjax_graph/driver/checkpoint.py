@@ -24,8 +24,8 @@ from fedjax_graph.driver.digests import digest
 from fedjax_graph.driver.writers import to_jsonable
 
 DIGESTS = "sha256"  # name of the item in a checkpoint
-# Of a file of arrays, and of a part of one: what waits in memory to be written or read,
-# of each array that is at once. By default that is up to 2 GiB.
+# Of a file of arrays, and the most of an array that is compressed in one piece: what
+# waits in memory to be written or read. Orbax's default is 2 GiB.
 FILE_BYTES = 2**26
 # Errors of reads that say nothing of what is there to read.
 PASSING = (
