@@ -99,6 +99,42 @@ def map_marked(
     return _map_blocks(fn, size, *mesh.varying(args))
 
 
+def linear_of_marked(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array,
+    is_marked: jax.Array,
+    most_blocks: int | None = None,
+) -> jax.Array:
+    """Computes x W + b in P parts of W's columns, each of the rows marked for it alone.
+
+    Args:
+      x: [N, H].
+      kernel: W, [H, P F].
+      bias: b, [P F].
+      is_marked: [N, P] bool.
+      most_blocks: of one part, as in `map_marked`.
+
+    Returns:
+      [N, P, F], 0 where nothing is marked.
+    """
+    size, num_parts = is_marked.shape
+    if mesh.backend() != "cpu":
+        results = _linear(x, (kernel, bias)).reshape(size, num_parts, -1)
+        return jnp.where(is_marked[:, :, None], results, 0)
+    parts = jnp.split(kernel, num_parts, axis=1), jnp.split(bias, num_parts)
+    results = [
+        map_marked(_linear, is_marked[:, part], x, weights, most_blocks)
+        for part, weights in enumerate(zip(*parts, strict=True))
+    ]
+    return jnp.stack(results, axis=1)
+
+
+def _linear(x: jax.Array, weights: tuple[jax.Array, jax.Array]) -> jax.Array:
+    kernel, bias = weights
+    return x @ kernel + bias
+
+
 def _like(mask: jax.Array, x: jax.Array) -> jax.Array:
     return mask.reshape(-1, *(1,) * (x.ndim - 1))
 

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import jraph
 
 from fedjax_graph.core.checks import Checked, limited
-from fedjax_graph.core.masked_rows import map_marked
+from fedjax_graph.core.masked_rows import linear_of_marked, map_marked
 from fedjax_graph.models.convolutions import SAGEConv
 from fedjax_graph.models.linear import Linear
 from fedjax_graph.models.message_passing import make_structure
@@ -79,27 +80,19 @@ class NeighbourGenerator(nn.Module):
           is_training: whether to drop units, by the random stream `dropout`.
 
         Returns:
-          Numbers [N], none negative, and features [N, P, F] in (-1, 1), 0 for nodes of
-          which the number is below 1.
+          Numbers [N], none negative, and features [N, P, F] in (-1, 1), 0 for places
+          of a node that its number, rounded down, leaves empty.
         """
         counts = nn.relu(self.degree(z))[:, 0]
         noise = jax.random.normal(self.make_rng("noise"), z.shape, z.dtype)
         x = nn.relu(self.first(z + self.noise * noise))
         x = self.drop(nn.relu(self.second(x)), deterministic=not is_training)
-        shape = (len(z), self.num_places, self.num_features)
+        is_filled = counts[:, None] >= jnp.arange(1, self.num_places + 1)
         weights = self.features.kernel, self.features.bias
-        features = map_marked(_linear, counts >= 1, x, weights, most_blocks=10)
-        features = map_marked(_squash, counts >= 1, features, ())
-        return counts, features.reshape(shape)
-
-
-def _linear(x: jax.Array, weights: tuple[jax.Array, jax.Array]) -> jax.Array:
-    kernel, bias = weights
-    return x @ kernel + bias
-
-
-def _squash(x: jax.Array, nothing: tuple[()]) -> jax.Array:
-    return nn.tanh(x)
+        features = linear_of_marked(x, *weights, is_filled, most_blocks=10)
+        made = features.reshape(-1, self.num_features)
+        made = map_marked(lambda x, nothing: nn.tanh(x), is_filled.ravel(), made, ())
+        return counts, made.reshape(features.shape)
 
 
 # --- Of plain parameters --------------------------------------------------------------

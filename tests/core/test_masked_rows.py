@@ -7,7 +7,7 @@ import numpy.testing as npt
 import pytest
 
 from fedjax_graph.core import mesh
-from fedjax_graph.core.masked_rows import MaskedRows, map_marked
+from fedjax_graph.core.masked_rows import MaskedRows, linear_of_marked, map_marked
 
 SIZE, WIDTH, UNITS = 150, 4, 3  # in blocks of 64
 
@@ -127,3 +127,62 @@ def test_a_masked_matrix_is_multiplied_part_by_part(rows, shared, quick_jit):
     npt.assert_array_equal(matrix.dense(), x)
     product = quick_jit(lambda matrix: matrix @ kernel)(matrix)
     npt.assert_allclose(product, mask[:, None] * (x @ kernel), rtol=1e-5, atol=1e-6)
+
+
+PARTS = 3
+
+
+@pytest.fixture(scope="module")
+def layer():
+    """Weights of three parts of three units, and rows marked for 4, 7 and 0 in ten."""
+    rng = np.random.default_rng(4)
+    kernel, bias = rng.normal(size=(WIDTH, PARTS * UNITS)), rng.normal(size=9)
+    masks = [some(0.4, seed=5), some(0.7, seed=6), some(0.0)]
+    weights = (jnp.asarray(x, jnp.float32) for x in (kernel, bias))
+    return *weights, jnp.stack(masks, axis=1)
+
+
+def dense_linear(x, kernel, bias, is_marked):
+    """One row and one part after another."""
+    results = np.zeros((*is_marked.shape, UNITS))
+    for row, part in np.argwhere(is_marked):
+        columns = slice(part * UNITS, (part + 1) * UNITS)
+        results[row, part] = np.asarray(x)[row] @ kernel[:, columns] + bias[columns]
+    return results
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_a_linear_layer_by_parts_is_that_of_loops(rows, layer, backend, monkeypatch):
+    monkeypatch.setattr(mesh, "backend", lambda: backend)
+    found = linear_of_marked(rows[0], *layer)
+    expected = dense_linear(rows[0], *map(np.asarray, layer))
+    npt.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_a_linear_layer_by_parts(rows, layer, quick_jit):
+    """By hand: those of a sum of squares, of rows r, results y and a mask m."""
+    kernel, bias, is_marked = layer
+
+    def loss(x, kernel, bias):
+        return jnp.sum(linear_of_marked(x, kernel, bias, is_marked, 2) ** 2) / 2
+
+    found = quick_jit(jax.grad(loss, (0, 1, 2)))(rows[0], kernel, bias)
+    y = dense_linear(rows[0], *map(np.asarray, layer)).reshape(SIZE, -1)
+    x = np.asarray(rows[0])
+    for gradient, expected in zip(
+        found, (y @ np.asarray(kernel).T, x.T @ y, y.sum(0)), strict=True
+    ):
+        npt.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_linear_layer_by_parts_is_one_product_on_an_accelerator(
+    rows, layer, monkeypatch
+):
+    def products():
+        program = jax.jit(lambda *args: linear_of_marked(*args))
+        text = program.lower(rows[0], *layer).as_text()
+        return text.count("stablehlo.dot_general"), "while" in text
+
+    assert products() == (PARTS, True)
+    monkeypatch.setattr(mesh, "backend", lambda: "gpu")
+    assert products() == (1, False)

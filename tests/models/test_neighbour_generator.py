@@ -19,19 +19,19 @@ def test_features_are_made_of_noise_and_numbers_of_neighbours_are_not(noise):
     assert np.array_equal(one[1], two[1]) == (noise == 0)
 
 
-def test_nodes_that_miss_no_neighbour_are_given_no_features():
+def test_places_that_are_empty_are_given_no_features():
     """The others have the last layer's of dense algebra."""
     net = nets.GeneratorConfig(2, 4, 3, (4, 5), 0.0).build(num_features=6)
     params = nets.init(net, jax.random.key(0))
     z = jax.random.normal(jax.random.key(1), (20, 3))
     weights = [params[name] for name in ("first", "second", "features")]
-    params["degree"]["bias"] += 1.0
+    params["degree"]["bias"] += 1.5
     counts, features = nets.generate(net, params, z, jax.random.key(0))
     expected = np.asarray(z)
     for i, layer in enumerate(weights):
         expected = expected @ layer["kernel"] + layer["bias"]
         expected = np.tanh(expected) if i == 2 else np.maximum(expected, 0)
-    misses = np.asarray(counts) >= 1
-    assert 0 < misses.sum() < 20
-    expected = misses[:, None, None] * expected.reshape(20, 2, 6)
+    is_filled = np.arange(2) < np.floor(counts)[:, None]
+    assert 0 < is_filled[:, 1].sum() < is_filled[:, 0].sum() < 20
+    expected = is_filled[:, :, None] * expected.reshape(20, 2, 6)
     npt.assert_allclose(features, expected, rtol=1e-5, atol=1e-6)
