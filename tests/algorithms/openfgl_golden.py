@@ -359,17 +359,28 @@ def fed_proto() -> Arrays:
     return first | stacked(world.run(first=1).models)
 
 
-def fed_dc() -> Arrays:
-    """Two rounds of plain SGD, as the first has no penalties.
+def of_clients(lists: list[list[torch.Tensor]]) -> Arrays:
+    """What each client has of every weight, in the order of a model's, [K, ...]."""
+    names = ("hidden/bias", "hidden/kernel", "head/bias", "head/kernel")
+    columns = zip(*lists, strict=True)
+    return {
+        name: np.stack([x.detach().numpy().T for x in column])
+        for name, column in zip(names, columns, strict=True)
+    }
 
-    Also the server's model between them, and the clients' in the end.
+
+def fed_dc() -> Arrays:
+    """Three rounds of plain SGD: the first has no penalties, the second no drifts.
+
+    Also the server's model and the clients' after each, and the last one's drifts.
     """
-    world = World("feddc").run(optimizer=torch.optim.SGD)
-    middle = under("first", weights_of(world.server.task.model))
-    middle |= under("clients_first", stacked(world.models))
-    world.run(first=1, optimizer=torch.optim.SGD)
-    ends = under("clients", stacked(world.models))
-    return middle | ends | weights_of(world.server.task.model)
+    world, arrays = World("feddc"), {}
+    for number, name in enumerate(("first", "second", "third")):
+        drifts = of_clients([client.local_drift for client in world.clients])
+        world.run(first=number, optimizer=torch.optim.SGD)
+        arrays |= under(name, weights_of(world.server.task.model))
+        arrays |= under(f"clients_{name}", stacked(world.models))
+    return arrays | under("drifts", drifts)
 
 
 def scaffold() -> Arrays:
@@ -382,12 +393,8 @@ def scaffold() -> Arrays:
         return torch.optim.SGD(params, lr=10 * lr)
 
     world = World("scaffold", lr=10 * RATE).run(3, optimizer=sgd)
-    arrays = {}
-    names = ("hidden/bias", "hidden/kernel", "head/bias", "head/kernel")
-    for i, name in enumerate(names):
-        rows = [client.local_control[i].numpy().T for client in world.clients]
-        arrays[name] = np.stack(rows)
-    return under("controls", arrays) | weights_of(world.server.task.model)
+    controls = of_clients([client.local_control for client in world.clients])
+    return under("controls", controls) | weights_of(world.server.task.model)
 
 
 def fgssl() -> Arrays:

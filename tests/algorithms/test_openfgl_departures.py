@@ -85,8 +85,11 @@ def test_fed_proto():
 
 
 def test_fed_dc(monkeypatch):
-    """OpenFGL begins its penalties, and its drifts, a round later, and leaves g out."""
-    last, golden = parts_of(load("fed_dc"))
+    """OpenFGL begins its penalties, and its drifts, a round later, and leaves g out.
+
+    So of its third round: from its drifts, which are the steps of its first.
+    """
+    _, golden = parts_of(load("fed_dc"))
     data = make_data()
     task = make_task(optimizer=OptimizerConfig("sgd", RATE, weight_decay=5e-4))
     plain = fed_dc(FedDCConfig(task, drift_weight=0.0))
@@ -95,26 +98,35 @@ def test_fed_dc(monkeypatch):
     w = start.models["params"]
     first = jax.tree.map(jnp.add, w, state.memories["drift"])
     assert_same(first, dict(flat(golden["clients_first"])))
-
     went = jax.tree.map(jnp.subtract, golden["clients_first"], w)
+    assert_same(went, dict(flat(golden["drifts"])))
+
+    last = jax.tree.map(jnp.subtract, golden["clients_second"], golden["first"])
     memories = {
-        "drift": jax.tree.map(jnp.zeros_like, went),
-        "gradient": jax.tree.map(lambda g: -g / (RATE * STEPS), went),
+        "drift": jax.tree.map(jnp.asarray, golden["drifts"]),
+        "gradient": jax.tree.map(lambda g: -g / (RATE * STEPS), last),
     }
-    w = jax.tree.map(lambda x: x[None], golden["first"])
+    w = jax.tree.map(lambda x: x[None], golden["second"])
     state = state._replace(
         models=state.models | {"params": w}, num_rounds=jnp.int32(1), memories=memories
     )
-    no_mean = jax.tree.map(lambda g: jnp.zeros(g.shape[1:]), went)
+    no_mean = jax.tree.map(lambda g: jnp.zeros(g.shape[1:]), last)
     monkeypatch.setattr(fed_dc_module, "control_mean", lambda *_: (no_mean,))
     state, _ = jax.jit(fed_dc(FedDCConfig(task)).round)(state, data, KEY)
-    theta = jax.tree.map(jnp.add, w, state.memories["drift"])
-    assert_same(theta, dict(flat(golden["clients"])))
 
-    mean = jax.tree.map(
-        lambda v, g: np.average(v + g, axis=0, weights=sizes()), theta, went
+    def server(drifts):
+        """The mean of the clients' models and drifts, by their nodes."""
+        sent = jax.tree.map(np.add, golden["clients_third"], drifts)
+        return jax.tree.map(lambda x: np.average(x, axis=0, weights=sizes()), sent)
+
+    late = jax.tree.map(np.add, golden["drifts"], last)  # with its last round's step
+    assert_same(server(late), dict(flat(golden["third"])))
+    drifts = jax.tree.map(
+        lambda h, v, w: h + v - w, golden["drifts"], golden["clients_third"], w
     )
-    assert_same(mean, last)
+    assert_same(state.memories["drift"], dict(flat(drifts)))
+    found = jax.tree.map(lambda x: x[0], state.models["params"])
+    assert_same(found, dict(flat(server(drifts))))
 
 
 def test_fgssl(monkeypatch):
