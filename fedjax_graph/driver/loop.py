@@ -28,6 +28,7 @@ from fedjax_graph.core.algorithm import (
     Metrics,
     Phase,
 )
+from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.trees import every_leaf
 from fedjax_graph.driver import memory, programs
 from fedjax_graph.driver.checkpoint import Checkpoints
@@ -159,6 +160,11 @@ class Loop:
         config, round_ = self._config, int(np.max(seed_state.round))
         if not config.num_rounds:
             return seed_state, seconds
+        if round_ > config.num_rounds:
+            raise InputError(
+                f"num_rounds={config.num_rounds}: {self._name} has {round_} rounds on "
+                "record; take no fewer, or begin anew in another folder"
+            )
         if self._workdir and round_:
             monitor = self._algorithm.monitor
             check_monitored(self._workdir, self._name, monitor)

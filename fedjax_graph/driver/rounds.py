@@ -66,7 +66,7 @@ def run(
     Raises:
       InputError: in one line, if
         - a split is missing, no client has anything to train on, or two have one id;
-        - there are too few rounds, see `check_num_rounds`;
+        - there are too few rounds, see `check_num_rounds`, or more on record;
         - the loss is no longer finite, or no round has a figure to be chosen by;
         - the checkpoint does not fit, is missing, or is there without `resume`;
         - `resume` or `eval_only` comes without a folder;

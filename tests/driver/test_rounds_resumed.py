@@ -245,6 +245,19 @@ def test_a_run_may_be_prolonged(tmp_path, never_stopped, eval_every, first):
     assert_same_run(tmp_path, folders[eval_every], script)
 
 
+def test_a_run_is_not_cut_to_fewer_rounds(tmp_path, never_stopped):
+    """Its results would be those of the more, under a command of the fewer."""
+    script, folders = never_stopped
+    workdir = shutil.copytree(folders[1], tmp_path / "run")
+    with pytest.raises(InputError) as caught:
+        run(script, workdir, seeds=SEEDS, num_rounds=7, resume=True)
+    assert str(caught.value) == (
+        "num_rounds=7: fake has 8 rounds on record; take no fewer, or begin anew in "
+        "another folder"
+    )
+    assert records(workdir) == records(folders[1])
+
+
 def test_seeds_that_stopped_do_not_go_on_beside_later_rounds(tmp_path):
     """One at round 5, its best 2 and patience 3; the other went on to 6, the last."""
     script, config = make_script([FALLING, FALLS_TWICE], SEEDS), {"seeds": SEEDS}
