@@ -21,8 +21,7 @@ reads hidden units of own nodes and, of 2 hops, of those neighbours:
 With 2 hops these are the logits of the GCN on the whole graph. Then FedAvg.
 
 Differences from the paper: the sums are not encrypted; with 1 hop, Eq. 3 has no term of
-outside neighbours. The ledger counts all of a client's rows, padding too, both ways: of
-1 hop as many as of 2.
+outside neighbours.
 """
 
 import dataclasses
@@ -108,7 +107,11 @@ def exchange(
         sent = scale[:, None] * dense_features(own)
         return structure.sum(sent[own.senders]) + sent, scale
 
-    sent = communication.up(mapped(contribution)(data.by_client()))
+    sums, scales = mapped(contribution)(data.by_client())
+    sent = (
+        communication.up(sums, communication.share(data.is_real)),
+        communication.up(scales, communication.share(data.is_own)),
+    )
     ids, size = data.node_ids, data.node_ids.size
 
     def summed(rows):
@@ -117,7 +120,8 @@ def exchange(
         return jax.ops.segment_sum(flat, ids.ravel(), size)[ids]
 
     is_known = data.is_own if num_hops == 1 else data.is_real
-    sums, scales = communication.down(jax.tree.map(summed, sent))
+    got = jax.tree.map(summed, sent)
+    sums, scales = communication.down(got, communication.share(is_known))
     scales = scales * is_known
 
     def entries(own, scale):

@@ -92,7 +92,8 @@ def task_of(config: Any) -> TaskConfig:
 def refuse_local(config: Any, reason: str) -> None:
     """Raises an `InputError` if `score` says that v is scored, which a method lacks."""
     if getattr(config, "score", None) == "local":
-        raise InputError(f"score='local': {reason}; leave score='aggregated'")
+        name = type(config).__name__
+        raise InputError(f"{name} score='local': {reason}; leave score='aggregated'")
 
 
 def aggregated(models: Model) -> Model:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
@@ -87,6 +88,19 @@ def up(tree: Any, copies: Fraction | int = 1, bits: int = 32) -> Any:
 def down(tree: Any, copies: Fraction | int = 1, bits: int = 32) -> Any:
     """Marks arrays that the server sends to the clients; see `up`."""
     return _cross(tree, f"{_DOWN}:{copies}", bits)
+
+
+def share(mask: jax.Array) -> Fraction:
+    """Which part of the rows of an array crosses, as `copies` of `up` and `down`.
+
+    Args:
+      mask: of any shape, 1 for those that do, 0 for padding. Where it is traced, as in
+        a program that computes what crosses, all rows count: `bytes_per_round` is
+        given a function that has the data in it.
+    """
+    if isinstance(mask, jax.core.Tracer):
+        return Fraction(1)
+    return Fraction(int(np.count_nonzero(mask)), max(1, mask.size))
 
 
 def book(up: int = 0, down: int = 0) -> None:

@@ -139,7 +139,8 @@ def test_what_is_scored_may_be_what_clients_steps_made(
 @pytest.mark.parametrize("name", ["ditto", "scaffold", "fed_dc", "moon", "ada_fgl"])
 def test_methods_without_such_a_score_refuse_it(name):
     config = make_config(name, {"task": NODES, "score": "local"})
-    with pytest.raises(InputError, match="score='local': .*; leave score='aggregated'"):
+    words = "Config score='local': .*; leave score='aggregated'"
+    with pytest.raises(InputError, match=words):
         get_method(name).factory(config)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from fedjax_graph.algorithms import get_method, make_config
@@ -105,18 +106,31 @@ def test_ada_fgls_clients_get_the_last_model_before_they_train_alone(participati
     assert found.per_round(5) == (2 * sent // 5, (2 * sent + K * MODEL) // 5)
 
 
+def of_fed_gcn(data, num_hops):
+    """By loops: sums of own and outside nodes, scales of own ones, and both back."""
+    own = known = 0
+    for client in range(K):
+        nodes = np.flatnonzero(data.is_real[client])
+        known += len(nodes)
+        own += sum(1 for node in nodes if data.is_own[client, node])
+    assert 0 < own < known < data.is_own.size
+    back = known if num_hops == 2 else own
+    return FLOAT * (known * F + own), FLOAT * back * (F + 1)
+
+
 def test_fed_gcns_exchange_before_the_rounds_counts_once():
     data = linked()
-    before = FLOAT * data.is_own.size * (F + 1)
+    before = of_fed_gcn(data, num_hops=2)
     found = exchange_of_a_run("fed_gcn", {}, data, 3)
     for number in range(4):
-        total = before + number * K * MODEL
-        assert found.until(number) == (total, total)
+        later = number * K * MODEL
+        assert found.until(number) == tuple(size + later for size in before)
 
 
-def test_fed_gcn_exchanges_a_sum_and_a_scale_of_each_row_before_the_rounds():
+@pytest.mark.parametrize("num_hops", [1, 2])
+def test_fed_gcn_exchanges_sums_and_scales_of_rows_that_are_no_padding(num_hops):
     data = linked()
-    method = get_method("fed_gcn").factory(make_config("fed_gcn", {"task": TASK}))
-    counted = bytes_per_round(method.exchange, data)
-    size = FLOAT * data.is_own.size * (F + 1)
-    assert counted == (size, size)
+    config = make_config("fed_gcn", {"task": TASK, "num_hops": num_hops})
+    method = get_method("fed_gcn").factory(config)
+    found = bytes_per_round(lambda: method.exchange(data))
+    assert found == of_fed_gcn(data, num_hops)

@@ -1,9 +1,9 @@
 """Who owns each node of a graph: cut at random, by communities, by METIS, by labels.
 
 A partition lists the nodes of each client; see `PARTITIONS` for their names. The
-settings `resolution`, `balance`, `concentration` and `least_nodes` are those of the
-subgraph scenarios of OpenFGL (Li et al., "OpenFGL: A Comprehensive Benchmark for
-Federated Graph Learning", VLDB 2025), with its defaults.
+settings `resolution`, `balance`, `concentration` and `least_nodes` are named after, and
+have the defaults of, those of the subgraph scenarios of OpenFGL (Li et al., "OpenFGL: A
+Comprehensive Benchmark for Federated Graph Learning", VLDB 2025).
 """
 
 import dataclasses
@@ -78,7 +78,8 @@ def louvain(problem: Problem, config: PartitionConfig) -> Owned:
 
     A community of more than N / K - balance nodes is cut into pieces of so many, so
     there is one for each client. The largest that is left goes to the client with the
-    fewest nodes.
+    fewest nodes; OpenFGL's goes to the next one in turn that stays below N / K +
+    balance, which leaves sizes further apart.
     """
     import networkx
 
