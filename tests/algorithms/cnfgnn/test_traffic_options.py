@@ -11,6 +11,7 @@ from fedjax_graph.algorithms.cnfgnn import cnfgnn
 from fedjax_graph.core import aggregation, communication
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.tasks import forecasting
 
 pytestmark = pytest.mark.usefixtures("rolled_scans")
 
@@ -79,9 +80,14 @@ def masked_error(forecast, data, clients):
 def without_server(state, data):
     """Forecasts [S, K, 12] of the clients' halves alone."""
     models = cnfgnn.make_models(algorithms.make_config("cnfgnn", SMALL))
-    h_c = models.encode(state.client_params, data, data.starts)
+    windows = forecasting.gather_all(data, data.starts)
+    h_c = models.encode(state.client_params, windows[0])
     outputs, _ = models.decode(
-        state.client_params, data, data.starts, h_c, 0 * h_c, jnp.zeros(12, bool)
+        state.client_params,
+        windows,
+        h_c,
+        0 * h_c,
+        jnp.zeros(12, bool),
     )
     return jnp.transpose(outputs, (2, 0, 1)) * data.std + data.mean
 

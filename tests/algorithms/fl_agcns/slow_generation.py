@@ -66,7 +66,11 @@ def slow_generation(name, config, step, score, state, data, key):
     if config.warm_up_codes == "fair" and not evolves:
         num = config.num_steps * config.codes_per_step
         drawn = fair_codes(
-            jax.random.fold_in(train_key, module.FAIR_KEY), num, config.num_layers
+            jax.random.fold_in(train_key, module.FAIR_KEY),
+            num,
+            config.num_layers,
+            space=config.space,
+            choices=config.choices,
         )
         fair = drawn.reshape(config.num_steps, config.codes_per_step, -1)
     for step_key in jax.random.split(train_key, config.num_steps):

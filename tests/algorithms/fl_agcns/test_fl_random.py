@@ -61,7 +61,10 @@ def run_trial(quick_jit):
 
 
 def mean(tree, counts):
-    return jax.tree.map(lambda x: np.average(x, axis=0, weights=counts), tree)
+    def of(x):
+        return jnp.asarray(np.average(x, axis=0, weights=counts), x.dtype)
+
+    return jax.tree.map(of, tree)
 
 
 def masked_losses(outputs, labels, mask):

@@ -172,16 +172,19 @@ def test_a_gradient_needs_no_padding(model, train, one_gradient):
     assert_trees_close(one_gradient(model, own, CODES[0]), padded)
 
 
+OF_GENE = dict(zip((1, 2, 6), FEW_OPS, strict=True))
+
+
 def slow_marks(codes):
     """{name: [S] bool}, the sets of weights of some codes with two layers."""
     marks = {name: np.ones(1, bool) for name in ("input", "output")}
-    marks |= {op: np.zeros(3, bool) for op in ("GATConv", "GINConv", "APPNP")}
+    marks |= {op: np.zeros(3, bool) for op in OF_GENE.values()}
     for _, one, two, _ in np.asarray(codes):
         if one:
-            marks[list(marks)[2 + one - 1]][0] = True
+            marks[OF_GENE[one]][0] = True
         if two:
-            predecessor, op = divmod(two - 1, 3)
-            marks[list(marks)[2 + op]][2 if one and predecessor else 1] = True
+            predecessor, op = divmod(two - 1, 12)
+            marks[OF_GENE[op + 1]][2 if one and predecessor else 1] = True
     return marks
 
 
