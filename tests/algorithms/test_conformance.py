@@ -344,12 +344,15 @@ def test_permuting_clients_permutes_outputs(system, outcome):
 def test_padding_chunks_and_seeds_change_nothing(
     system, outcome, padded_outcomes, fill
 ):
-    """Clients of weight 0, two clients at a time, and two seeds under `vmap`."""
+    """Clients of weight 0, two clients at a time, and two seeds under `vmap`.
+
+    Sums come in another order, and an Adam turns what rounds to 0 into steps.
+    """
     problem = system.problem
     alone = outcome, run(system.step, outcome[0], system.train, KEYS[::-1])
     for together, expected in zip(padded_outcomes[fill], alone, strict=True):
         state, metrics, scores, outputs = together
-        assert_close(rows(problem, state, slice(NUM_CLIENTS)), expected[0])
+        assert_close(rows(problem, state, slice(NUM_CLIENTS)), expected[0], 3e-5)
         assert_close((metrics, scores), expected[1:3])
         assert_close(problem.outputs_of(range(NUM_CLIENTS), outputs), expected[3])
 
