@@ -270,11 +270,13 @@ def test_what_reads_models_reads_no_optimizers(quick_jit, name):
     optimizer = {"name": "adam", "learning_rate": 0.0, "stateful": True}
     task = values["task"] | {"optimizer": optimizer, "local_steps": 2}
     changes = {"task": task, "participation": 1.0}
-    algorithm = get_method(name).factory(make_config(name, values | changes))
+    config = make_config(name, values | changes)
+    algorithm = get_method(name).factory(config)
     train, round_ = problems.Subgraphs().train, quick_jit(algorithm.round)
     evaluate = quick_jit(algorithm.evaluate)
     (_, _), (state, _) = run(algorithm, train, lambda _: round_, KEYS[:1])
-    own = {client_state.LOCAL} if name in ("fed_gta", "fed_pub") else set()
+    is_kept = getattr(config, "score", None) == "local"  # what clients trained last
+    own = {client_state.LOCAL} if is_kept else set()
     assert set(state.models) == {"params", "batch_stats", client_state.OPT_STATE} | own
     moments = state.models[client_state.OPT_STATE]
     ends = []
