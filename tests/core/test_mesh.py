@@ -62,7 +62,8 @@ def outcome_of(method, problems):
     found = rounds.run(method, algorithm, splits, rounds.RunConfig(2, eval_every=2))
     predict = jax.jit(algorithm.predict)
     state = jax.tree.map(lambda x: x[0], found.best_state)
-    return found.test, predict(state, data), state, found.communication
+    outputs = predict(state, algorithm.prepared(data))
+    return found.test, outputs, state, found.communication
 
 
 @pytest.fixture(scope="module")
