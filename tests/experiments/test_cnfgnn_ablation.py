@@ -103,7 +103,7 @@ def test_persistence_is_scored_on_the_sensors_themselves(machine, answers):
     del answers
     with np.load(machine.folder / "placed.npz") as arrays:
         speed = np.float32(arrays["speed"])
-    starts = np.arange(77)[-15:, None]  # the last fifth of the windows
+    starts = np.arange(107)[-21:, None]  # the last fifth of the windows
     truth = speed[starts + 12 + np.arange(12)]  # [S, 12, 4]
     errors = (truth - speed[starts + 11]) ** 2
     test = machine.results("inductive")["methods"]["persistence"]["test"]
@@ -125,7 +125,7 @@ def test_the_network_kept_is_whole_and_its_scaler_of_seen_sensors(machine, answe
     del answers
     with np.load(machine.folder / "placed.npz") as arrays:
         speed = np.float32(arrays["speed"])
-    inputs = [speed[start : start + 12, SEEN] for start in range(54)]
+    inputs = [speed[start : start + 12, SEEN] for start in range(75)]
     with np.load(machine.folder / "inductive" / "network.npz") as network:
         assert network["adjacency"].shape == (4, 4)
         assert network["mean"] == pytest.approx(np.mean(inputs), rel=1e-5)
@@ -193,7 +193,7 @@ def test_a_finished_sweep_resumed_is_the_same(answers):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("other share", ["network.npz", "other data"]),
+        ("other share", ["results.json", "other data"]),
         ("sweep over a run", ["inductive", "holds a single run"]),
         ("run over a sweep", ["sweep", "holds a sweep"]),
         ("scored sweep", ["--eval_only", "single run"]),

@@ -118,7 +118,8 @@ def test_the_head_reads_the_embeddings_of_images(task, models, data):  # noqa: F
 @pytest.mark.slow
 def test_a_term_of_squares_is_weight_decay_of_images(models, data):  # noqa: F811
     data = jax.device_put(data)
-    config = dataclasses.replace(IMAGES, local_epochs=1, optimizer=SGD)
+    # As a term weighs as much as the images of its batch: all seven in one.
+    config = dataclasses.replace(IMAGES, batch_size=7, optimizer=SGD)
     own, model = row(config.build().client_data(data), 0), row(models, 0)
     update, adjust = config.build().update, optax.add_decayed_weights(1.0)
     ours = careful_jit(lambda: update(model, own, KEY, data, None, 0, term=decay))()
