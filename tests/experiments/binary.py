@@ -152,7 +152,7 @@ class Machine:
         """What command lines that are in order printed, by name."""
         printed = {}
         for name, (status, out, err) in self.run_many(command_lines).items():
-            assert (name, status, err) == (name, 0, "")
+            assert (status, err) == (0, ""), f"{name}: status {status}: {err}"
             printed[name] = out
         return printed
 

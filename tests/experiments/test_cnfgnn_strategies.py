@@ -12,7 +12,7 @@ from tests.experiments.test_cnfgnn import METHODS, Machine
 
 pytestmark = pytest.mark.slow
 GRUS = ["gru_centralized", "gru_fmtl"]
-HIDDEN = 54 * 4 * 4  # training windows x hidden size x float32, of one sensor
+HIDDEN = 75 * 4 * 4  # training windows x hidden size x float32, of one sensor
 NUM_SENSORS, NUM_EDGES = 4, 3
 
 
@@ -90,12 +90,12 @@ def test_strategies_are_the_methods_of_table_10(machine, answers):
     assert list(binary.table_of(out)) == titles
     found = machine.results("strategies")["methods"]
     assert list(found) == ["gru_gn", "split_learning_fedavg", "persistence"]
-    size = NUM_SENSORS * (2 * HIDDEN + 3 * model_bytes(4, 4))  # 3 minibatches
+    size = NUM_SENSORS * (2 * HIDDEN + 4 * model_bytes(4, 4))  # 4 minibatches
     sent = [entry["communication_bytes_in_all"] for entry in found.values()]
     assert sent[:2] == [{"up": 0, "down": 0}, {"up": size, "down": size}]
     assert found["split_learning_fedavg"]["config"]["average_every_step"]
     decays = [found[name]["config"]["sampling_decay"] for name in list(found)[:2]]
-    assert decays[0] == decays[1] == pytest.approx(1000 * (1 + 3) / 688)
+    assert decays[0] == decays[1] == pytest.approx(1000 * (1 + 4) / 688)
     binary.assert_picture(machine.folder / "strategies" / "strategies.png")
 
 

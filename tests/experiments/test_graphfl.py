@@ -49,12 +49,13 @@ class Machine(binary.Machine):
         write_graph(folder / "mine.npz")
 
     def command_line(self, workdir, *flags, dataset="mine.npz", methods=("graphfl",)):
+        has_units = "--model=sgc" not in flags
         return [
             f"--workdir={self.folder / workdir}",
             f"--dataset={self.folder / dataset}",
             f"--methods={','.join(methods)}",
             f"--num_rounds={NUM_ROUNDS}",
-            *SMALL,
+            *(x for x in SMALL if has_units or not x.startswith("--hidden_size")),
             *flags,
         ]
 
