@@ -28,8 +28,9 @@ OPTIONS = {
     "eval_every": 1,
     "num_seeds": 2,
 }
+OF_SGC = {k: v for k, v in OPTIONS.items() if k != "hidden_size"}  # it has no units
 SWEEP = {
-    **OPTIONS,
+    **OF_SGC,
     "methods": ("fl",),
     "model": "sgc",
     "sweep": "labels_per_class",
@@ -57,7 +58,7 @@ def my_graph():
     return datasets.load({path!r})
 """
 PLUGGED_IN = {
-    **OPTIONS,
+    **OF_SGC,
     "methods": ("my_method",),
     "model": "my_model",
     "dataset": "my_graph",
@@ -100,7 +101,7 @@ def machine(tmp_path_factory):
     kinds = {
         "python": OPTIONS,
         "python_sweep": SWEEP,
-        "sgc": OPTIONS | {"methods": ("fl",), "model": "sgc", "local_rate": 0.1},
+        "sgc": OF_SGC | {"methods": ("fl",), "model": "sgc", "local_rate": 0.1},
         "plugin": PLUGGED_IN | {"plugin": (str(plugin),)},
     }
     studies = [
