@@ -25,6 +25,7 @@ from fedjax_graph.algorithms.fl_agcns.search import (
 )
 from fedjax_graph.core import communication
 from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.models.architecture import OPS
 from fedjax_graph.tasks import subgraphs
 from tests import client_graphs
 from tests.client_graphs import NUM_CLASSES, NUM_CLIENTS, NUM_FEATURES, alone
@@ -172,7 +173,7 @@ def test_a_gradient_needs_no_padding(model, train, one_gradient):
     assert_trees_close(one_gradient(model, own, CODES[0]), padded)
 
 
-OF_GENE = dict(zip((1, 2, 6), FEW_OPS, strict=True))
+OF_GENE = {OPS.index(op) + 1: op for op in FEW_OPS}
 
 
 def slow_marks(codes):
@@ -183,7 +184,7 @@ def slow_marks(codes):
         if one:
             marks[OF_GENE[one]][0] = True
         if two:
-            predecessor, op = divmod(two - 1, 12)
+            predecessor, op = divmod(two - 1, len(OPS))
             marks[OF_GENE[op + 1]][2 if one and predecessor else 1] = True
     return marks
 
