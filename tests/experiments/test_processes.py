@@ -202,8 +202,9 @@ def test_when_one_is_lost_the_other_ends_and_a_process_alone_resumes(
         for process in started:
             process.kill()
             process.communicate()
-    assert len(errors.splitlines()) == 1 and errors.startswith("error: "), errors
-    assert "--resume" in errors
+    *logged, last_line = errors.splitlines()  # logged: by XLA's own service, if any
+    assert last_line.startswith("error: ") and "--resume" in last_line, errors
+    assert not any("Traceback" in line for line in logged), errors
     done = [r["round"] for r in machine.metrics(name)]
     more = len(done) + 1
     line = machine.line(name, 1, MANY_ROUNDS)
