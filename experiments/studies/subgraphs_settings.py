@@ -8,7 +8,7 @@ from experiments.studies.options import option
 from fedjax_graph.core import batching
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
-from fedjax_graph.data.graphs.partitions import PARTITIONS, PartitionConfig
+from fedjax_graph.data.graphs.partitions import DEALS, PARTITIONS, PartitionConfig
 from fedjax_graph.tasks.subgraphs import MODELS, OF_METHODS
 
 NUM_CLIENTS = 10
@@ -16,11 +16,13 @@ SHORT_RUN_DATASET = "synthetic_graph"
 SHORT_RUN: dict[str, Any] = {"num_clients": 5, "num_rounds": 20}  # without a dataset
 ADAM_RATE = 0.01
 PLAIN_RATE = 0.1  # of SGD, chosen on Cora's validation nodes
-ONLY_OF = {  # option: the partition that it concerns
-    "resolution": "louvain",
-    "balance": "louvain",
-    "concentration": "label_dirichlet",
-    "least_nodes": "label_dirichlet",
+ONLY_OF = {  # option: the partitions that it concerns
+    "resolution": ("louvain", "louvain_plus"),
+    "balance": ("louvain",),
+    "deal": ("louvain",),
+    "num_communities": ("metis_plus",),
+    "concentration": ("label_dirichlet",),
+    "least_nodes": ("label_dirichlet",),
 }
 
 
@@ -49,18 +51,32 @@ class SubgraphSettings(MethodSettings):
     )
     partition: str = option(
         "louvain",
-        "How the graph is cut: by communities, by METIS, at random, or in skewed "
-        "shares of each class.",
+        "How the graph is cut: by communities, by METIS (with _plus in many parts, of "
+        "which a client has those of similar labels), at random, or in skewed shares "
+        "of each class.",
         choices=list(PARTITIONS),
     )
     resolution: float = option(
-        PartitionConfig.resolution, "Of louvain; more: smaller communities.", lower=1e-6
+        PartitionConfig.resolution,
+        "Of louvain and louvain_plus; more: smaller communities.",
+        lower=1e-6,
     )
     balance: int = option(
         PartitionConfig.balance,
         "Of louvain: nodes by which a piece of a community stays below the clients' "
         "mean.",
         lower=0,
+    )
+    deal: str = option(
+        PartitionConfig.deal,
+        "Of louvain: whether communities go to the client with the fewest nodes, or "
+        "fill clients in turn, as OpenFGL's do.",
+        choices=list(DEALS),
+    )
+    num_communities: int = option(
+        PartitionConfig.num_communities,
+        "Of metis_plus: parts of the graph that are dealt to clients.",
+        lower=1,
     )
     concentration: float = option(
         PartitionConfig.concentration,
@@ -109,9 +125,9 @@ class SubgraphSettings(MethodSettings):
           InputError: if there is no such model, options do not go together, or one
             cannot be read.
         """
-        for name, partition in ONLY_OF.items():
-            if self.is_given(name) and self.partition != partition:
-                raise InputError(f"--{name} is of --partition={partition}")
+        for name, concerned in ONLY_OF.items():
+            if self.is_given(name) and self.partition not in concerned:
+                raise InputError(f"--{name} is of --partition={' or '.join(concerned)}")
         if self.model not in known_models():
             known = ", ".join(known_models())
             raise InputError(f"--model={self.model}: unknown; known: {known}")
@@ -124,9 +140,7 @@ class SubgraphSettings(MethodSettings):
 
     def partition_config(self) -> PartitionConfig:
         """Settings of the partitions."""
-        return PartitionConfig(
-            self.resolution, self.balance, self.concentration, self.least_nodes
-        )
+        return PartitionConfig(**{name: getattr(self, name) for name in ONLY_OF})
 
     def client_optimizer_config(self, is_plain: bool = False) -> OptimizerConfig:
         """What the clients step with; plain steps are SGD's unless another is given."""

@@ -15,7 +15,8 @@ all in float64. OpenFGL is left as it is, but for `openfgl_changes.py` and this:
   optimizers without a past, as ours have with `--client_optimizer=adam`, but for
   `fed_avg_goes_on`.
 
-A method has one function in `METHODS`, which returns the arrays to keep.
+A method has one function in `METHODS`, which returns the arrays to keep, and so has the
+way in which communities are dealt to clients.
 """
 
 import argparse
@@ -341,6 +342,42 @@ def fed_gta() -> Arrays:
     return stacked(world.run(2).server.aggregated_models)
 
 
+def louvain_in_turn() -> Arrays:
+    """The client of each node [N], of given communities, by balances."""
+    import sknetwork.clustering
+
+    sys.modules.setdefault("metis", mock.MagicMock())  # it needs a C library
+    from openfgl.data import simulation
+
+    sizes = (70, 45, 33, 21, 17, 13, 11, 9, 8, 6, 4, 3)
+    communities = np.repeat(np.arange(len(sizes)), sizes)
+    communities = np.random.default_rng(7).permutation(communities)
+    graph = Data(
+        x=torch.zeros(len(communities), 1), edge_index=torch.tensor([[0], [1]])
+    )
+    arrays = {"communities": communities}
+    with (
+        mock.patch.object(
+            sknetwork.clustering.Louvain, "fit_predict", lambda *_: communities
+        ),
+        mock.patch.object(
+            simulation,
+            "get_subgraph_pyg_data",
+            lambda _, nodes: Data(x=torch.tensor(nodes), edge_index=graph.edge_index),
+        ),
+    ):
+        for balance in (3, 6, 10):
+            settings = argparse.Namespace(
+                louvain_resolution=1.0, louvain_delta=balance, num_clients=5
+            )
+            parts = simulation.subgraph_fl_louvain(settings, [graph])
+            owners = np.empty_like(communities)
+            for client, part in enumerate(parts):
+                owners[part.x.numpy()] = client
+            arrays[f"owners_{balance}"] = owners
+    return arrays
+
+
 def under(name: str, arrays: Arrays) -> Arrays:
     return {f"{name}/{key}": x for key, x in arrays.items()}
 
@@ -559,6 +596,7 @@ METHODS: dict[str, Callable[[], Arrays]] = {
     "fgssl": fgssl,
     "gcfl_plus": gcfl_plus,
     "local": local,
+    "louvain_in_turn": louvain_in_turn,
     "moon": moon,
     "scaffold": scaffold,
 }

@@ -24,6 +24,7 @@ from fedjax_graph.core.errors import InputError
 from fedjax_graph.core.optimizers import OptimizerConfig
 from fedjax_graph.core.spread_rows import SpreadRows
 from fedjax_graph.data.graphs import client_subgraphs
+from fedjax_graph.data.graphs.partitions import PARTITIONS
 from tests import tables
 
 SMALL = {"num_rounds": 2, "num_clients": 3}
@@ -420,7 +421,7 @@ def test_on_a_gpu_seeds_are_side_by_side_but_for_phases(
     assert asked.value.args == (expected,)
 
 
-@pytest.mark.parametrize("partition", ["louvain", "metis", "random", "label_dirichlet"])
+@pytest.mark.parametrize("partition", PARTITIONS)
 def test_every_partition_deals_all_nodes(partition):
     problem = make_problem(SubgraphStudy(partition=partition, num_clients=4))
     assert sum(len(nodes) for nodes in problem.parts.nodes) == len(
@@ -436,6 +437,10 @@ def test_every_partition_deals_all_nodes(partition):
     [
         ("--balance is of --partition=louvain", {"partition": "metis", "balance": 3}),
         ("--concentration is of", {"concentration": 0.5}),
+        (
+            "--resolution is of --partition=louvain or louvain_plus",
+            {"partition": "random", "resolution": 2.0},
+        ),
         ("split '20/20'", {"split_ratio": "20/20"}),
         (
             "--split_ratio=20/40/40: the share of train nodes of a class is below one",

@@ -56,10 +56,12 @@ def parts(
       overlap: share of the next client's own nodes, from 0 to 1.
       partition: who owns what, a name in `partitions.PARTITIONS`. `random`: numbers of
         nodes differ by at most 1; `metis`: few edges between clients, about as many
-        nodes each; `louvain`: communities; `label_dirichlet`: skewed labels.
+        nodes each; `louvain`: communities; `metis_plus`, `louvain_plus`: many parts or
+        communities, of which a client has those of similar labels; `label_dirichlet`:
+        skewed labels.
       seed: of the draw; who owns what by METIS does not depend on it.
-      labels: [N], of `label_dirichlet`.
-      config: settings of `louvain` and `label_dirichlet`; None: the defaults.
+      labels: [N], of `label_dirichlet` and those with `_plus`.
+      config: settings of partitions; None: the defaults.
 
     Raises:
       InputError: if an argument is out of range, the adjacency is not symmetric or has

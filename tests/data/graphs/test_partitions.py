@@ -4,11 +4,18 @@ import networkx
 import numpy as np
 import numpy.testing as npt
 import pytest
+import scipy.sparse
 
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.data.graphs import client_subgraphs, node_dataset, subgraphs
+from fedjax_graph.data.graphs import (
+    client_subgraphs,
+    node_dataset,
+    partitions,
+    subgraphs,
+)
 from fedjax_graph.data.graphs.partitions import PartitionConfig
 from tests import client_graphs
+from tests.algorithms import test_openfgl
 from tests.data.graphs.test_subgraphs import graph
 
 SIZE, CLIENTS = 120, 4
@@ -62,6 +69,68 @@ def test_a_higher_resolution_gives_smaller_communities():
         cut = subgraphs.parts(adjacency, 3, partition="louvain", config=config)
         kept.append(subgraphs.statistics(adjacency, cut)["edges_kept"])
     assert kept[0] > kept[1]
+
+
+@pytest.mark.parametrize("balance", [3, 6, 10])
+def test_communities_are_dealt_in_turn_as_openfgl_does(balance, monkeypatch):
+    """See `louvain_in_turn` in `tests/algorithms/openfgl_golden.py`."""
+    golden = test_openfgl.load("louvain_in_turn")
+    found = [set(np.flatnonzero(golden["communities"] == i)) for i in range(12)]
+    monkeypatch.setattr(
+        networkx.community, "louvain_communities", lambda *_, **__: found
+    )
+    config = PartitionConfig(balance=balance, deal="in_turn")
+    empty = scipy.sparse.csr_array((240, 240), dtype=np.float32)
+    cut = subgraphs.parts(empty, 5, partition="louvain", config=config)
+    npt.assert_array_equal(cut.owners, golden[f"owners_{balance}"])
+
+
+def test_a_piece_that_no_client_has_room_for_goes_to_the_smallest():
+    """Of ten nodes a client, none may have 12: with 7, 6, 6 there is no room for 6.
+
+    Of the two that have 6 it is the one whose turn it was.
+    """
+    sizes = [7, 6, 6, 6, 5]
+    assert partitions.DEALS["in_turn"](sizes, 3, balance=2) == [0, 1, 2, 2, 1]
+    assert partitions.DEALS["fewest"](sizes, 3, balance=2) == [0, 1, 2, 1, 2]
+
+
+def labelled_communities(partition):
+    """Twelve cliques of ten, of labels 0 to 2 in turn but for a node in each."""
+    labels = np.repeat(np.arange(12) % 3, 10)
+    labels[::10] = (labels[::10] + 1) % 3
+    config = PartitionConfig(num_communities=12)
+    adjacency = cliques(12, 10)
+    return labels, subgraphs.parts(adjacency, 3, 0, partition, 1, labels, config)
+
+
+@pytest.mark.parametrize("partition", ["louvain_plus", "metis_plus"])
+def test_communities_of_similar_labels_go_to_one_client(partition):
+    labels, cut = labelled_communities(partition)
+    majority = np.repeat(np.arange(12) % 3, 10)
+    groups = {tuple(np.unique(majority[nodes])) for nodes in cut.nodes}
+    assert groups == {(0,), (1,), (2,)}
+    for start in range(0, SIZE, 10):
+        assert len(set(cut.owners[start : start + 10])) == 1
+
+
+@pytest.mark.parametrize(
+    "match, partition, labels, settings",
+    [
+        ("1 communities do not fall", "louvain_plus", np.arange(9), {}),
+        ("raise num_communities", "metis_plus", np.arange(9), {"num_communities": 2}),
+        ("num_communities = 10: expected 9 or less", "metis_plus", np.arange(9), None),
+        ("need the labels", "louvain_plus", None, {}),
+        ("3 communities do not fall", "metis_plus", np.zeros(9, int), {}),
+    ],
+)
+def test_communities_that_do_not_fall_into_groups(match, partition, labels, settings):
+    whole = networkx.complete_graph(9)
+    adjacency = networkx.to_scipy_sparse_array(whole, dtype=np.float32, format="csr")
+    given = {"num_communities": 10} if settings is None else settings
+    config = PartitionConfig(**({"num_communities": 3} | given))
+    with pytest.raises(InputError, match=match):
+        subgraphs.parts(adjacency, 3, 0, partition, 0, labels, config)
 
 
 @pytest.mark.parametrize("concentration", [0.3, 1e4])

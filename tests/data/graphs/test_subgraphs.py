@@ -12,6 +12,7 @@ import scipy.sparse
 
 from fedjax_graph.core.errors import InputError
 from fedjax_graph.data.graphs import subgraphs
+from fedjax_graph.data.graphs.partitions import PartitionConfig
 from fedjax_graph.data.graphs.subgraphs import disjoint_union, normalise, parts
 
 by_property = hypothesis.settings(deadline=None, derandomize=True, max_examples=30)
@@ -99,12 +100,13 @@ def test_a_larger_overlap_only_adds_nodes():
 
 @pytest.mark.parametrize("partition", subgraphs.PARTITIONS)
 def test_parts_depend_on_the_seed_only(partition):
-    if partition == "metis":
+    if partition.startswith("metis"):
         pytest.importorskip("pymetis")
     adjacency, labels = graph(120)[0], np.arange(120) % 3
+    config = PartitionConfig(num_communities=20)
 
     def held(seed):
-        cut = parts(adjacency, 4, 0.5, partition, seed, labels)
+        cut = parts(adjacency, 4, 0.5, partition, seed, labels, config)
         return np.concatenate(cut.nodes).tolist()
 
     assert held(1) == held(1) != held(2)
@@ -147,7 +149,7 @@ def test_metis_that_is_missing_or_leaves_a_client_empty(monkeypatch):
         (r"overlap = 1.5: expected 0 to 1", {"overlap": 1.5}),
         (r"overlap = nan: expected 0 to 1", {"overlap": math.nan}),
         (
-            r"unknown partition 'cliques'; known: random, metis, louvain, label_di",
+            r"unknown partition 'cliques'; known: random, metis, metis_plus, louv",
             {"partition": "cliques"},
         ),
         (r"needs the labels of the nodes", {"partition": "label_dirichlet"}),
