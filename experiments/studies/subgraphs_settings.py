@@ -64,7 +64,7 @@ class SubgraphSettings(MethodSettings):
     balance: int = option(
         PartitionConfig.balance,
         "Of louvain: nodes by which a piece of a community stays below the clients' "
-        "mean.",
+        "mean, and by --deal=in_turn those by which a client may exceed it.",
         lower=0,
     )
     deal: str = option(
@@ -140,7 +140,12 @@ class SubgraphSettings(MethodSettings):
 
     def partition_config(self) -> PartitionConfig:
         """Settings of the partitions."""
-        return PartitionConfig(**{name: getattr(self, name) for name in ONLY_OF})
+        return PartitionConfig(
+            **{
+                x.name: getattr(self, x.name)
+                for x in dataclasses.fields(PartitionConfig)
+            }
+        )
 
     def client_optimizer_config(self, is_plain: bool = False) -> OptimizerConfig:
         """What the clients step with; plain steps are SGD's unless another is given."""

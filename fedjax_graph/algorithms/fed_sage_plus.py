@@ -19,6 +19,7 @@ are those of this list, v training nodes; half of the validation nodes are hidde
 
 For Eq. 3 clients send their generators and encodings to all others in each step, and
 get gradients of both back: so the ledger counts the rounds of generators, padding too.
+Who is not drawn for a round answers as well, in OpenFGL nobody but who is.
 Differences from the paper: the task's classifier reads all neighbours; who was in no
 round of generators mends with its first one. In OpenFGL 1.1.0 edges lead from nodes to
 generated neighbours only, which so change nothing; classifiers begin as the mean of

@@ -17,7 +17,8 @@ dynamic time warping of the clients' norms of the gradient over the last rounds.
 Differences from the paper: experiments there are on whole graphs, here on any task; its
 code shares graph convolutions alone, this all layers. As in OpenFGL clients count alike
 in Eq. 2, the norm is that of a round's last gradient, splits begin after `first_rounds`
-rounds, one cluster a round is split, of the lowest client, and norms gathered anew.
+rounds, one cluster a round is split, of the lowest client, and norms gathered anew, of
+each client `num_norms`. Eq. 2 is of who came.
 """
 
 import dataclasses
@@ -57,7 +58,7 @@ class GCFLPlusState(NamedTuple):
     num_rounds: jax.Array  # [] int32
     together: jax.Array  # [K, K] float32, 1 for two clients of one cluster
     norms: jax.Array  # [K, T], the last ones
-    num_norms: jax.Array  # [] int32, rounds since the last split
+    num_norms: jax.Array  # [K] int32, rounds that each was in since the last split
 
 
 def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
@@ -81,21 +82,19 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         one = trees.one_row(task.init(key))
         size = len(data.client_ids)
         models = aggregation.broadcast(one, size)
-        norms = jnp.zeros((size, config.num_norms))
-        together = jnp.ones((size, size))
-        return GCFLPlusState(models, jnp.int32(0), together, norms, jnp.int32(0))
+        norms, none = jnp.zeros((size, config.num_norms)), jnp.zeros(size, jnp.int32)
+        return GCFLPlusState(models, jnp.int32(0), jnp.ones((size, size)), norms, none)
 
     def round_(state, data, key):
         ids, weights, size = data.client_ids, data.client_weights, len(data.client_ids)
         args = task.client_data(data), ids, weights, key, data, state.num_rounds
         sent, loss, cohort = train(state.models, *args)
-        last = write_back(state.norms[:, -1], sent.pop("norm"), cohort, size)
-        norms = jnp.concatenate([state.norms[:, 1:], last[:, None]], axis=1)
-        start = rows_of(state.models, cohort, ids)
-        changes = jax.tree.map(jnp.subtract, sent, start)
-        num_norms = state.num_norms + 1
+        before, last = state.norms[cohort.indices, 1:], sent.pop("norm")[:, None]
+        rows = jnp.concatenate([before, last], 1), state.num_norms[cohort.indices] + 1
+        norms, num_norms = write_back(state[-2:], rows, cohort, size)
+        changes = jax.tree.map(jnp.subtract, sent, rows_of(state.models, cohort, ids))
         is_late = state.num_rounds > config.first_rounds
-        is_time = is_late & (num_norms >= config.num_norms)
+        is_time = is_late & jnp.all((num_norms >= config.num_norms) | (weights <= 0))
         args = state.together, weights > 0, norms, changes["params"], cohort, is_time
         together, is_split = split(config, *args)
         held = write_back(state.models, sent, cohort, size, trees.is_of_optimizer)
@@ -133,7 +132,8 @@ def split(
     is_ready &= largest > config.largest_above
     is_known = jnp.all(jnp.isfinite(norms), axis=1)
     is_whole = ~jnp.any((together > 0) & ~is_known, axis=1)  # all norms are numbers
-    is_ready = is_ready & (counts > 2) & is_time & is_real & is_whole
+    sizes = jnp.sum(together * is_real, axis=1)
+    is_ready = is_ready & (sizes > 2) & is_time & is_real & is_whole
     is_cluster = together[jnp.argmax(is_ready)] > 0
     is_inside = is_cluster & is_real  # who trains on nothing stays on one side
 

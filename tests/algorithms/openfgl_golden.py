@@ -366,7 +366,7 @@ def louvain_in_turn() -> Arrays:
             lambda _, nodes: Data(x=torch.tensor(nodes), edge_index=graph.edge_index),
         ),
     ):
-        for balance in (3, 6, 10):
+        for balance in (3, 10, 20):
             settings = argparse.Namespace(
                 louvain_resolution=1.0, louvain_delta=balance, num_clients=5
             )

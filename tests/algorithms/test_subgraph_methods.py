@@ -443,21 +443,48 @@ def test_a_cluster_takes_the_mean_of_who_came(quick_jit):
         quadratic.assert_rows(state.models, rows)
 
 
-def test_who_does_not_come_keeps_its_last_norm(quick_jit):
+def test_who_does_not_come_keeps_its_norms(quick_jit):
     task, data = quadratic.QuadraticTask(), quadratic.make_data()
     everybody, two = (
         get_method("gcfl_plus").factory(make_config("gcfl_plus", {"task": task} | more))
         for more in ({}, {"participation": 0.4})
     )
     start, key = everybody.init(jax.random.key(0), data), quadratic.KEYS[0]
-    before = quick_jit(everybody.round)(start, data, jax.random.key(0))[0].norms
-    state = start._replace(norms=before)
-    after = quick_jit(two.round)(state, data, key)[0].norms
+    first = quick_jit(everybody.round)(start, data, jax.random.key(0))[0]
+    state = start._replace(norms=first.norms, num_norms=first.num_norms)
+    last = quick_jit(two.round)(state, data, key)[0]
     came = draw_cohort(jax.random.split(key)[0], data.client_ids, 2)
-    kept = after[:, -1] == before[:, -1]
+    others = np.setdiff1d(np.arange(NUM_CLIENTS), came)
+    before, after = np.asarray(first.norms), np.asarray(last.norms)
     assert np.all(before[:, -1] > 0)
-    npt.assert_array_equal(np.flatnonzero(~kept), came)
-    npt.assert_array_equal(after[:, -2], before[:, -1])
+    npt.assert_array_equal(after[others], before[others])
+    npt.assert_array_equal(after[came, -2], before[came, -1])
+    assert np.all(after[came, -1] != before[came, -1])
+    npt.assert_array_equal(first.num_norms, np.ones(NUM_CLIENTS))
+    npt.assert_array_equal(last.num_norms, 1 + np.isin(np.arange(NUM_CLIENTS), came))
+
+
+def test_no_cluster_is_split_before_each_client_has_enough_norms(quick_jit):
+    """With two of five in a round: by OpenFGL's counts, one for each that came."""
+    values = {"task": quadratic.QuadraticTask(), "participation": 0.4, "num_norms": 2}
+    values |= {"mean_below": 1e6, "largest_above": 0.0, "first_rounds": 0}
+    method = get_method("gcfl_plus").factory(make_config("gcfl_plus", values))
+    data, step = quadratic.make_data(), quick_jit(method.round)
+    state = method.init(jax.random.key(0), data)
+    counts, num_splits, num_early = np.zeros(NUM_CLIENTS, int), 0, 0
+    for seed in range(30):
+        key, before = jax.random.key(seed), state.together
+        state, _ = step(state, data, key)
+        counts[draw_cohort(jax.random.split(key)[0], data.client_ids, 2)] += 1
+        is_split = bool(jnp.any(state.together != before))
+        assert not is_split or counts.min() >= 2
+        num_early += seed > 2 and counts.min() < 2
+        num_splits += is_split
+        if is_split:
+            counts[:] = 0
+        npt.assert_array_equal(state.num_norms, counts)
+    assert num_splits >= 2
+    assert num_early >= 5
 
 
 @pytest.mark.parametrize("num_idle", [0, 1, 2])
@@ -566,6 +593,7 @@ def test_what_a_cohort_changes_is_of_its_own_models(quick_jit):
     above = 0.999 * np.linalg.norm(changes, axis=1).max()
     method = factory(mean_below=float(below), largest_above=float(above))
     start = start._replace(models=models, num_rounds=jnp.int32(1), together=together)
+    start = start._replace(num_norms=jnp.ones(NUM_CLIENTS, jnp.int32))
     after = quick_jit(method.round)(start, data, key)[0]
     pairs = np.asarray(after.together)
     assert not pairs[np.ix_(came, came)].all()

@@ -421,6 +421,13 @@ def test_on_a_gpu_seeds_are_side_by_side_but_for_phases(
     assert asked.value.args == (expected,)
 
 
+def test_every_setting_of_partitions_is_an_option():
+    given = {"resolution": 2.0, "balance": 3, "concentration": 0.5, "least_nodes": 2}
+    given |= {"deal": "in_turn", "num_communities": 7}
+    config = SubgraphStudy(**given).partition_config()
+    assert dataclasses.asdict(config) == given
+
+
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_every_partition_deals_all_nodes(partition):
     problem = make_problem(SubgraphStudy(partition=partition, num_clients=4))
@@ -437,6 +444,8 @@ def test_every_partition_deals_all_nodes(partition):
     [
         ("--balance is of --partition=louvain", {"partition": "metis", "balance": 3}),
         ("--concentration is of", {"concentration": 0.5}),
+        ("--deal is of --partition=louvain", {"partition": "metis", "deal": "in_turn"}),
+        ("--num_communities is of --partition=metis_plus", {"num_communities": 50}),
         (
             "--resolution is of --partition=louvain or louvain_plus",
             {"partition": "random", "resolution": 2.0},

@@ -63,7 +63,8 @@ class PartitionConfig(Checked):
     """Settings of the partitions that have some."""
 
     resolution: float = limited(1.0, above=0)  # of Louvain; more: smaller communities
-    # of `louvain`: nodes by which a piece stays below the clients' mean
+    # of `louvain`: nodes by which a piece stays below the clients' mean; in turn also
+    # those by which a client stays below it and them
     balance: int = limited(20, lower=0)
     # of labels: alpha of the Dirichlet draw of each class; less: more skewed
     concentration: float = limited(10.0, above=0)
@@ -95,14 +96,7 @@ def at_random(problem: Problem, config: PartitionConfig) -> Owned:
 def metis(problem: Problem, config: PartitionConfig) -> Owned:
     """Cuts few edges, with about as many nodes each: Karypis and Kumar, 1998."""
     del config
-    owned = _by_client(_metis_parts(problem, problem.num_clients), problem)
-    smallest = min(range(problem.num_clients), key=lambda k: len(owned[k]))
-    if not len(owned[smallest]):
-        raise InputError(
-            f"num_clients = {problem.num_clients}: METIS leaves client {smallest} "
-            "without nodes; use fewer clients or the partition 'random'"
-        )
-    return owned
+    return _by_client(_metis_parts(problem, problem.num_clients), problem)
 
 
 def metis_plus(problem: Problem, config: PartitionConfig) -> Owned:
@@ -147,12 +141,14 @@ def louvain(problem: Problem, config: PartitionConfig) -> Owned:
             f"{num_nodes // num_clients} that a client has in the mean; use a smaller "
             "one, or fewer clients"
         )
-    pieces = [
-        nodes[start : start + most]
+    cut = [
+        (start, nodes[start : start + most])
         for nodes in _louvain_communities(problem, config)
         for start in range(0, len(nodes), most)
     ]
-    pieces.sort(key=len, reverse=True)
+    if config.deal == "in_turn":  # OpenFGL's order: the first piece of each, and so on
+        cut.sort(key=lambda piece: piece[0])
+    pieces = sorted((nodes for _, nodes in cut), key=len, reverse=True)
     clients = DEALS[config.deal](list(map(len, pieces)), num_clients, config.balance)
     return _dealt(pieces, clients, problem)
 

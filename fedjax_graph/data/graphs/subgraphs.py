@@ -1,9 +1,9 @@
 """Which part of a graph each client sees: node sets that may overlap on a ring.
 
-Every node is owned by one client, as many by each as can be. A client also holds a
-share of the nodes that the next client on the ring owns, and sees the edges between
-the nodes that it holds; all other edges are lost. `disjoint_union` puts all clients'
-subgraphs side by side, so that what works on one graph works on all of them.
+Every node is owned by one client. A client also holds a share of the nodes that the
+next client on the ring owns, and sees the edges between the nodes that it holds; all
+other edges are lost. `disjoint_union` puts all clients' subgraphs side by side, so that
+what works on one graph works on all of them.
 """
 
 import math
@@ -59,7 +59,7 @@ def parts(
         nodes each; `louvain`: communities; `metis_plus`, `louvain_plus`: many parts or
         communities, of which a client has those of similar labels; `label_dirichlet`:
         skewed labels.
-      seed: of the draw; who owns what by METIS does not depend on it.
+      seed: of the draw; who owns what by `metis` does not depend on it.
       labels: [N], of `label_dirichlet` and those with `_plus`.
       config: settings of partitions; None: the defaults.
 
@@ -92,6 +92,11 @@ def parts(
     owned = PARTITIONS[partition](problem, config or PartitionConfig())
     owners = np.empty(num_nodes, np.int32)
     for client, own in enumerate(owned):
+        if not len(own):
+            raise InputError(
+                f"num_clients = {num_clients}: the partition {partition!r} leaves "
+                f"client {client} without nodes; use fewer clients, or 'random'"
+            )
         owners[own] = client
     held = [
         np.concatenate([own, following[: _ceil(overlap * len(following))]])
@@ -118,6 +123,7 @@ def check_parts(parts: Parts, num_nodes: int) -> None:
     for client, held in enumerate(parts.nodes):
         what = f"nodes of client {client}"
         arrays.check_indices(what, held, num_nodes)
+        arrays.check_count(f"number of {what}", len(held))
         own = np.flatnonzero(parts.owners == client)
         if len(np.unique(held)) < len(held) or not np.isin(own, held).all():
             raise InputError(f"{what}: expected each once, all that it owns among them")

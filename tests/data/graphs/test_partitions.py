@@ -71,7 +71,7 @@ def test_a_higher_resolution_gives_smaller_communities():
     assert kept[0] > kept[1]
 
 
-@pytest.mark.parametrize("balance", [3, 6, 10])
+@pytest.mark.parametrize("balance", [3, 10, 20])
 def test_communities_are_dealt_in_turn_as_openfgl_does(balance, monkeypatch):
     """See `louvain_in_turn` in `tests/algorithms/openfgl_golden.py`."""
     golden = test_openfgl.load("louvain_in_turn")
@@ -93,6 +93,13 @@ def test_a_piece_that_no_client_has_room_for_goes_to_the_smallest():
     sizes = [7, 6, 6, 6, 5]
     assert partitions.DEALS["in_turn"](sizes, 3, balance=2) == [0, 1, 2, 2, 1]
     assert partitions.DEALS["fewest"](sizes, 3, balance=2) == [0, 1, 2, 1, 2]
+
+
+def test_clients_that_are_left_without_nodes_are_refused():
+    """Of twelve pieces of ten four clients take three each, 30 of the 33 they may."""
+    config = PartitionConfig(balance=10, deal="in_turn")
+    with pytest.raises(InputError, match="num_clients = 5: .* leaves client 4 without"):
+        subgraphs.parts(cliques(12, 10), 5, partition="louvain", config=config)
 
 
 def labelled_communities(partition):
