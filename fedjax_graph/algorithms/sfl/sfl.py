@@ -23,8 +23,10 @@ The paper prints no lambda. That code has 0.3, added to each example's loss and 
 beside the mean loss here, but of detached vectors, which have no gradient: lambda is 0
 by default. Under `start="own"` the pulls are all that a client's training gets from the
 others. Differences from that code: a node takes from its senders, A_ji of Eq. 3; a
-round with part of the clients mixes those alone. The ledger counts u_i as sent down
-also where it does not pull: it is the client's model.
+round with part of the clients mixes those alone, w being the mean of all u_i still, so
+that it moves less than FedAvg's model. What SFL* learns mixes the same round, and is
+blended with the given A, in the paper with the last one and for the next round. The
+ledger counts u_i as sent down also where it does not pull: it is the client's model.
 
 `sfl_per` and `sfl_lg` (Table 4) keep the head, or all but the head, personal.
 """

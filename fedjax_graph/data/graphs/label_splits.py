@@ -267,7 +267,8 @@ def with_pseudo_labels(
     """Adds what each client's own model is surest of to its training sets.
 
     Of the nodes predicted to be of a class the most confident ones are taken, the lower
-    number of equals first, in turn for support and for query.
+    number of equals first, in turn for support and for query. A client without training
+    nodes adds none: nothing has trained its model.
 
     Args:
       draw: its training tasks have T clients.
@@ -297,7 +298,8 @@ def with_pseudo_labels(
         zip(*halves, strict=True), probabilities, allowed, strict=True
     ):
         labelled = np.concatenate([nodes for nodes, _ in own])
-        candidates = np.setdiff1d(np.flatnonzero(is_allowed), labelled)
+        may_label = is_allowed & (len(labelled) > 0)
+        candidates = np.setdiff1d(np.flatnonzero(may_label), labelled)
         nodes, labels, ranks = _surest(candidates, own_probabilities, num_per_class)
         pseudo.append((nodes, labels))
         for parity, (own_nodes, own_labels) in enumerate(own):

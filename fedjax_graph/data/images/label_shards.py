@@ -180,7 +180,8 @@ def make_splits(
     client gets the shards at the same indices of both: where the two have their labels
     in the same proportions, a client is tested on its own mix. Part of a client's
     training images, drawn from its identity, serves for validation; the graph links
-    clients by the labels of all of them. The splits share all arrays but the indices.
+    clients by the labels of all of them, and pixels are scaled by the moments of all of
+    them. The splits share all arrays but the indices.
 
     Args:
       dataset: M training and L test images.

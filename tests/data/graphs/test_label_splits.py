@@ -407,7 +407,7 @@ def test_pseudo_labels_are_the_surest_of_each_class(number, seed):
 
 def test_each_client_labels_its_own_nodes():
     owners = np.arange(len(LABELS)) % 7
-    draw = small(owners=owners, labels_per_class=2)
+    draw = small(owners=owners, labels_per_class=6)  # enough for all
     is_own = owners == np.arange(7)[:, None]
     probabilities = np.tile(np.eye(5)[np.maximum(LABELS, 0)], (7, 1, 1))
     enlarged, pseudo = with_pseudo_labels(draw, probabilities, is_own, 3)
@@ -416,6 +416,23 @@ def test_each_client_labels_its_own_nodes():
         npt.assert_array_equal(owners[nodes], client)
     for sets in enlarged["train"]:
         assert all(len(set(nodes)) == len(nodes) for nodes in nodes_of(sets))
+
+
+def test_a_client_without_labels_adds_none():
+    """Five labels for seven clients: two have a model that nobody trained."""
+    draw = small(labels_per_class=1)
+    probabilities = np.tile(np.eye(5)[np.maximum(LABELS, 0)], (7, 1, 1))
+    allowed = np.ones((1, len(LABELS)), bool)
+    enlarged, pseudo = with_pseudo_labels(draw, probabilities, allowed, 3)
+    halves = zip(*(nodes_of(half) for half in draw["train"]), strict=True)
+    counts = [len(support) + len(query) for support, query in halves]
+    assert 0 < np.count_nonzero(counts) < 7
+    for count, nodes in zip(counts, nodes_of(pseudo), strict=True):
+        assert bool(count) == bool(len(nodes))
+    for before, after in zip(draw["train"], enlarged["train"], strict=True):
+        pairs = zip(counts, nodes_of(before), nodes_of(after), strict=True)
+        for count, old, new in pairs:
+            assert count or len(old) == len(new) == 0
 
 
 @by_property
