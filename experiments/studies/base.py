@@ -198,7 +198,7 @@ class Study(DataOptions, MachineOptions, FolderOptions):
         text = "" if chosen is None else options.flag(name, chosen)
         for other in filter(self.is_given, others):
             field = other if other == "weight_decay" else "learning_rate"
-            if f"{field}=" in text:
+            if field in optimizers.fields_given(text.partition("=")[2]):
                 raise InputError(
                     f"{text} and --{other} both give the {field}; give it once"
                 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from experiments.studies.base import Study
 from fedjax_graph import algorithms
 from fedjax_graph.core.errors import InputError
-from fedjax_graph.core.optimizers import OptimizerConfig
+from fedjax_graph.core.optimizers import OptimizerConfig, fields_given
 
 TAKES_THE_MEAN = OptimizerConfig("sgd", 1.0)  # of a server that only takes means
 
@@ -95,7 +95,7 @@ def server_optimizer_of(
     if rate is not None:
         default = dataclasses.replace(default, learning_rate=rate)
     steps = study.server_steps(default)
-    has_rate = rate is not None or "learning_rate=" in str(text)
+    has_rate = rate is not None or "learning_rate" in fields_given(str(text))
     if is_mean and steps.name != default.name and not has_rate:
         raise InputError(
             f"--server_optimizer={text}: give learning_rate, as the server of {method} "

@@ -38,10 +38,14 @@ def takes_tolerance(name: str) -> bool:
     Raises:
       InputError: if there is none of that name.
     """
+    return _tolerance_of(name) is not None
+
+
+def _tolerance_of(name: str) -> inspect.Parameter | None:
     aggregate = AGGREGATORS.look_up(name)
     with contextlib.suppress(TypeError, ValueError):  # which some builtins raise
-        return "tolerance" in inspect.signature(aggregate).parameters
-    return False
+        return inspect.signature(aggregate).parameters.get("tolerance")
+    return None
 
 
 def tolerant_names() -> str:
@@ -54,13 +58,15 @@ def named(name: str, tolerance: float = TOLERANCE) -> Aggregator:
 
     Args:
       name: of the aggregator.
-      tolerance: for it; the default leaves it its own, that of the library's.
+      tolerance: for it; the default leaves it its own, if it has one.
 
     Raises:
       InputError: if there is none of that name.
     """
     aggregate = AGGREGATORS.look_up(name)
-    if tolerance == TOLERANCE or not takes_tolerance(name):
+    parameter = _tolerance_of(name)
+    has_own = parameter is None or parameter.default is not parameter.empty
+    if parameter is None or (has_own and tolerance == TOLERANCE):
         return aggregate
     return functools.partial(cast(Any, aggregate), tolerance=tolerance)
 

@@ -289,6 +289,11 @@ OPTIONAL = {
 }
 
 
+def fields_given(text: str) -> set[str]:
+    """Names of the fields that an optimizer's text gives, as in "sgd,momentum=0.9"."""
+    return {part.partition("=")[0].strip() for part in text.split(",")}
+
+
 def parse(text: str, default: OptimizerConfig) -> OptimizerConfig:
     """Reads an optimizer: a name, and fields that differ from those of a default.
 

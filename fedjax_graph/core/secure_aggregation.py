@@ -54,8 +54,9 @@ def secure_mean(key: jax.Array, may_drop: bool = False) -> Aggregator:
         takes_part, size = cohort.weights > 0, len(cohort.indices)
         _count_keys(size, may_drop)
         shares = aggregation.shares_of(cohort.weights)
-        vectors = jax.vmap(lambda tree: ravel_pytree(tree)[0])(stacked)
-        _, unravel = ravel_pytree(jax.tree.map(lambda x: x[:1], stacked))
+        reals = jax.tree.map(_as_reals, stacked)
+        vectors = jax.vmap(lambda tree: ravel_pytree(tree)[0])(reals)
+        _, unravel = ravel_pytree(jax.tree.map(lambda x: x[:1], reals))
         is_beyond = jnp.any(takes_part[:, None] & ~(jnp.abs(vectors) <= LIMIT))
         faults.refuse(
             is_beyond & jnp.all(jnp.isfinite(vectors) | ~takes_part[:, None]),
@@ -69,9 +70,14 @@ def secure_mean(key: jax.Array, may_drop: bool = False) -> Aggregator:
         sent = messages(integers, cohort.indices, takes_part, key)
         total = from_fixed_point(unmasked_sum(sent, cohort.indices, takes_part, key))
         mean = unravel(jnp.where(is_beyond, jnp.nan, total))
-        return jax.tree.map(lambda x, of: x.astype(of.dtype), mean, stacked)
+        return aggregation.checked(stacked, mean)
 
     return aggregate
+
+
+def _as_reals(x: jax.Array) -> jax.Array:
+    """So that means of counts are no counts, which would be cut off, before the end."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _count_keys(size: int, may_drop: bool) -> None:

@@ -187,7 +187,8 @@ class Checkpoints:
 
     def _state(self, round_: int, like: Any) -> Any:
         if self._settings is not None:
-            stored = self._defaults | _flatten(self._stored_settings(round_))
+            stored = _flatten(self._stored_settings(round_))
+            stored = _younger(self._defaults, stored) | stored
             wanted, folder = _flatten(self._settings), self._manager.directory
             _check_settings(stored, wanted, self._ignored, folder)
         like = jax.tree.map(_wanted, like)
@@ -336,6 +337,15 @@ def _check_settings(stored: dict, wanted: dict, ignored, folder: Any) -> None:
             f"{folder}: saved with {'; '.join(differences)}; resume with the same "
             "flags or start anew in another workdir"
         )
+
+
+def _younger(defaults: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
+    """Defaults of what a checkpoint has no setting of, not those of what was None."""
+    return {
+        name: value
+        for name, value in defaults.items()
+        if not any(name.startswith(f"{other}.") for other in stored)
+    }
 
 
 def _flatten(settings: dict, prefix: str = "") -> dict[str, Any]:

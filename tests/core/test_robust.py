@@ -179,6 +179,16 @@ def test_an_aggregator_of_ones_own_may_ask_too():
     assert plain is own  # whose default is its own
 
 
+def test_an_aggregator_that_has_no_tolerance_of_its_own_is_told_the_librarys():
+    def own(stacked, cohort, tolerance):
+        return tolerance
+
+    with tables.kept():
+        aggregators.register_aggregator("own", own)
+        told = aggregators.named("own"), aggregators.named("own", 0.3)
+    assert [aggregate({}, None) for aggregate in told] == [aggregators.TOLERANCE, 0.3]
+
+
 @pytest.mark.parametrize("tolerance", [0.5, -0.1, float("nan")])
 def test_a_majority_is_not_withstood(tolerance):
     with pytest.raises(InputError, match="tolerance"):

@@ -331,8 +331,20 @@ def problems(train):
 
 
 @pytest.mark.parametrize(("problem", "name"), HIDING)
-def test_what_cannot_be_hidden_is_refused_before_a_round(problem, name, problems):
-    """Or methods before it would be trained in vain; traced, not compiled."""
+def test_what_cannot_be_hidden_is_refused_before_a_round(
+    problem, name, problems, monkeypatch
+):
+    """Or methods before it would be trained in vain; traced, not compiled.
+
+    What is not refused is hidden, and counts keys, where anything crosses.
+    """
+    masked = []
+    count = secure_aggregation._count_keys
+    monkeypatch.setattr(
+        secure_aggregation,
+        "_count_keys",
+        lambda *args: masked.append(args) or count(*args),
+    )
     values = TINY[problem][name] | {"secure_aggregation": "masks"}
     try:
         method = get_method(name).factory(make_config(name, values))
@@ -341,7 +353,11 @@ def test_what_cannot_be_hidden_is_refused_before_a_round(problem, name, problems
         return
     data = problems[problem].train
     state = jax.eval_shape(method.init, KEY, data)
-    jax.eval_shape(method.round, state, data, KEY)
+    crossing = 0
+    for phase in method.phases or (method,):
+        crossing += bytes_per_round(phase.round, state, data, KEY).up
+    sends_models = crossing and name != "at_without_fedavg"  # which sends h_c alone
+    assert bool(masked) == bool(sends_models)
 
 
 @pytest.mark.parametrize("size", [2e-5, 2.5e-5, -2e-5])
@@ -354,6 +370,17 @@ def test_small_numbers_of_many_clients_are_not_lost(size, quick_jit):
     error = 5 * 0.5 * UNIT * np.sqrt(num_clients / num_numbers)
     npt.assert_allclose(np.mean(merged["w"]), size, atol=error)
     assert error < 0.2 * abs(size)
+
+
+@pytest.mark.parametrize("others", [{}, {"w": jnp.ones((3, 2), jnp.bfloat16)}])
+def test_masked_means_of_counts_are_rounded_to_the_nearest(others):
+    """Shares of 5 / 3 are no whole numbers of units; a sum below 5 is not 4."""
+    rows = {"n": jnp.full((3, 1), 5)} | others
+    for seed in range(20):
+        mean = secure_aggregation.secure_mean(jax.random.key(seed))
+        merged = mean(rows, Cohort(jnp.arange(3), jnp.ones(3)))
+        assert merged["n"].dtype == rows["n"].dtype
+        npt.assert_array_equal(merged["n"], [[5]])
 
 
 def test_masked_means_have_the_precision_of_the_models():

@@ -154,6 +154,17 @@ def test_a_setting_that_is_younger_than_the_checkpoint_has_its_default(tmp_path)
                 checkpoints.restore(make_tree())
 
 
+def test_a_config_that_was_none_has_no_defaults(tmp_path):
+    config = SETTINGS["config"] | {"server": None}
+    with contextlib.closing(Checkpoints(tmp_path, {"config": config})) as checkpoints:
+        checkpoints.save(1, make_tree())
+    wanted = {"config": config | {"server": {"name": "sgd", "rate": 0.1}}}
+    checkpoints = Checkpoints(tmp_path, wanted, defaults=wanted)
+    refused = pytest.raises(InputError, match=r"config.server.name=None, not sgd")
+    with contextlib.closing(checkpoints), refused:
+        checkpoints.restore(make_tree())
+
+
 @pytest.mark.parametrize("read", [Checkpoints.restore, Checkpoints.restore_intact])
 def test_no_checkpoint_is_one_line(tmp_path, read):
     assert_refused(tmp_path, make_tree(), "no finished round", read)

@@ -242,6 +242,9 @@ def test_optimizers_of_clients_and_server():
     assert server_optimizer(study, "graphfl") == expected
     with pytest.raises(InputError, match="give learning_rate"):
         server_optimizer(study, "fl")
+    last = "adam,schedule=cosine,num_steps=20,last_learning_rate=0.001"
+    with pytest.raises(InputError, match="give learning_rate"):
+        server_optimizer(GraphFLStudy(server_optimizer=last), "fl")
     rated = GraphFLStudy(server_optimizer="adam,learning_rate=0.1")
     assert server_optimizer(rated, "fl") == OptimizerConfig("adam", 0.1)
     assert server_optimizer(study, "il") is None

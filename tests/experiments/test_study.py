@@ -494,6 +494,13 @@ def test_a_config_says_what_older_checkpoints_lack():
     assert defaults["participation"] == 1.0
 
 
+def test_the_last_rate_of_a_schedule_is_another_field():
+    steps = "sgd,schedule=cosine,last_learning_rate=0.001"
+    study = SFLStudy(learning_rate=0.1, client_optimizer=steps)
+    found = study.client_steps(OptimizerConfig(learning_rate=0.1))
+    assert (found.learning_rate, found.last_learning_rate) == (0.1, 0.001)
+
+
 @pytest.mark.parametrize(
     ("study", "words"),
     [

@@ -88,11 +88,12 @@ def draw_neighbours(
     nodes = candidates[jax.random.randint(node_key, (size,), 0, number)]
     draws = jax.random.uniform(edge_key, (size, num_places))
     starts = jnp.cumsum(degrees) - degrees  # edges stand by receiver, padding last
-    edges = starts[nodes][:, None] + jnp.floor(draws * degrees[nodes][:, None])
+    drawn = jnp.floor(draws * degrees[nodes][:, None]).astype(jnp.int32)
+    edges = starts[nodes][:, None] + drawn
     if not len(is_edge):  # of all clients
         chosen = jnp.zeros(edges.shape, jnp.int32)
     else:
-        chosen = other.senders[jnp.minimum(edges.astype(jnp.int32), len(is_edge) - 1)]
+        chosen = other.senders[jnp.minimum(edges, len(is_edge) - 1)]
     return jnp.where(jnp.any(degrees > 0), chosen, 0)
 
 
