@@ -90,8 +90,8 @@ def gcfl_plus(config: GCFLPlusConfig) -> FederatedAlgorithm:
         args = task.client_data(data), ids, weights, key, data, state.num_rounds
         sent, loss, cohort = train(state.models, *args)
         before, last = state.norms[cohort.indices, 1:], sent.pop("norm")[:, None]
-        rows = jnp.concatenate([before, last], 1), state.num_norms[cohort.indices] + 1
-        norms, num_norms = write_back(state[-2:], rows, cohort, size)
+        new = jnp.concatenate([before, last], 1), state.num_norms[cohort.indices] + 1
+        norms, num_norms = write_back((state.norms, state.num_norms), new, cohort, size)
         changes = jax.tree.map(jnp.subtract, sent, rows_of(state.models, cohort, ids))
         is_late = state.num_rounds > config.first_rounds
         is_time = is_late & jnp.all((num_norms >= config.num_norms) | (weights <= 0))

@@ -63,8 +63,8 @@ class PartitionConfig(Checked):
     """Settings of the partitions that have some."""
 
     resolution: float = limited(1.0, above=0)  # of Louvain; more: smaller communities
-    # of `louvain`: nodes by which a piece stays below the clients' mean; in turn also
-    # those by which a client stays below it and them
+    # of `louvain`: nodes by which a piece stays below the clients' mean; dealt in turn,
+    # also those by which a client may exceed it
     balance: int = limited(20, lower=0)
     # of labels: alpha of the Dirichlet draw of each class; less: more skewed
     concentration: float = limited(10.0, above=0)

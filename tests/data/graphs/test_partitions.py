@@ -102,19 +102,14 @@ def test_clients_that_are_left_without_nodes_are_refused():
         subgraphs.parts(cliques(12, 10), 5, partition="louvain", config=config)
 
 
-def labelled_communities(partition):
-    """Twelve cliques of ten, of labels 0 to 2 in turn but for a node in each."""
-    labels = np.repeat(np.arange(12) % 3, 10)
-    labels[::10] = (labels[::10] + 1) % 3
-    config = PartitionConfig(num_communities=12)
-    adjacency = cliques(12, 10)
-    return labels, subgraphs.parts(adjacency, 3, 0, partition, 1, labels, config)
-
-
 @pytest.mark.parametrize("partition", ["louvain_plus", "metis_plus"])
 def test_communities_of_similar_labels_go_to_one_client(partition):
-    labels, cut = labelled_communities(partition)
+    """Twelve cliques of ten, of labels 0 to 2 in turn but for a node in each."""
     majority = np.repeat(np.arange(12) % 3, 10)
+    labels = majority.copy()
+    labels[::10] = (labels[::10] + 1) % 3
+    config = PartitionConfig(num_communities=12)
+    cut = subgraphs.parts(cliques(12, 10), 3, 0, partition, 1, labels, config)
     groups = {tuple(np.unique(majority[nodes])) for nodes in cut.nodes}
     assert groups == {(0,), (1,), (2,)}
     for start in range(0, SIZE, 10):
@@ -122,20 +117,19 @@ def test_communities_of_similar_labels_go_to_one_client(partition):
 
 
 @pytest.mark.parametrize(
-    "match, partition, labels, settings",
+    "match, partition, labels, number",
     [
-        ("1 communities do not fall", "louvain_plus", np.arange(9), {}),
-        ("raise num_communities", "metis_plus", np.arange(9), {"num_communities": 2}),
-        ("num_communities = 10: expected 9 or less", "metis_plus", np.arange(9), None),
-        ("need the labels", "louvain_plus", None, {}),
-        ("3 communities do not fall", "metis_plus", np.zeros(9, int), {}),
+        ("1 communities do not fall", "louvain_plus", np.arange(9), 3),
+        ("raise num_communities", "metis_plus", np.arange(9), 2),
+        ("num_communities = 10: expected 9 or less", "metis_plus", np.arange(9), 10),
+        ("need the labels", "louvain_plus", None, 3),
+        ("3 communities do not fall", "metis_plus", np.zeros(9, int), 3),
     ],
 )
-def test_communities_that_do_not_fall_into_groups(match, partition, labels, settings):
+def test_communities_that_do_not_fall_into_groups(match, partition, labels, number):
     whole = networkx.complete_graph(9)
     adjacency = networkx.to_scipy_sparse_array(whole, dtype=np.float32, format="csr")
-    given = {"num_communities": 10} if settings is None else settings
-    config = PartitionConfig(**({"num_communities": 3} | given))
+    config = PartitionConfig(num_communities=number)
     with pytest.raises(InputError, match=match):
         subgraphs.parts(adjacency, 3, 0, partition, 0, labels, config)
 
